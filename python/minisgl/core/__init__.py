@@ -1,0 +1,32 @@
+"""Plain records that the parts of the engine hand to each other.
+
+What it is for: `SamplingParams`, `Req`, `Plan`, `StepResult`, the events a request causes, and the
+tensors of one step (`Batch`, `Context`). What it does not know: how anything is decided, computed
+or sent. It imports no torch (tensors are named for the type checker only), so the scheduler and
+the text workers start in milliseconds. Read next: `minisgl.scheduler`.
+"""
+
+from minisgl.core.batch import Batch, BatchSamplingArgs, Context
+from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
+from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
+from minisgl.core.req import Req
+from minisgl.core.sampling import SamplingParams
+
+__all__ = [
+    "PROMISED",
+    "Accepted",
+    "Batch",
+    "BatchSamplingArgs",
+    "Context",
+    "Event",
+    "Failed",
+    "FinishReason",
+    "Finished",
+    "Plan",
+    "Req",
+    "SamplingParams",
+    "StepFailed",
+    "StepOutcome",
+    "StepResult",
+    "Token",
+]

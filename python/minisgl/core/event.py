@@ -1,0 +1,99 @@
+"""What happens to a request, in the order in which it happens.
+
+::
+
+    Accepted  Token*  (Finished | Failed)      or, refused:   Failed
+
+Every request that was accepted ends in exactly one `Finished` or `Failed`. The scheduler writes
+these events; they cross to the detokenizer as they are, so they are `msgspec` records.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from minisgl.core.sampling import SamplingParams
+from minisgl.errors import EngineError, InvalidRequest, RequestError
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    uid: int
+
+
+class Accepted(_Record, kw_only=True):
+    """The request fits and is queued. Carries what the detokenizer needs to write its text.
+
+    ``sampling.max_tokens`` is resolved here: it is the number of tokens that will be made at most.
+    """
+
+    num_prompt_tokens: int
+    sampling: SamplingParams
+
+
+class Token(_Record, kw_only=True):
+    """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text."""
+
+    id: int
+    silent: bool = False
+
+
+class Finished(_Record, kw_only=True):
+    """The request ended well. Times are seconds on the scheduler's clock.
+
+    queued_s: from acceptance to the first launch. prefill_s: from there to the first token.
+    decode_s: from there to the end. num_chunks: steps in which prompt tokens were computed.
+    """
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    num_chunks: int = 0
+    num_retractions: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Failed(_Record, kw_only=True):
+    """The request was refused or its computation failed; the fields make OpenAI's error object."""
+
+    message: str
+    code: str
+    status: int
+    param: str | None = None
+
+    @classmethod
+    def of(cls, uid: int, error: Exception) -> Failed:
+        """The record of `error`; one that is not ours counts as an engine error."""
+        if isinstance(error, RequestError):
+            return cls(
+                uid=uid,
+                message=error.message,
+                code=error.code,
+                status=error.status,
+                param=error.param,
+            )
+        if isinstance(error, EngineError):
+            return cls(uid=uid, message=str(error), code=error.code, status=error.status)
+        message = f"{type(error).__name__}: {error}"
+        return cls(uid=uid, message=message, code=EngineError.code, status=EngineError.status)
+
+    def to_error(self) -> RequestError | EngineError:
+        """The exception that says the same, for callers in Python."""
+        if self.status < 500:
+            request_error = InvalidRequest(self.message, param=self.param)
+            request_error.code = self.code
+            request_error.status = self.status
+            return request_error
+        engine_error = EngineError(self.message)
+        engine_error.code = self.code
+        engine_error.status = self.status
+        return engine_error
+
+
+Event = Accepted | Token | Finished | Failed

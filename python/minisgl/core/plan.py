@@ -1,0 +1,89 @@
+"""What one step computes, as host integers, and what came of it.
+
+Row ``i`` of a plan computes the KV of positions [starts[i], ends[i]) of request ``uids[i]``, whose
+page table and last token are row ``table_idxs[i]`` of the engine's tables::
+
+    page table   |== pages of table_idx 0 ==|            one row per running request
+                 |== pages of table_idx 1 ======|
+                        starts[i]   ends[i]
+    request      |------|===========|- - - -|
+                 cached   this step   later steps
+
+A plan is structure-of-arrays on purpose: at 256 running requests a record per row costs more
+than the planning itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from minisgl.core.req import IdArray
+from minisgl.core.sampling import SamplingParams
+from minisgl.errors import EngineError
+
+PROMISED = -1
+"""In `Plan.token_ids`: the id that the request's last launched row sampled; only the device has it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Plan:
+    """One step. Rows that decode (one token each) come first. Treated as frozen once planned.
+
+    num_decodes: rows [0, num_decodes) compute one token whose predecessor is computed.
+    token_ids: int32, the rows' spans one after another; `PROMISED` where the host does not know.
+    sample_rows: indices of rows whose last position yields a token, ascending.
+    output_idxs: for each of `sample_rows`, which output token of its request that is (from 0).
+    new_pages: (table_idx, index in that page table row, page id), to be written before the step.
+    begins: (table_idx, sampling) of requests that take a row of the tables with this step;
+        seeds are resolved.
+    """
+
+    step: int
+    uids: list[int]
+    table_idxs: list[int]
+    starts: list[int]
+    ends: list[int]
+    token_ids: IdArray
+    num_decodes: int
+    sample_rows: list[int]
+    output_idxs: list[int]
+    new_pages: list[tuple[int, int, int]] = field(default_factory=list)
+    begins: list[tuple[int, SamplingParams]] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.uids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step gave. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``.
+
+    The other fields are room for what a request may ask to see of the same step; each is None
+    when no row asked: logprobs of the sampled tokens, logprobs of prompt tokens, and pooled
+    hidden states, each keyed by the position in `sample_rows` or by row.
+    """
+
+    next_ids: list[int]
+    logprobs: dict[int, Any] | None = None
+    prompt_logprobs: dict[int, Any] | None = None
+    embeddings: dict[int, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailed:
+    """The step gave nothing: the KV that it was to write must not be used.
+
+    ``uids`` are the requests to fail; the others of the plan are computed again.
+    """
+
+    error: EngineError
+    uids: tuple[int, ...]
+
+
+StepOutcome = StepResult | StepFailed

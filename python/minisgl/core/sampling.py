@@ -1,0 +1,82 @@
+"""How the next token of a request is chosen, and when the request ends."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from minisgl.errors import InvalidSampling
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Sampling and stopping of one request; checked when it is built, wherever that is.
+
+    The filters apply in this order, each renormalising what the one before left, as in Hugging
+    Face's `generate`: temperature, top-k, top-p, min-p. ``temperature=0`` is greedy and ignores
+    the filters. Noise is a function of (seed, index of the output token, vocabulary id) only, so
+    equal logits and an equal seed give equal text whatever else is in the batch.
+
+    temperature: 0 to 2. top_k: at least 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
+    seed: any 64-bit integer; None lets the door that accepts the request draw one.
+    max_tokens: output tokens at most; None is what the context and the KV pool leave.
+    ignore_eos: do not end at the model's end-of-sequence tokens.
+    stop_token_ids: end at these as well; they appear in the ids, not in the text.
+    stop: end where one of these strings would appear in the text, which then stops before it.
+    skip_special_tokens: leave special tokens out of the text.
+
+    Raises InvalidSampling, which names the field, what was given and what is allowed.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("temperature", 0, 2), ("top_p", 0, 1), ("min_p", 0, 1)):
+            value = getattr(self, name)
+            if not math.isfinite(value) or not low <= value <= high or (name == "top_p" and not value):
+                above = "above 0 and at most 1" if name == "top_p" else f"between {low} and {high}"
+                raise InvalidSampling(f"{name} must be {above}, got {value}", param=name)
+        if self.top_k < 0:
+            raise InvalidSampling(
+                f"top_k must be at least 1, or 0 for no limit, got {self.top_k}", param="top_k"
+            )
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise InvalidSampling(f"seed must fit 64 bits, got {self.seed}", param="seed")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidSampling(
+                f"max_tokens must be at least 1, got {self.max_tokens}", param="max_tokens"
+            )
+        if any(not 0 <= token < 2**31 for token in self.stop_token_ids):
+            raise InvalidSampling(
+                f"stop_token_ids must be token ids, got {list(self.stop_token_ids)}",
+                param="stop_token_ids",
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidSampling(
+                f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", param="stop"
+            )
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_LENGTH:
+                raise InvalidSampling(
+                    f"a stop string must have 1 to {MAX_STOP_LENGTH} characters, "
+                    f"got one of {len(text)}",
+                    param="stop",
+                )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0

@@ -1,0 +1,47 @@
+"""The environment variables that change what Mini-SGLang does, each read once, here.
+
+MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
+MINISGL_LOG_LEVEL=info                debug, info, warning or error
+MINISGL_CACHE_DIR                     where compiled kernels are kept
+                                      (default: $XDG_CACHE_HOME/minisgl or ~/.cache/minisgl)
+MINISGL_DISABLE_JIT=1                 never compile: use the plain-torch kernels
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from minisgl.errors import ConfigError
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "0")
+    if value not in ("0", "1", ""):
+        raise ConfigError(f"{name} must be 0 or 1, got {value!r}")
+    return value == "1"
+
+
+def overlap_disabled() -> bool:
+    return _flag("MINISGL_DISABLE_OVERLAP_SCHEDULING")
+
+
+def jit_disabled() -> bool:
+    return _flag("MINISGL_DISABLE_JIT")
+
+
+def log_level() -> str:
+    value = os.environ.get("MINISGL_LOG_LEVEL", "info").lower()
+    if value not in ("debug", "info", "warning", "error"):
+        raise ConfigError(
+            f"MINISGL_LOG_LEVEL must be debug, info, warning or error, got {value!r}"
+        )
+    return value
+
+
+def cache_dir() -> Path:
+    """The folder for compiled kernels; not created here."""
+    if explicit := os.environ.get("MINISGL_CACHE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "minisgl"

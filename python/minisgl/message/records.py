@@ -1,0 +1,210 @@
+"""Wire records, one tagged union per receiver.
+
+::
+
+    API server --FrontendMsg--> tokenizer --SchedulerMsg--> scheduler --DetokenizeMsg--> detokenizer
+        ^                          |                            ^                          |    |
+        |<-------UserReply---------+                            +--------StopMsg-----------+    |
+        |<-------UserReply----------------------------------------------------------------------+
+
+A uid names one request for as long as the server lives; the API server counts them up. Messages
+of one uid keep their order: one tokenizer handles them all (uid modulo the number of tokenizers).
+MessagePack is the encoding; token ids travel as little-endian int32 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from minisgl.core.event import Event, FinishReason
+from minisgl.core.req import IdArray
+from minisgl.core.sampling import SamplingParams
+
+Uid = Annotated[int, msgspec.Meta(ge=0)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# --- prompts -----------------------------------------------------------------------------------
+
+
+class TextPrompt(_Record, kw_only=True):
+    """Text to encode as it is (special tokens are added as the tokenizer is configured)."""
+
+    text: str
+
+
+class ChatPrompt(_Record, kw_only=True):
+    """Messages for the checkpoint's chat template: plain JSON objects with a role and content.
+
+    ``template_args`` are further variables for the template (`enable_thinking`, say).
+    """
+
+    messages: list[dict[str, Any]]
+    template_args: dict[str, Any] = {}
+
+
+class TokenPrompt(_Record, kw_only=True):
+    """Token ids, little-endian int32."""
+
+    ids: bytes
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+# --- to the tokenizer --------------------------------------------------------------------------
+
+
+class TokenizeMsg(_Record, kw_only=True):
+    """A new request. `sampling.seed` is set: the API server draws one where the client did not."""
+
+    uid: Uid
+    prompt: Prompt
+    sampling: SamplingParams
+    priority: Priority = 0
+
+
+class AbortMsg(_Record, kw_only=True):
+    """The client is gone or does not want the rest. Unknown uids are ignored."""
+
+    uid: Uid
+
+
+class PingMsg(_Record, kw_only=True):
+    """Goes round the whole pipeline and comes back as `PongMsg`: the loop makes progress."""
+
+    seq: int
+
+
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg
+
+
+# --- to the scheduler --------------------------------------------------------------------------
+
+
+class UserMsg(_Record, kw_only=True):
+    """A request as ids (little-endian int32 bytes), to be admitted or refused."""
+
+    uid: Uid
+    ids: bytes
+    sampling: SamplingParams
+    priority: Priority = 0
+
+
+class AbortBackendMsg(_Record, kw_only=True):
+    """End the request now, with `Finished(reason="abort")`. Unknown uids are ignored."""
+
+    uid: Uid
+
+
+class StopMsg(_Record, kw_only=True):
+    """The detokenizer ended this request at a stop string: free it, write no further event.
+
+    ``num_tokens`` output tokens went into the text that the client was given.
+    """
+
+    uid: Uid
+    num_tokens: int
+
+
+class ExitMsg(_Record, kw_only=True):
+    """Finish nothing, leave the loop."""
+
+
+SchedulerMsg = UserMsg | AbortBackendMsg | StopMsg | PingMsg | ExitMsg
+
+
+# --- to the detokenizer ------------------------------------------------------------------------
+
+
+class DetokenizeMsg(_Record, kw_only=True):
+    """The events of one turn of the scheduler's loop, and the pings that it saw."""
+
+    events: list[Event]
+    pings: list[int] = []
+
+
+# --- to the API server -------------------------------------------------------------------------
+
+
+class AcceptedReply(_Record, kw_only=True):
+    uid: Uid
+    num_prompt_tokens: int
+
+
+class TextReply(_Record, kw_only=True):
+    """Text that is final: no later token changes it. ``token_ids`` are those it came from."""
+
+    uid: Uid
+    text: str
+    token_ids: list[int]
+
+
+class FinishedReply(_Record, kw_only=True):
+    """The end of a request that was accepted, with the last of its text.
+
+    ``stop_match`` is the stop string or stop token id that ended it, None for the model's own
+    end-of-sequence token.
+    """
+
+    uid: Uid
+    text: str
+    token_ids: list[int]
+    reason: FinishReason
+    stop_match: str | int | None = None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_chunks: int = 0
+    num_retractions: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class FailedReply(_Record, kw_only=True):
+    """The end of a request that was refused or failed. Same fields as `minisgl.core.Failed`."""
+
+    uid: Uid
+    message: str
+    code: str
+    status: int
+    param: str | None = None
+
+
+class PongMsg(_Record, kw_only=True):
+    seq: int
+
+
+UserReply = AcceptedReply | TextReply | FinishedReply | FailedReply | PongMsg
+
+
+# --- encoding ----------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def encode(batch: list[Any]) -> bytes:
+    """Records of one union, as one frame. Sockets carry lists: a turn's messages travel together."""
+    return msgspec.msgpack.encode(batch)
+
+
+def decoder(union: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A strict decoder of lists of `union`; its `decode` raises `msgspec.ValidationError`."""
+    return msgspec.msgpack.Decoder(list[union])
+
+
+def ids_to_bytes(ids: list[int] | IdArray) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def ids_from_bytes(data: bytes) -> IdArray:
+    """Read-only int32 array over `data`. Raises ValueError if it is no whole number of ids."""
+    return np.frombuffer(data, dtype="<i4")
