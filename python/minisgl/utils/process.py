@@ -1,0 +1,124 @@
+"""What every worker process does besides its work: log, report its start, end when it should.
+
+The supervisor starts ``multiprocessing`` processes (method "spawn") whose target is `run_worker`,
+and reads one status from each pipe. After that a process says no more there: its end is its exit
+code. A worker ends
+
+- with 0 on SIGTERM (SIGINT is ignored: Ctrl-C is the supervisor's to translate);
+- with 1 when its body raises, before or after it was ready;
+- with 1 when the process that started it is gone, however that happened. The operating system
+  closes a dead parent's pipe; prctl's PDEATHSIG would fire when the *thread* that started the
+  worker ends, and exists on Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from types import FrameType
+from typing import Any, NoReturn
+
+import msgspec
+
+from minisgl.errors import MinisglError
+from minisgl.utils.logger import get_logger, setup_logging
+
+logger = get_logger(__name__)
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker serves from now on. `info` is what the supervisor shows or passes on."""
+
+    info: dict[str, Any]
+
+
+class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker could not start; `message` is a sentence that says why."""
+
+    message: str
+
+
+class WorkerStatus:
+    """The worker's end of the pipe: exactly one of `ready` and `failed` is called, once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.is_reported = False
+
+    def ready(self, info: dict[str, object]) -> None:
+        """`info` holds JSON-like values only."""
+        self._send(Ready(info=info))
+
+    def failed(self, message: str) -> None:
+        self._send(StartFailed(message=message))
+
+    def _send(self, status: Ready | StartFailed) -> None:
+        assert not self.is_reported, "a worker reports its start once"
+        self.is_reported = True
+        self._connection.send_bytes(msgspec.msgpack.encode(status))
+
+
+def receive_status(connection: Connection) -> Ready | StartFailed:
+    """The supervisor's end: blocks until the worker has reported.
+
+    Raises EOFError if the worker died before (the supervisor must have closed its own copy of the
+    worker's end, or this waits for ever).
+    """
+    return msgspec.msgpack.decode(connection.recv_bytes(), type=Ready | StartFailed)
+
+
+def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus], None]) -> NoReturn:
+    """The target of a worker process: `body` calls `status.ready` and then serves until SIGTERM.
+
+    SIGTERM raises SystemExit where the main thread is, so `body` cleans up with `try/finally`, and
+    must not hold back BaseException. `name` marks the log lines and the process's title.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit_cleanly)
+    faulthandler.enable()  # a crash in native code then says where Python was
+    _die_with_parent()
+    with contextlib.suppress(ImportError):  # a nicety for `ps`, no dependency of ours
+        importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
+
+    status = WorkerStatus(connection)
+    try:
+        setup_logging(name)
+        body(status)
+    except Exception as error:
+        if status.is_reported:
+            logger.exception("the %s process stopped on an error", name)
+            sys.exit(1)
+        if isinstance(error, MinisglError):
+            message = str(error)
+        else:
+            message = f"{type(error).__name__}: {error}"
+            logger.exception("the %s process could not start", name)
+        with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
+            status.failed(message)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _exit_cleanly(signum: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _die_with_parent() -> None:
+    """End this process, without clean-up, when the one that started it is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return  # started by hand
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,197 @@
+"""Typed queues between the processes of one server: lists of records over ZeroMQ PUSH/PULL.
+
+One frame is one MessagePack list, so what a turn of somebody's loop produced travels together and
+is decoded in one go. Each receiver owns one address and binds it; whoever has something for it
+connects. The sockets live in a folder that only this user may enter. A queue has a ZeroMQ context
+of its own (two sleeping threads): closing one is then definite and touches no other.
+
+It knows no record: the receiver hands in the union that it accepts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from minisgl.errors import ConfigError
+from minisgl.utils.logger import get_logger
+
+T = TypeVar("T")
+
+logger = get_logger(__name__)
+
+# sun_path of unix(7) holds 108 bytes with its terminating zero, 104 on the BSDs and macOS.
+MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
+
+# What `close` gives the last messages to reach a peer; a peer that is gone costs this much once.
+LINGER_S = 1.0
+
+# One `get` stops draining here, so that a receiver slower than its senders still gets to work.
+MAX_RECORDS_PER_GET = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """The addresses of one server, sockets in a private folder: two servers never meet."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls) -> Endpoints:
+        """Make the folder (mode 0700), under TMPDIR if that is set.
+
+        Raises ConfigError if the folder's name is too long for unix sockets.
+        """
+        endpoints = cls(folder=Path(tempfile.mkdtemp(prefix="minisgl-")))
+        longest = endpoints.tokenizer(9999).removeprefix("ipc://")
+        if len(longest.encode()) > MAX_SOCKET_PATH_BYTES:
+            endpoints.remove()
+            raise ConfigError(
+                f"the socket path {longest} has {len(longest.encode())} bytes, but unix sockets "
+                f"allow {MAX_SOCKET_PATH_BYTES}: set TMPDIR to a folder with a shorter name"
+            )
+        return endpoints
+
+    def remove(self) -> None:
+        """Remove the folder and what is left in it; harmless when it is gone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def tokenizer(self, index: int) -> str:
+        return f"ipc://{self.folder}/tokenizer-{index}"
+
+    @property
+    def scheduler(self) -> str:
+        return f"ipc://{self.folder}/scheduler"
+
+    @property
+    def detokenizer(self) -> str:
+        return f"ipc://{self.folder}/detokenizer"
+
+    @property
+    def api(self) -> str:
+        return f"ipc://{self.folder}/api"
+
+
+class PushQueue:
+    """The sending end. What is put before the receiver is there waits for it, in order."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        # No limit on queued messages: `put` must not block a scheduler whose receiver is slow,
+        # and the number of running requests already bounds what can be in the air.
+        self._socket.set(zmq.SNDHWM, 0)
+        # The receiver may bind later; the default of 100 ms would show in the start-up time.
+        self._socket.set(zmq.RECONNECT_IVL, 10)
+        self._socket.connect(address)
+
+    def put(self, records: Sequence[msgspec.Struct]) -> None:
+        """Send `records` as one frame; returns at once. An empty list sends nothing."""
+        if records:
+            self._socket.send(msgspec.msgpack.encode(records), zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """Hand over what is queued, for `LINGER_S` at most. A second call does nothing."""
+        self._context.destroy(linger=int(LINGER_S * 1000))
+
+
+class _Receiver(Generic[T]):
+    """Binds `address` and accepts lists of `union`, decoded strictly.
+
+    A frame that is not such a list is logged, counted in `num_dropped` and forgotten.
+    """
+
+    def __init__(self, address: str, union: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[union])
+        self._address = address
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.set(zmq.RCVHWM, 0)  # as on the sending side
+        self._socket.bind(address)
+        self.num_dropped = 0
+
+    def close(self) -> None:
+        """Unbind; what was not read is lost. A second call does nothing."""
+        self._context.destroy(linger=0)
+
+    def _drain(self) -> list[T]:
+        """What is ready; empty means that the socket was read until it had nothing."""
+        records: list[T] = []
+        while len(records) < MAX_RECORDS_PER_GET:
+            try:
+                frame = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            try:
+                records += self._decoder.decode(frame)
+            except Exception as error:  # whatever came, the worker lives
+                self.num_dropped += 1
+                logger.error(
+                    "dropped a message of %d bytes at %s: %s", len(frame), self._address, error
+                )
+        return records
+
+
+class PullQueue(_Receiver[T]):
+    """The receiving end of a process that blocks."""
+
+    def get(self, timeout_s: float | None) -> list[T]:
+        """All records that are there; waits for the first one up to `timeout_s` (None: for ever).
+
+        Empty when the time is over, or when all that came was dropped.
+        """
+        if (records := self._drain()) or timeout_s == 0:
+            return records
+        self._socket.poll(_milliseconds(timeout_s))
+        return self._drain()
+
+
+class AsyncPullQueue(_Receiver[T]):
+    """The receiving end of a process that runs an event loop. One task at a time may wait on it."""
+
+    async def get(self) -> list[T]:
+        """All records that are there, at least one; other tasks run before it returns."""
+        # A stream that never runs dry must not keep the loop for itself.
+        await asyncio.sleep(0)
+        while not (records := self._drain()):
+            await self._news()
+        return records
+
+    async def _news(self) -> None:
+        """Wait for the socket's descriptor.
+
+        It is edge-triggered: it tells what is new since the last read, so the socket must be empty
+        before, as `_drain` left it.
+        """
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+        descriptor = self._socket.fileno()
+        loop.add_reader(descriptor, news.set)
+        try:
+            await news.wait()
+        finally:
+            loop.remove_reader(descriptor)
+
+
+def wait(queues: Sequence[PullQueue[Any]], timeout_s: float | None) -> list[PullQueue[Any]]:
+    """Those of `queues` that have something to read; waits for the first up to `timeout_s`."""
+    poller = zmq.Poller()
+    for queue in queues:
+        poller.register(queue._socket, zmq.POLLIN)
+    ready = dict(poller.poll(_milliseconds(timeout_s)))
+    return [queue for queue in queues if queue._socket in ready]
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    """ZeroMQ's unit, rounded up: a wait that is rounded to 0 would spin."""
+    return -1 if timeout_s is None else math.ceil(timeout_s * 1000)

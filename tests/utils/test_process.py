@@ -1,0 +1,150 @@
+"""A worker's life: it reports its start once, and its end is its exit code."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from minisgl.errors import CheckpointError
+from minisgl.utils.process import (
+    Ready,
+    StartFailed,
+    WorkerStatus,
+    receive_status,
+    run_worker,
+)
+
+
+def _start(
+    body: Callable[[WorkerStatus], None],
+) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=run_worker, args=("test", theirs, body), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _serve(folder: str, status: WorkerStatus) -> None:
+    status.ready({"pid": os.getpid(), "sizes": [1, 2]})
+    try:
+        time.sleep(60)
+    finally:
+        Path(folder, "cleaned").touch()
+
+
+def _crash(status: WorkerStatus) -> None:
+    status.ready({})
+    raise KeyError("lost")
+
+
+def _fail(error: Exception, status: WorkerStatus) -> None:
+    raise error
+
+
+def _return(status: WorkerStatus) -> None:
+    status.ready({})
+
+
+def _die(status: WorkerStatus) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_sigterm_cleans_up_and_sigint_is_ignored(tmp_path: Path) -> None:
+    process, connection = _start(partial(_serve, str(tmp_path)))
+    status = receive_status(connection)
+    assert status == Ready(info={"pid": process.pid, "sizes": [1, 2]})
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(0.2)
+    assert process.is_alive()
+    process.terminate()
+    process.join(10)
+    assert process.exitcode == 0
+    assert (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (CheckpointError("no weights in this folder"), "no weights in this folder"),
+        (RuntimeError("what is this"), "RuntimeError: what is this"),
+    ],
+)
+def test_failed_start(error: Exception, message: str) -> None:
+    process, connection = _start(partial(_fail, error))
+    assert receive_status(connection) == StartFailed(message=message)
+    process.join(10)
+    assert process.exitcode == 1
+
+
+def test_crash_after_start(capfd: pytest.CaptureFixture[str]) -> None:
+    process, connection = _start(_crash)
+    assert receive_status(connection) == Ready(info={})
+    process.join(10)
+    assert process.exitcode == 1
+    log = capfd.readouterr().err
+    assert "[test]" in log
+    assert "KeyError: 'lost'" in log
+    assert log.count("Traceback") == 1
+
+
+def test_normal_end() -> None:
+    process, connection = _start(_return)
+    assert receive_status(connection) == Ready(info={})
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_death_before_report_is_seen() -> None:
+    process, connection = _start(_die)
+    with pytest.raises(EOFError):
+        receive_status(connection)
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL
+
+
+_PARENT = """
+import multiprocessing, os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_process import _serve, receive_status, _start
+from functools import partial
+if __name__ == "__main__":
+    process, connection = _start(partial(_serve, {folder!r}))
+    print(receive_status(connection).info["pid"], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_worker_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    parent = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert parent.returncode == -signal.SIGKILL
+    pid = int(parent.stdout)
+    deadline = time.monotonic() + 10
+    while _is_running(pid):
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    """Alive and no zombie (nobody may be there to reap an orphan)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
