@@ -1,0 +1,17 @@
+"""Attention over the paged KV cache, behind one small protocol.
+
+What it is for: `BaseAttnBackend` with its implementations, chosen once by
+`create_attention_backend`. What it does not know: models, who owns which page, what runs next.
+Read next: `minisgl.attention.torch_backend`, which says in plain torch what every backend computes.
+"""
+
+from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata
+from minisgl.attention.registry import ATTENTION_BACKENDS, create_attention_backend
+
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "AttnLayer",
+    "BaseAttnBackend",
+    "BaseAttnMetadata",
+    "create_attention_backend",
+]

@@ -1,0 +1,56 @@
+"""What a layer asks of attention, and what a backend must hold to.
+
+Axes: T tokens of this step, N query heads, K key/value heads, H head dim (all local to the rank).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from minisgl.core import Batch, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttnLayer:
+    """The constants of one attention layer; `num_q_heads` is a multiple of `num_kv_heads`.
+
+    scale: what multiplies q @ k. window: a query at position i sees the keys in (i - window, i],
+    as Hugging Face's sliding window has it; None is all of [0, i].
+    """
+
+    layer_id: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+class BaseAttnMetadata:
+    """What a backend derives from a plan once per step, for all layers."""
+
+
+class BaseAttnBackend(ABC):
+    """One way to attend over the paged cache. Holds no state of a step: that is the metadata."""
+
+    name: str
+
+    @abstractmethod
+    def prepare(self, plan: Plan) -> BaseAttnMetadata:
+        """The step's metadata, for `Batch.attn_metadata`."""
+
+    @abstractmethod
+    def forward(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+    ) -> Tensor:
+        """Store k and v at `batch.slots`, attend causally; [T, N, H] in q's dtype.
+
+        T is the plan's tokens, rows one after another. All of k and v are stored before any row
+        attends: a row may read pages that another row of the same step writes. Row r's keys are
+        at positions [0, ends[r]) of the pages in `batch.context.page_table[table_idxs[r]]`;
+        nothing past them is read. Pages and slots are trusted. Raises ValueError when k and v do
+        not fit the pool.
+        """

@@ -1,0 +1,70 @@
+"""The specification of paged attention: gather each row's keys and values, explicit softmax.
+
+Clear over fast: every step copies every row's cache. It runs anywhere torch runs, and is the
+oracle of the other backends. Scores, softmax and the weighted sum are float32.
+
+Axes: T tokens of this step, Q tokens of one row, C its context, N query heads, K key/value heads,
+G query heads per key/value head, H head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata
+from minisgl.core import Batch, Plan
+from minisgl.kernel.ops import Ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchAttnMetadata(BaseAttnMetadata):
+    """(table_idx, start, end) of each row, see `Plan`."""
+
+    rows: list[tuple[int, int, int]]
+
+
+class TorchAttnBackend(BaseAttnBackend):
+    name = "torch"
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+
+    def prepare(self, plan: Plan) -> TorchAttnMetadata:
+        return TorchAttnMetadata(
+            rows=list(zip(plan.table_idxs, plan.starts, plan.ends, strict=True))
+        )
+
+    def forward(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+    ) -> Tensor:
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
+        out_TNH = torch.empty_like(q_TNH)
+        offset = 0
+        for table_idx, start, end in batch.attn_metadata.rows:
+            page_size = pool.k.shape[1]
+            pages = batch.context.page_table[table_idx, : -(-end // page_size)]
+            k_CKH = pool.k[pages].flatten(0, 1)[:end]
+            v_CKH = pool.v[pages].flatten(0, 1)[:end]
+            span = slice(offset, offset + end - start)
+            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, start, layer)
+            offset = span.stop
+        assert offset == len(q_TNH), f"the plan has {offset} tokens, q {len(q_TNH)}"
+        return out_TNH
+
+
+def _attend(q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, start: int, layer: AttnLayer) -> Tensor:
+    """Queries at positions start, start + 1, ... over keys at positions 0, 1, ..."""
+    q_QKGH = q_QNH.float().view(len(q_QNH), layer.num_kv_heads, -1, layer.head_dim)
+    scores_KGQC = torch.einsum("qkgh,ckh->kgqc", q_QKGH, k_CKH.float()) * layer.scale
+    query_Q1 = torch.arange(start, start + len(q_QNH), device=q_QNH.device)[:, None]
+    key_1C = torch.arange(len(k_CKH), device=q_QNH.device)[None]
+    hidden_QC = key_1C > query_Q1
+    if layer.window is not None:
+        hidden_QC |= key_1C <= query_Q1 - layer.window
+    weights_KGQC = scores_KGQC.masked_fill(hidden_QC, -torch.inf).softmax(-1)
+    out_QKGH = torch.einsum("kgqc,ckh->qkgh", weights_KGQC, v_CKH.float())
+    return out_QKGH.flatten(1, 2).to(q_QNH.dtype)

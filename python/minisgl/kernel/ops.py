@@ -1,0 +1,165 @@
+"""The math of a decoder outside its matrix products, in plain torch.
+
+This class is the specification of every op, the fallback on every machine, and the oracle of the
+fast twins (`minisgl.kernel.cpu`), which subclass it and replace what they do better. Layers get
+an `Ops` when they are built. Rounding follows Hugging Face transformers step by step, so that a
+bfloat16 model gives the tokens that it gives there.
+
+Axes: T tokens, N query heads, K key/value heads, H head dim, F intermediate size, D hidden size,
+V vocabulary, S rows that sample, P positions, R rotary dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.core import BatchSamplingArgs
+from minisgl.kernel.philox import gumbel_noise
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import LayerPool
+
+
+class Ops:
+    """Stateless. Every op but `store_kv` returns new tensors and leaves its arguments alone."""
+
+    name = "torch"
+
+    def embed(self, ids_T: Tensor, weight_VD: Tensor) -> Tensor:
+        """Rows of the table; ids are trusted to be in [0, V)."""
+        return F.embedding(ids_T, weight_VD)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias over the last axis."""
+        return F.linear(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm of the last axis (Zhang & Sennrich 2019), of any leading shape.
+
+        The statistics are float32; the normed value is rounded to x's dtype before `weight`.
+        """
+        x32 = x.float()
+        normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+        return weight * normed.to(x.dtype)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+        residual = x + residual
+        return self.rms_norm(residual, weight, eps), residual
+
+    def apply_rope(
+        self, q_TNH: Tensor, k_TKH: Tensor, cos_sin_PR: Tensor, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate pairs (i, i + R/2) of the first R of H dims (RoFormer, the "neox" layout).
+
+        cos_sin_PR: float32, R/2 cosines, then R/2 sines. positions_T: any integer type, trusted to
+        be in [0, P). Cosines and sines are rounded to q's dtype before they multiply, as in HF.
+        """
+        rotary_dim = cos_sin_PR.shape[1]
+        cos_sin = cos_sin_PR[positions_T].to(q_TNH.dtype)
+        cos_T1R, sin_T1R = (half.repeat(1, 2)[:, None] for half in cos_sin.chunk(2, dim=-1))
+
+        def rotate(x: Tensor) -> Tensor:
+            rotary, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+            low, high = rotary.chunk(2, dim=-1)
+            rotary = rotary * cos_T1R + torch.cat((-high, low), dim=-1) * sin_T1R
+            return torch.cat((rotary, rest), dim=-1)
+
+        return rotate(q_TNH), rotate(k_TKH)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[..., 2F], gate then up -> silu(gate) * up, [..., F]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_and_mul`, with the tanh form of GELU."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+
+    def store_kv(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
+        """Write this step's keys and values into their slots, in place.
+
+        slots_T: int32 token slots (page * page_size + offset), no duplicates; -1 skips (padding).
+        Raises ValueError on a dtype or shape that is not the pool's. The slots' range is trusted:
+        checking would wait for the device.
+        """
+        check_store(k_TKH, v_TKH, slots_T, pool)
+        taken = slots_T >= 0
+        slots = slots_T[taken]
+        pool.k.view(-1, *pool.k.shape[2:])[slots] = k_TKH[taken]
+        pool.v.view(-1, *pool.v.shape[2:])[slots] = v_TKH[taken]
+
+    def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
+        """The next token id of each row, int32 [S].
+
+        A greedy row takes the first of its largest logits. Any other row: logits / temperature,
+        then top-k, top-p and min-p, each on what the one before left, then the largest of
+        log-probability + Gumbel noise, which is a draw from the distribution. Each filter is a
+        threshold on the logits, so equal logits stay or go together.
+
+        The noise of an entry is a function of (seed, output index, vocabulary id) alone: it does
+        not depend on the row, the other rows, or V.
+        """
+        greedy_S = logits_SV.argmax(-1)
+        if args.all_greedy:
+            return greedy_S.int()
+        assert args.temperatures is not None
+        assert args.seeds is not None
+        assert args.output_idxs is not None
+        is_greedy_S = args.temperatures == 0
+        temperatures_S1 = args.temperatures.masked_fill(is_greedy_S, 1.0)[:, None]
+        x_SV = logits_SV.float()
+        # The largest becomes 0: no temperature, however small, overflows.
+        x_SV = (x_SV - x_SV.amax(-1, keepdim=True)) / temperatures_S1
+        if args.top_ks is not None or args.top_ps is not None:
+            x_SV = _keep_top(x_SV, args.top_ks, args.top_ps)
+        if args.min_ps is not None:
+            x_SV = x_SV.masked_fill(x_SV < args.min_ps.log()[:, None], -torch.inf)
+        noise_SV = gumbel_noise(args.seeds, args.output_idxs, x_SV.shape[1])
+        return torch.where(is_greedy_S, greedy_S, (x_SV + noise_SV).argmax(-1)).int()
+
+
+def _keep_top(x_SV: Tensor, top_ks: Tensor | None, top_ps: Tensor | None) -> Tensor:
+    """-inf for what top-k and then top-p drop."""
+    sorted_SV = x_SV.sort(-1, descending=True).values
+    num_vocab = x_SV.shape[1]
+    if top_ks is not None:
+        k_S = top_ks.long().masked_fill(top_ks == 0, num_vocab).clamp(max=num_vocab)
+        threshold_S1 = sorted_SV.gather(1, k_S[:, None] - 1)
+        x_SV = x_SV.masked_fill(x_SV < threshold_S1, -torch.inf)
+        sorted_SV = sorted_SV.masked_fill(sorted_SV < threshold_S1, -torch.inf)
+    if top_ps is not None:
+        # Kept: those before which less than p has come, so the one that crosses p is kept too.
+        mass_SV = sorted_SV.double().softmax(-1).cumsum(-1)
+        before_SV = mass_SV.roll(1, -1)
+        before_SV[:, 0] = 0
+        num_kept_S = (before_SV < top_ps.double()[:, None]).sum(-1)
+        # p = 1 keeps everything, whatever the sum of rounded probabilities says.
+        num_kept_S = num_kept_S.masked_fill(top_ps >= 1, num_vocab)
+        threshold_S1 = sorted_SV.gather(1, num_kept_S[:, None] - 1)
+        x_SV = x_SV.masked_fill(x_SV < threshold_S1, -torch.inf)
+    return x_SV
+
+
+def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
+    """Raises ValueError where `store_kv` cannot write these tensors into this pool."""
+    for name, x, store in (("k", k_TKH, pool.k), ("v", v_TKH, pool.v)):
+        if x.dtype != store.dtype or x.shape[1:] != store.shape[2:]:
+            raise ValueError(
+                f"store_kv: {name} is {x.dtype} {tuple(x.shape)}, but the pool takes "
+                f"{store.dtype} (tokens, {store.shape[2]}, {store.shape[3]})"
+            )
+    if not len(k_TKH) == len(v_TKH) == len(slots_T):
+        raise ValueError(f"store_kv: {len(k_TKH)} keys, {len(v_TKH)} values, {len(slots_T)} slots")
+
+
+def create_ops(device: torch.device) -> Ops:
+    """The fastest twin for `device`; chosen once, where the engine is built."""
+    return Ops()

@@ -1,0 +1,58 @@
+"""Noise that is a function of its coordinates: Philox4x32-10, turned into Gumbel noise.
+
+Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). A generator
+with a state would make a request's noise depend on what else is in its batch; a counter-based one
+is read at (seed, output index, vocabulary id) in any order, on any device. The layout is the one
+of Triton's `tl.philox(seed, c0, c1, c2, c3)`:
+
+    key     = low, high half of the seed
+    counter = vocabulary id // 4, low, high half of the output index, 0
+    word    = vocabulary id % 4 of the four that come out
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDS = 10
+# Multipliers and Weyl constants: table 2 and section 3 of the paper (Random123, philox.h).
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+
+LARGEST_UNIFORM = 1 - 2**-24
+"""The largest float32 below 1: log(1 - u) must stay finite."""
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Four words in [0, 2**32) per counter, as int64; the arguments are int64 and broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # The 64-bit products wrap into the sign; masking the halves undoes that.
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (product1 >> 32 & _LOW) ^ c1 ^ k0,
+            product1 & _LOW,
+            (product0 >> 32 & _LOW) ^ c3 ^ k1,
+            product0 & _LOW,
+        )
+        k0, k1 = k0 + WEYL[0] & _LOW, k1 + WEYL[1] & _LOW
+    return c0, c1, c2, c3
+
+
+def gumbel_noise(seeds_S: Tensor, output_idxs_S: Tensor, num_vocab: int) -> Tensor:
+    """Standard Gumbel noise, float32 [S, num_vocab]; seeds and output indices are int64."""
+    zero_S1 = torch.zeros_like(seeds_S)[:, None]
+    index_S1 = output_idxs_S[:, None]
+    seed_S1 = seeds_S[:, None]
+    group_1G = torch.arange((num_vocab + 3) // 4, device=seeds_S.device)[None]
+    words = philox(
+        (group_1G + zero_S1, index_S1 & _LOW, index_S1 >> 32 & _LOW, zero_S1),
+        (seed_S1 & _LOW, seed_S1 >> 32 & _LOW),
+    )
+    word_SV = torch.stack(words, dim=-1).flatten(1)[:, :num_vocab]
+    # -log(-log(1 - u)) with u in (0, 1): the winners have small u, where float32 is dense.
+    uniform_SV = ((word_SV.float() + 0.5) * 2**-32).clamp(max=LARGEST_UNIFORM)
+    return -(-torch.log1p(-uniform_SV)).log()
