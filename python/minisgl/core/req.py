@@ -4,12 +4,14 @@
 
     prompt                     output            promised
     |--------------------------|-----------------|----|
-    0        num_cached             num_computed     num_known = num_tokens + promised
-    |========|======================|
-     shared    computed by us (its writing step is launched)
+    0     num_cached       num_computed     num_tokens  num_known            max_len
+    |=====|================|
+     shared  computed by us (its writing step is launched)
 
 `num_tokens` counts ids that the host has. A launched sampling row *promises* one more: it counts
-for planning, its id is only on the device until `commit` fulfils it.
+as known for planning, its id is only on the device until `commit` fulfils it. A step lets
+`num_computed` catch up with `num_known`, whatever the request is doing: prefill, a chunk of it,
+decode, or resuming after a retraction.
 """
 
 from __future__ import annotations
@@ -29,29 +31,32 @@ IdArray = npt.NDArray[np.int32]
 class Req:
     """A request's progress. Mutable: it is the scheduler's state, and only the scheduler writes it.
 
-    prompt: int32 ids. max_tokens: resolved, prompt + max_tokens fits the context and the pool.
+    prompt: int32 ids. max_len: prompt plus the output tokens allowed; fits the context and the
+    pool. order: (priority, arrival), lower goes first. stop_ids: output ids that end the request.
     pages: the request's page table, one page id per `page_size` tokens that have room.
-    handle: what the prefix cache locked for this request, None while it holds no pages.
+    handle: what the prefix cache keeps locked for this request while it holds pages.
     table_idx: its row in the engine's page table and token table, -1 while not running.
     num_flights: launched steps that carry it and are not committed yet (0 to 2).
-    ended: no more rows are planned; its pages go back when the last flight is home.
+    leaving: no more rows are planned; its pages go back when the last flight is home, and then it
+    is gone (`ended`) or waits to be resumed (retracted).
     """
 
     uid: int
     prompt: IdArray
     sampling: SamplingParams
-    max_tokens: int
-    priority: int
-    arrival: int
+    max_len: int
+    order: tuple[int, int]
+    stop_ids: frozenset[int]
 
     output: list[int] = field(default_factory=list)
-    promised: int = 0
+    num_known: int = 0
     num_computed: int = 0
 
     pages: list[int] = field(default_factory=list)
     handle: Any = None
     table_idx: int = -1
     num_flights: int = 0
+    leaving: bool = False
     ended: bool = False
 
     num_cached: int = 0
@@ -70,16 +75,6 @@ class Req:
         """Tokens whose ids the host has."""
         return len(self.prompt) + len(self.output)
 
-    @property
-    def num_known(self) -> int:
-        """Tokens that are known or promised: `num_computed` catches up with this."""
-        return len(self.prompt) + len(self.output) + self.promised
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """First come, first served within a priority; lower goes first."""
-        return (self.priority, self.arrival)
-
     def token_ids(self, start: int, end: int) -> IdArray:
         """Committed ids in [start, end) as int32. `end` is at most `num_tokens`."""
         num_prompt = len(self.prompt)
@@ -87,5 +82,3 @@ class Req:
             return self.prompt[start:end]
         tail = np.asarray(self.output[max(start - num_prompt, 0) : end - num_prompt], np.int32)
         return tail if start >= num_prompt else np.concatenate([self.prompt[start:], tail])
-
-

@@ -1,0 +1,49 @@
+"""No sharing: every request computes its whole prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minisgl.core.req import IdArray
+from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
+
+
+class _Nothing(BaseCacheHandle):
+    num_tokens = 0
+
+    def pages(self) -> list[int]:
+        return []
+
+
+class NaivePrefixCache(BasePrefixCache):
+    """The cache that caches nothing: the baseline to measure a prefix cache against."""
+
+    shares = False
+    num_evictable = 0
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._nothing = _Nothing()
+
+    def match(self, ids: IdArray) -> BaseCacheHandle:
+        return self._nothing
+
+    def insert(
+        self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
+    ) -> tuple[BaseCacheHandle, list[int]]:
+        return handle, pages
+
+    def lock(self, handle: BaseCacheHandle) -> None:
+        pass
+
+    def unlock(self, handle: BaseCacheHandle) -> None:
+        pass
+
+    def evict(self, count: int) -> list[int]:
+        return []
+
+    def drop(self, step: int) -> list[int]:
+        return []
+
+    def held_pages(self) -> Iterator[tuple[int, int]]:
+        return iter(())

@@ -1,0 +1,37 @@
+"""Which pages of the KV pool are free: a stack of ids.
+
+A page holds the KV of `page_size` consecutive tokens of one request (or of a shared prefix), in
+all layers. Paging as in PagedAttention (Kwon et al., SOSP 2023).
+"""
+
+from __future__ import annotations
+
+
+class PageAllocator:
+    """Free pages of a pool of `num_pages`. Mutable; not thread-safe, the scheduler owns it."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take `count` pages, or None (and take nothing) when there are fewer."""
+        if count > len(self._free):
+            return None
+        if count == 1:
+            return [self._free.pop()]
+        split = len(self._free) - count
+        taken = self._free[split:]
+        del self._free[split:]
+        return taken
+
+    def free(self, pages: list[int]) -> None:
+        self._free.extend(pages)
+
+    def free_pages(self) -> list[int]:
+        """A copy, for invariant checks."""
+        return list(self._free)

@@ -1,0 +1,230 @@
+"""A radix tree over token ids whose edges own KV pages: requests with one prefix share its pages.
+
+::
+
+    root ──[You are a helpful …]──┬──[What is a radix tree?]      an edge: ids, and their pages
+             locks=2              ├──[What is a page?]            locks: running requests below
+                                  └──…
+
+Every edge covers whole pages. Edges split where two requests part; leaves that no running request
+needs are evicted, least recently used first. The idea is RadixAttention (Zheng et al., "SGLang:
+Efficient Execution of Structured Language Model Programs", 2023); the tree is in path-compressed
+form as in Morrison's PATRICIA (1968).
+
+Why not a hash per page: a chain of hashes finds a prefix as fast, but says nothing about which
+pages can be evicted without orphaning others; the tree does.
+
+"Recently" is counted in operations, never in seconds: every rank must evict the same pages.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from minisgl.core.req import IdArray
+from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
+
+
+class _Node:
+    """One edge and the position at its end.
+
+    ids: int32, a multiple of the page size. locks: handles locked at or below this node.
+    step: the step that wrote these pages; never smaller than the parent's.
+    """
+
+    __slots__ = ("children", "ids", "in_heap", "last_used", "locks", "pages", "parent", "step")
+
+    def __init__(self, ids: IdArray, pages: list[int], parent: _Node | None, step: int) -> None:
+        self.ids = ids
+        self.pages = pages
+        self.parent = parent
+        self.step = step
+        self.children: dict[bytes, _Node] = {}
+        self.locks = 0
+        self.last_used = 0
+        self.in_heap = False
+
+
+class RadixHandle(BaseCacheHandle):
+    """A node: splitting an edge leaves the lower half in the same object, so handles stay true."""
+
+    __slots__ = ("node", "num_tokens")
+
+    def __init__(self, node: _Node, num_tokens: int) -> None:
+        self.node = node
+        self.num_tokens = num_tokens
+
+    def pages(self) -> list[int]:
+        parts: list[list[int]] = []
+        node: _Node | None = self.node
+        while node is not None:
+            parts.append(node.pages)
+            node = node.parent
+        return [page for part in reversed(parts) for page in part]
+
+
+class RadixPrefixCache(BasePrefixCache):
+    """Mutable; owned by the scheduler. `common_prefix(a, b)` counts the leading ids that agree."""
+
+    shares = True
+
+    def __init__(self, page_size: int, common_prefix: Callable[[IdArray, IdArray], int]) -> None:
+        self.page_size = page_size
+        self._common_prefix = common_prefix
+        self._root = _Node(np.empty(0, np.int32), [], None, -1)
+        self._evictable = 0
+        self._clock = 0
+        self._heap: list[tuple[int, int, _Node]] = []
+        self._pushes = 0
+
+    @property
+    def num_evictable(self) -> int:
+        return self._evictable
+
+    def match(self, ids: IdArray) -> RadixHandle:
+        node, matched = self._walk(self._root, ids)
+        return RadixHandle(node, matched)
+
+    def insert(
+        self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
+    ) -> tuple[RadixHandle, list[int]]:
+        assert isinstance(handle, RadixHandle)
+        assert len(ids) == len(pages) * self.page_size, (len(ids), len(pages), self.page_size)
+        node, matched = self._walk(handle.node, ids)
+        num_old = matched // self.page_size
+        if matched < len(ids):
+            # A copy: `ids` may be a view of a prompt, which must not outlive its request here.
+            leaf = _Node(ids[matched:].copy(), pages[num_old:], node, step)
+            leaf.last_used = self._clock
+            node.children[self._key(leaf.ids)] = leaf
+            self._evictable += len(leaf.pages)
+            self._offer(leaf)
+            node = leaf
+        return RadixHandle(node, handle.num_tokens + len(ids)), pages[:num_old]
+
+    def lock(self, handle: BaseCacheHandle) -> None:
+        assert isinstance(handle, RadixHandle)
+        node = handle.node
+        while node.parent is not None:
+            if node.locks == 0:
+                self._evictable -= len(node.pages)
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, handle: BaseCacheHandle) -> None:
+        assert isinstance(handle, RadixHandle)
+        node = handle.node
+        while node.parent is not None:
+            assert node.locks > 0, "unlocked more often than locked"
+            node.locks -= 1
+            if node.locks == 0:
+                self._evictable += len(node.pages)
+                self._offer(node)
+            node = node.parent
+
+    def evict(self, count: int) -> list[int]:
+        evicted: list[int] = []
+        while len(evicted) < count and self._heap:
+            last_used, _, node = heapq.heappop(self._heap)
+            node.in_heap = False
+            if not self._is_evictable(node):
+                continue  # locked, removed, or has children again: offered anew when that ends
+            if last_used != node.last_used:
+                self._offer(node)
+                continue
+            keep = max(len(node.pages) - (count - len(evicted)), 0)
+            evicted += node.pages[keep:]
+            self._evictable -= len(node.pages) - keep
+            if keep:  # the front of a prefix is worth more than its tail
+                node.pages = node.pages[:keep]
+                node.ids = node.ids[: keep * self.page_size]
+                self._offer(node)
+            else:
+                self._remove(node)
+        return evicted
+
+    def drop(self, step: int) -> list[int]:
+        dropped: list[int] = []
+        for node in list(self._nodes()):
+            if node.step >= step:
+                assert node.locks == 0, "a dropped page is locked"
+                dropped += node.pages
+                self._evictable -= len(node.pages)
+                self._remove(node)
+        return dropped
+
+    def held_pages(self) -> Iterator[tuple[int, int]]:
+        for node in self._nodes():
+            for page in node.pages:
+                yield page, node.locks
+
+    def _walk(self, node: _Node, ids: IdArray) -> tuple[_Node, int]:
+        """Follow `ids` down from the end of `node` as far as whole pages agree."""
+        page_size = self.page_size
+        end = len(ids) // page_size * page_size
+        self._clock += 1
+        above: _Node | None = node
+        while above is not None:
+            above.last_used = self._clock
+            above = above.parent
+        matched = 0
+        while matched < end:
+            child = node.children.get(self._key(ids[matched:]))
+            if child is None:
+                break
+            common = self._common_prefix(child.ids, ids[matched:end])
+            common -= common % page_size
+            if common < len(child.ids):
+                child = self._split(child, common)
+            child.last_used = self._clock
+            node = child
+            matched += common
+        return node, matched
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut an edge `at` tokens; the new node is the upper part and is returned."""
+        assert 0 < at < len(node.ids), (at, len(node.ids))
+        assert node.parent is not None
+        num_pages = at // self.page_size
+        upper = _Node(node.ids[:at], node.pages[:num_pages], node.parent, node.step)
+        upper.locks = node.locks
+        upper.last_used = node.last_used
+        node.parent.children[self._key(upper.ids)] = upper
+        node.ids = node.ids[at:]
+        node.pages = node.pages[num_pages:]
+        node.parent = upper
+        upper.children[self._key(node.ids)] = node
+        return upper
+
+    def _key(self, ids: IdArray) -> bytes:
+        return ids[: self.page_size].tobytes()
+
+    def _is_evictable(self, node: _Node) -> bool:
+        return node.locks == 0 and not node.children and node.parent is not None
+
+    def _offer(self, node: _Node) -> None:
+        """Put an evictable leaf on the heap, once; its place is checked again when it is popped."""
+        if not node.in_heap and self._is_evictable(node):
+            node.in_heap = True
+            self._pushes += 1  # breaks ties: nodes have no order
+            heapq.heappush(self._heap, (node.last_used, self._pushes, node))
+
+    def _remove(self, node: _Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[self._key(node.ids)]
+        node.parent = None
+        self._offer(parent)
+
+    def _nodes(self) -> Iterator[_Node]:
+        """Every node but the root, children before parents."""
+        stack = list(self._root.children.values())
+        order: list[_Node] = []
+        while stack:
+            node = stack.pop()
+            order.append(node)
+            stack.extend(node.children.values())
+        return reversed(order)

@@ -1,0 +1,36 @@
+"""What the scheduler must know of the model, the pool and the user's limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minisgl.errors import ConfigError
+from minisgl.kvcache.registry import CacheKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """num_pages, page_size: of the engine's KV pool. max_seq_len: prompt and output tokens of one
+    request at most. max_prefill_tokens: prompt tokens computed in one step at most; decodes come
+    on top. eos_ids: end-of-sequence tokens of the model. max_queued: waiting requests at most,
+    None for no limit.
+    """
+
+    num_pages: int
+    page_size: int
+    max_seq_len: int
+    vocab_size: int
+    eos_ids: frozenset[int]
+    max_prefill_tokens: int
+    max_running: int = 256
+    max_queued: int | None = None
+    cache: CacheKind = "radix"
+
+    def __post_init__(self) -> None:
+        for name in ("num_pages", "page_size", "max_seq_len", "max_prefill_tokens", "max_running"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def num_pool_tokens(self) -> int:
+        return self.num_pages * self.page_size

@@ -1,0 +1,488 @@
+"""Who runs: every step lets *computed* catch up with *known*, under a token budget.
+
+Prefill, a chunk of it, a prefix hit, decode and a resumed request are one case: a request has
+tokens that are known (or promised) and tokens whose KV is computed, and a row of a step computes
+the next span. The picture of the lengths is in `minisgl.core.req`.
+
+    add     message -> queued, or refused with the numbers
+    plan    state -> Plan: decodes first, then prefill chunks under the budget, then new requests
+    commit  outcome of a plan -> events; pages of requests that ended go back
+
+A plan is a pure function of the messages and outcomes so far. The clock is read only to report
+times. Everything that waits for "no flight carries it" is settled in `_leave`.
+
+Sources: one token budget for chunked prefill and decode is Sarathi-Serve (Agrawal et al., OSDI
+2024); iteration-level scheduling is Orca (Yu et al., OSDI 2022).
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
+from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
+from minisgl.core.req import IdArray, Req
+from minisgl.core.sampling import SamplingParams
+from minisgl.errors import InvalidRequest, PromptTooLong, RequestError, ServerBusy
+from minisgl.kvcache import CacheManager, create_prefix_cache
+from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.stats import SchedulerStats
+
+WATERMARK_TOKENS = 32
+"""Growth, per running request, that must still have room after an admission. Without it a full
+pool admits a request only to retract it at the next page boundary (docs/performance.md)."""
+
+
+class Scheduler:
+    """The state of all requests of one engine. Mutable, single-threaded, no torch, no I/O."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config = config
+        self.stats = SchedulerStats()
+        self._clock = clock
+        self._cache = CacheManager(
+            config.num_pages, create_prefix_cache(config.cache, config.page_size)
+        )
+        self._requests: dict[int, Req] = {}
+        self._waiting: list[Req] = []  # by order
+        self._running: list[Req] = []  # by order
+        self._leaving: dict[int, Req] = {}  # by uid; carried by a flight, not planned any more
+        self._free_table_idxs = list(range(config.max_running - 1, -1, -1))
+        self._step = 0
+        self._arrivals = 0
+        self._void_from: int | None = None  # a step failed: it and later ones do not count
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a coming turn may plan something without a new message."""
+        return bool(self._waiting or self._running or self._leaving)
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def handle(self, message: UserMsg | AbortBackendMsg | StopMsg) -> list[Event]:
+        match message:
+            case UserMsg():
+                return [self.add(message)]
+            case AbortBackendMsg():
+                return self._end_early(message.uid, "abort", None)
+            case StopMsg():
+                return self._end_early(message.uid, "stop", message.num_tokens)
+
+    def add(self, message: UserMsg) -> Accepted | Failed:
+        """Queue the request, or refuse it with the numbers."""
+        assert message.uid not in self._requests, f"uid {message.uid} is in use"
+        prompt = ids_from_bytes(message.ids)
+        try:
+            max_tokens = self._admissible_max_tokens(prompt, message.sampling.max_tokens)
+        except RequestError as error:
+            return Failed.of(message.uid, error)
+        seed = message.sampling.seed
+        sampling = msgspec.structs.replace(
+            message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
+        )
+        stop_ids = frozenset(sampling.stop_token_ids)
+        self._arrivals += 1
+        req = Req(
+            uid=message.uid,
+            prompt=prompt,
+            sampling=sampling,
+            max_len=len(prompt) + max_tokens,
+            order=(message.priority, self._arrivals),
+            stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
+            num_known=len(prompt),
+            accepted_at=self._clock(),
+        )
+        self._requests[req.uid] = req
+        insort(self._waiting, req, key=_order)
+        return Accepted(uid=req.uid, num_prompt_tokens=len(prompt), sampling=sampling)
+
+    def _admissible_max_tokens(self, prompt: IdArray, asked: int | None) -> int:
+        """Output tokens that the request may make. Raises RequestError if it can never fit."""
+        config = self.config
+        num_prompt = len(prompt)
+        if num_prompt == 0:
+            raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= config.vocab_size:
+            raise InvalidRequest(
+                f"prompt token ids must be between 0 and {config.vocab_size - 1}, "
+                f"got {low if low < 0 else high}",
+                param="prompt",
+            )
+        if config.max_queued is not None and len(self._waiting) >= config.max_queued:
+            raise ServerBusy(
+                f"{len(self._waiting)} requests are waiting already; try again later, "
+                "or raise --max-queued-requests"
+            )
+        limit = min(config.max_seq_len, config.num_pool_tokens)
+        name, option = (
+            ("context length", "--max-seq-len")
+            if config.max_seq_len <= config.num_pool_tokens
+            else ("KV cache", "--num-pages or --memory-ratio")
+        )
+        if num_prompt >= limit:
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens, but the {name} holds {limit} and at least "
+                f"one must be left for the answer; shorten the prompt (or raise {option})",
+                limit=limit,
+                got=num_prompt,
+                param="messages",
+            )
+        if asked is not None and num_prompt + asked > limit:
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens and max_tokens asks for {asked} more, "
+                f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
+                f"{limit - num_prompt} (or raise {option})",
+                limit=limit,
+                got=num_prompt + asked,
+                param="max_tokens",
+            )
+        return limit - num_prompt if asked is None else asked
+
+    def _end_early(
+        self, uid: int, reason: FinishReason, num_output_tokens: int | None
+    ) -> list[Event]:
+        """End a request on somebody's word. One that has ended already gets no second end."""
+        req = self._requests.get(uid)
+        if req is None or req.ended:
+            return []
+        if num_output_tokens is not None:
+            # What came after the stop string was not given to the client: nobody will send it
+            # back as part of a longer prompt, so it must not enter the prefix cache.
+            del req.output[num_output_tokens:]
+        return [self._end(req, reason)]
+
+    # --- plan ----------------------------------------------------------------------------------
+
+    def plan(self) -> Plan | None:
+        """The next step, or None when nothing can be computed now."""
+        if self._void_from is not None and not self._recover():
+            return None
+        plan = _PlanBuilder(self._step)
+        behind = self._plan_decodes(plan)
+        budget = self.config.max_prefill_tokens
+        if behind is not None:
+            budget = self._plan_chunk(plan, behind, budget)
+        if budget:
+            self._admit(plan, budget)
+        if not plan.uids:
+            return None
+        self._step += 1
+        self.stats.num_steps += 1
+        return plan.build()
+
+    def _plan_decodes(self, plan: _PlanBuilder) -> Req | None:
+        """One token for each running request that is up to date; returns the one that is not.
+
+        There is at most one such: `_admit` starts nobody while a prompt is unfinished.
+        """
+        page_size = self.config.page_size
+        behind: Req | None = None
+        for req in self._running[:]:
+            start = req.num_computed
+            known = req.num_known
+            if known >= req.max_len or req.table_idx < 0 or req.leaving:
+                continue  # its last token is promised, or it was retracted for one before it
+            if known - start != 1:
+                behind = req
+                continue
+            if start >= len(req.pages) * page_size:
+                if not self._make_room(req, start + 1):
+                    continue
+                plan.new_pages.append((req.table_idx, len(req.pages) - 1, req.pages[-1]))
+            num_prompt, output = len(req.prompt), req.output
+            if known != num_prompt + len(output):
+                token = PROMISED
+            else:  # a chunk may have left just the last prompt token
+                token = output[-1] if output else int(req.prompt[-1])
+            plan.uids.append(req.uid)
+            plan.table_idxs.append(req.table_idx)
+            plan.starts.append(start)
+            plan.decode_ids.append(token)
+            plan.output_idxs.append(known - num_prompt)
+            req.num_computed = known
+            req.num_known = known + 1
+            req.num_flights += 1
+        plan.end_decodes()
+        return None if behind is None or behind.leaving or behind.table_idx < 0 else behind
+
+    def _make_room(self, req: Req, end: int) -> bool:
+        """Find pages for [0, end) of a running request; the last in the order give theirs.
+
+        False if it must wait for pages that come back when a flight is home, or if it was the
+        last itself.
+        """
+        while not self._cache.extend(req, end):
+            if self._leaving:
+                return False
+            victim = self._running[-1]
+            self._retract(victim)
+            if victim is req:
+                return False
+        return True
+
+    def _plan_chunk(self, plan: _PlanBuilder, req: Req, budget: int) -> int:
+        """The next span of a request that is behind; returns the budget left for new requests.
+
+        That is nothing while the request stays behind, so those that wait with the same prompt
+        find all of its pages: nothing is computed twice.
+        """
+        start, known = req.num_computed, req.num_known
+        end = min(known, start + budget)
+        if end < known and end - end % self.config.page_size > start:
+            end -= end % self.config.page_size  # only whole pages can be shared
+        num_pages = len(req.pages)
+        if not self._make_room(req, end):
+            return 0 if req.table_idx >= 0 else budget
+        for index in range(num_pages, len(req.pages)):
+            plan.new_pages.append((req.table_idx, index, req.pages[index]))
+        plan.add_chunk(req, start, end)
+        req.num_computed = end
+        req.num_chunks += 1
+        req.num_flights += 1
+        self._cache.publish(req, end, self._step)
+        if end < known:
+            return 0
+        req.num_known += 1
+        return budget - (end - start)
+
+    def _admit(self, plan: _PlanBuilder, budget: int) -> None:
+        """Let waiting requests in, in order, while there are table rows, pages and budget."""
+        while budget and self._waiting and self._free_table_idxs:
+            req = self._waiting[0]
+            # At least one token is left to compute: its logits are what the request is here for.
+            num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1))
+            need = self._cache.pages_for(req.num_known + 1) - len(req.pages)
+            watermark = len(self._running) * self._cache.pages_for(WATERMARK_TOKENS)
+            if need + watermark > self._cache.num_available:
+                self._cache.release(req)
+                return  # nobody overtakes: the pages that come back are for this one
+            del self._waiting[0]
+            self._start(plan, req, num_cached)
+            budget = self._plan_chunk(plan, req, budget)
+
+    def _start(self, plan: _PlanBuilder, req: Req, num_cached: int) -> None:
+        req.table_idx = self._free_table_idxs.pop()
+        req.num_computed = num_cached
+        plan.begins.append((req.table_idx, req.sampling))
+        for index, page in enumerate(req.pages):
+            plan.new_pages.append((req.table_idx, index, page))
+        if req.num_retractions == 0:
+            req.num_cached = num_cached
+            req.launched_at = self._clock()
+            self.stats.num_prompt_tokens += req.num_prompt
+            self.stats.num_cached_tokens += num_cached
+        insort(self._running, req, key=_order)
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
+        """Fulfil the promises of a step, in row order, and let go of what has ended."""
+        requests = self._requests
+        rows = [requests[uid] for uid in plan.uids]
+        for req in rows:
+            req.num_flights -= 1
+        events: list[Event] = []
+        if isinstance(outcome, StepFailed):
+            if self._void_from is None:  # else it failed for what an earlier step did not write
+                assert outcome.uids, "a failed step fails somebody, or it would fail for ever"
+                self._void_from = plan.step
+                for uid in outcome.uids:
+                    if not requests[uid].ended:
+                        events.append(self._fail(requests[uid], outcome))
+        elif self._void_from is None:
+            now = self._clock()
+            for row, token in zip(plan.sample_rows, outcome.next_ids, strict=True):
+                req = rows[row]
+                if req.ended:
+                    continue  # sampled past the end: one step late is the price of overlap
+                output = req.output
+                output.append(token)
+                if len(output) == 1:
+                    req.first_token_at = now
+                stop = token in req.stop_ids
+                events.append(Token(uid=req.uid, id=token, silent=stop))
+                if stop or len(req.prompt) + len(output) == req.max_len:
+                    events.append(self._end(req, "stop" if stop else "length"))
+            self.stats.num_output_tokens += len(plan.sample_rows)
+        if self._leaving:
+            for req in rows:
+                if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
+                    self._leave(req)
+        return events
+
+    # --- the ways out --------------------------------------------------------------------------
+
+    def _end(self, req: Req, reason: FinishReason) -> Finished:
+        """The one place where requests that were accepted end well."""
+        req.ended = True
+        self._quit(req)
+        now = self._clock()
+        launched_at = req.launched_at or now
+        first_token_at = req.first_token_at or now
+        self.stats.num_finished += 1
+        return Finished(
+            uid=req.uid,
+            reason=reason,
+            num_prompt_tokens=req.num_prompt,
+            num_output_tokens=len(req.output),
+            num_cached_tokens=req.num_cached,
+            num_chunks=req.num_chunks,
+            num_retractions=req.num_retractions,
+            queued_s=launched_at - req.accepted_at,
+            prefill_s=first_token_at - launched_at,
+            decode_s=now - first_token_at,
+        )
+
+    def _fail(self, req: Req, outcome: StepFailed) -> Failed:
+        """The one place where requests that were accepted end badly."""
+        req.ended = True
+        self._quit(req)
+        self.stats.num_failed += 1
+        return Failed.of(req.uid, outcome.error)
+
+    def _retract(self, req: Req) -> None:
+        """Take a running request's pages away; it is resumed with the same tokens later."""
+        req.num_retractions += 1
+        self.stats.num_retractions += 1
+        self._quit(req)
+
+    def _quit(self, req: Req) -> None:
+        """Plan no more rows for a request; let it leave now, or when its last flight is home."""
+        if req.leaving:
+            return  # retracted before, and ended while its last flight was in the air
+        if req.table_idx < 0:
+            self._waiting.remove(req)
+            del self._requests[req.uid]
+            return
+        self._running.remove(req)
+        req.leaving = True
+        if req.num_flights == 0:
+            self._leave(req)
+        else:
+            self._leaving[req.uid] = req
+
+    def _leave(self, req: Req) -> None:
+        """No flight carries the request: give everything back; a retracted one queues again."""
+        assert req.num_flights == 0
+        self._leaving.pop(req.uid, None)
+        if self._void_from is None:
+            # A row past the end may have written one more position than there are ids.
+            self._cache.publish(req, min(req.num_computed, req.num_tokens), self._step)
+        self._cache.release(req)
+        self._free_table_idxs.append(req.table_idx)
+        req.table_idx = -1
+        req.leaving = False
+        if req.ended:
+            del self._requests[req.uid]
+        else:
+            req.num_computed = 0
+            req.num_known = req.num_tokens
+            insort(self._waiting, req, key=_order)
+
+    def _recover(self) -> bool:
+        """After a failed step: once no flight is out, compute everybody's KV anew.
+
+        Coarse on purpose: later steps built on what the failed one should have written, and
+        failures are rare. False while a flight is still out.
+        """
+        assert self._void_from is not None
+        if any(req.num_flights for req in self._requests.values()):
+            return False
+        for req in self._running[::-1]:
+            self._retract(req)
+        self._cache.drop(self._void_from)
+        self._void_from = None
+        return True
+
+    # --- for people and tests ------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool that running requests hold, 0 to 1."""
+        return 1 - self._cache.num_available / self._cache.num_pages
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books add up. Slow: for tests."""
+        holders = [*self._running, *self._leaving.values()]
+        self._cache.check(holders)
+        assert self._waiting == sorted(self._waiting, key=_order)
+        assert self._running == sorted(self._running, key=_order)
+        everyone = [*holders, *self._waiting]
+        assert sorted(self._requests) == sorted(req.uid for req in everyone)
+        table_idxs = [*self._free_table_idxs, *(req.table_idx for req in holders)]
+        assert sorted(table_idxs) == list(range(self.config.max_running))
+        for req in everyone:
+            assert req.num_computed <= req.num_known <= req.max_len, req
+            assert req.num_tokens <= req.num_known or req.ended, req
+            assert 0 <= req.num_flights <= 2, req
+        for req in self._waiting:
+            assert not req.pages and req.handle is None and req.num_flights == 0, req
+
+
+def _order(req: Req) -> tuple[int, int]:
+    return req.order
+
+
+class _PlanBuilder:
+    """A plan in the making: decode rows first, then chunks. Short-lived and mutable."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.uids: list[int] = []
+        self.table_idxs: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.decode_ids: list[int] = []
+        self.chunks: list[IdArray] = []
+        self.sample_rows: list[int] = []
+        self.output_idxs: list[int] = []
+        self.new_pages: list[tuple[int, int, int]] = []
+        self.begins: list[tuple[int, SamplingParams]] = []
+
+    def end_decodes(self) -> None:
+        """Every decode row is one token and samples."""
+        self.ends = [start + 1 for start in self.starts]
+        self.sample_rows = list(range(len(self.uids)))
+
+    def add_chunk(self, req: Req, start: int, end: int) -> None:
+        if end == req.num_known:
+            self.sample_rows.append(len(self.uids))
+            self.output_idxs.append(len(req.output))
+        self.uids.append(req.uid)
+        self.table_idxs.append(req.table_idx)
+        self.starts.append(start)
+        self.ends.append(end)
+        self.chunks.append(req.token_ids(start, end))
+
+    def build(self) -> Plan:
+        decode_ids = np.array(self.decode_ids, np.int32)
+        return Plan(
+            step=self.step,
+            uids=self.uids,
+            table_idxs=self.table_idxs,
+            starts=self.starts,
+            ends=self.ends,
+            token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
+            num_decodes=len(self.decode_ids),
+            sample_rows=self.sample_rows,
+            output_idxs=self.output_idxs,
+            new_pages=self.new_pages,
+            begins=self.begins,
+        )

@@ -1,0 +1,10 @@
+"""Fakes that stand in for the device and the sockets, so that scheduling is tested in milliseconds.
+
+What it is for: tests and overhead benchmarks. What it does not know: torch. The server never
+imports it. Read next: `tests/scheduler`.
+"""
+
+from minisgl.testing.fake_executor import FakeExecutor, InstantExecutor, fake_next_id
+from minisgl.testing.queues import ListInbox, ListOutbox
+
+__all__ = ["FakeExecutor", "InstantExecutor", "ListInbox", "ListOutbox", "fake_next_id"]

@@ -1,0 +1,205 @@
+"""Random scheduling runs against an oracle: whatever happens, each request ends once and is right.
+
+The fake device computes tokens from what it reads through the page table, so a page given away
+too early or shared wrongly shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from minisgl.core import Accepted, Failed, Finished, Plan, SamplingParams, StepOutcome, Token
+from minisgl.message import AbortBackendMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.testing import FakeExecutor, ListOutbox, fake_next_id
+
+NUM_SEEDS = 600
+SHARDS = 12
+
+
+@dataclass
+class Case:
+    """One request of a run and what must come of it."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    aborted: bool = False
+    stopped_at: int | None = None
+
+    def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
+        """Tokens and finish reason if nobody interferes."""
+        limit = min(config.max_seq_len, config.num_pool_tokens) - len(self.prompt)
+        max_tokens = self.sampling.max_tokens or limit
+        stops = set(self.sampling.stop_token_ids)
+        if not self.sampling.ignore_eos:
+            stops |= config.eos_ids
+        ids = list(self.prompt)
+        for index in range(max_tokens):
+            token = fake_next_id(
+                np.array(ids, np.int32), self.sampling.seed or 0, index, config.vocab_size
+            )
+            ids.append(token)
+            if token in stops:
+                return ids[len(self.prompt) :], "stop"
+        return ids[len(self.prompt) :], "length"
+
+
+class CheckedScheduler(Scheduler):
+    """Checks the books after every step."""
+
+    def plan(self) -> Plan | None:
+        plan = super().plan()
+        self.check()
+        return plan
+
+    def commit(self, plan: Plan, outcome: StepOutcome) -> list:
+        events = super().commit(plan, outcome)
+        self.check()
+        return events
+
+
+class RandomInbox:
+    """Sends requests, aborts, stops and pings at random moments until all requests have ended."""
+
+    def __init__(self, rng: random.Random, cases: list[Case], outbox: ListOutbox) -> None:
+        self.rng = rng
+        self.cases = cases
+        self.outbox = outbox
+        self.sent = 0
+        self.num_turns = 0
+
+    def take(self, timeout_s: float) -> list[SchedulerMsg]:
+        from minisgl.message import ExitMsg
+
+        self.num_turns += 1
+        assert self.num_turns < 20_000, "the run does not end"
+        rng = self.rng
+        messages: list[SchedulerMsg] = []
+        while self.sent < len(self.cases) and rng.random() < 0.4:
+            case = self.cases[self.sent]
+            messages.append(
+                UserMsg(
+                    uid=self.sent,
+                    ids=ids_to_bytes(case.prompt),
+                    sampling=case.sampling,
+                    priority=rng.choice([0, 0, 0, -1, 1]),
+                )
+            )
+            self.sent += 1
+        if self.sent and rng.random() < 0.05:
+            uid = rng.randrange(self.sent)
+            self.cases[uid].aborted = True
+            messages.append(AbortBackendMsg(uid=uid))
+        if self.sent and rng.random() < 0.05:
+            uid = rng.randrange(self.sent)
+            num_tokens = sum(isinstance(e, Token) and e.uid == uid for e in self.outbox.events)
+            if num_tokens and self.cases[uid].stopped_at is None:
+                self.cases[uid].stopped_at = rng.randint(1, num_tokens)
+                messages.append(StopMsg(uid=uid, num_tokens=self.cases[uid].stopped_at))
+        if rng.random() < 0.1:
+            messages.append(PingMsg(seq=self.num_turns))
+        ends = sum(isinstance(e, Finished | Failed) for e in self.outbox.events)
+        if self.sent == len(self.cases) and not messages and ends == len(self.cases):
+            messages.append(ExitMsg())
+        return messages
+
+
+def random_config(rng: random.Random) -> SchedulerConfig:
+    page_size = rng.choice([1, 4, 16])
+    return SchedulerConfig(
+        num_pages=rng.randint(4, 40) * (16 // page_size if rng.random() < 0.5 else 1),
+        page_size=page_size,
+        max_seq_len=rng.choice([32, 100, 400]),
+        vocab_size=50,
+        eos_ids=frozenset([3, 4]),
+        max_prefill_tokens=rng.choice([1, 5, 16, 64, 512]),
+        max_running=rng.choice([1, 2, 5, 16]),
+        cache=rng.choice(["radix", "radix", "naive"]),
+    )
+
+
+def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
+    roots = [[rng.randrange(50) for _ in range(rng.randint(1, 60))] for _ in range(3)]
+    cases = []
+    for _ in range(rng.randint(1, 14)):
+        prompt = list(rng.choice(roots)[: rng.randint(1, 60)])
+        prompt += [rng.randrange(50) for _ in range(rng.choice([0, 1, 7, 30]))]
+        cases.append(
+            Case(
+                prompt,
+                SamplingParams(
+                    seed=rng.choice([0, 1]),
+                    max_tokens=rng.choice([None, 1, 2, 9, 40]),
+                    ignore_eos=rng.random() < 0.6,
+                    stop_token_ids=rng.choice([(), (7,)]),
+                ),
+            )
+        )
+    return cases
+
+
+def run_seed(seed: int, *, fail: bool) -> None:
+    rng = random.Random(seed)
+    config = random_config(rng)
+    cases = random_cases(rng, config)
+    overlap = rng.random() < 0.7
+    fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None
+    scheduler = CheckedScheduler(config)
+    executor = FakeExecutor(
+        num_pages=config.num_pages,
+        page_size=config.page_size,
+        max_running=config.max_running,
+        vocab_size=config.vocab_size,
+        fail_steps=fail_steps,
+    )
+    outbox = ListOutbox()
+    run(scheduler, executor, RandomInbox(rng, cases, outbox), outbox, overlap=overlap)
+
+    limit = min(config.max_seq_len, config.num_pool_tokens)
+    for uid, case in enumerate(cases):
+        events = [event for event in outbox.events if event.uid == uid]
+        asked = len(case.prompt) + (case.sampling.max_tokens or 1)
+        if asked > limit:
+            assert [type(event) for event in events] == [Failed], events
+            continue
+        assert isinstance(events[0], Accepted), events
+        end = events[-1]
+        assert all(isinstance(event, Token) for event in events[1:-1]), "one end, and it is last"
+        ids = [event.id for event in events[1:-1]]
+        expected, reason = case.expected(config)
+        assert ids == expected[: len(ids)], f"uid {uid}: wrong tokens"
+        if isinstance(end, Failed):
+            assert fail, end
+            continue
+        assert isinstance(end, Finished)
+        if end.reason == "abort":
+            assert case.aborted
+        elif end.reason == "stop" and case.stopped_at and end.num_output_tokens < len(ids):
+            assert end.num_output_tokens == case.stopped_at
+        elif not (case.stopped_at and len(ids) < len(expected)):
+            assert (ids, end.reason) == (expected, reason)
+            assert end.num_output_tokens == len(expected)
+    assert not scheduler.runnable
+    assert scheduler.kv_usage == 0
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_runs(shard: int) -> None:
+    for seed in range(shard, NUM_SEEDS, SHARDS):
+        try:
+            run_seed(seed, fail=False)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("shard", range(4))
+def test_random_runs_with_failing_steps(shard: int) -> None:
+    for seed in range(10_000 + shard, 10_200, 4):
+        try:
+            run_seed(seed, fail=True)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
