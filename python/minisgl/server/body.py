@@ -1,0 +1,97 @@
+"""From the bytes of a request's body to a request record, or a sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Final, TypeVar
+
+import msgspec
+from fastapi import Request
+
+from minisgl.errors import InvalidRequest
+from minisgl.server.errors import refusal
+from minisgl.server.protocol import SamplingFields
+
+MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
+
+R = TypeVar("R", bound=SamplingFields)
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`$")
+
+# What msgspec's error leaves open, by the last name of the path.
+_HINTS: Final = (
+    ("role", "the roles are system, developer, user, assistant and tool"),
+    ("type", "the only content parts are of type text, the only tool calls of type function"),
+)
+
+
+async def read(request: Request, kind: type[R]) -> R:
+    """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest."""
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise refusal(
+            f"the content type must be application/json, got {content_type or 'none'!r}: add the "
+            "header 'Content-Type: application/json'",
+            status=415,
+            code="unsupported_media_type",
+        )
+    parsed = parse(await _read_bytes(request), kind)
+    parsed.refuse_unsupported()
+    return parsed
+
+
+async def _read_bytes(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise refusal(
+                f"the body exceeds {MAX_BODY_BYTES} bytes", status=413, code="body_too_large"
+            )
+    return bytes(body)
+
+
+def parse(body: bytes, kind: type[R]) -> R:
+    """Decode strictly. Raises InvalidRequest, which names the field where there is one."""
+    if not body:
+        raise InvalidRequest("the body is empty; send a JSON object")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), kind) from None
+    except msgspec.DecodeError as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise InvalidRequest(
+            f"the body is not valid JSON: {reason} (NaN and Infinity are not JSON, and text must "
+            "be complete Unicode)"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not valid UTF-8: byte 0x{error.object[error.start]:02x} in a string"
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _field_error(text: str, kind: type[R]) -> InvalidRequest:
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" as a refusal of that field."""
+    found = _PATH.search(text)
+    path = found[1] if found else ""
+    text = text[: found.start()] if found else text
+    prefix = f"{path}." if path else ""
+    if missing := _MISSING.match(text):
+        name = prefix + missing[1]
+        return InvalidRequest(f"the field {name} is missing", param=name)
+    if unknown := _UNKNOWN.match(text):
+        name = prefix + unknown[1]
+        known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
+        near = difflib.get_close_matches(unknown[1], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return InvalidRequest(f"the field {name} is not known here{hint}", param=name)
+    if not path:
+        return InvalidRequest(f"the body must be a JSON object: {text}")
+    hint = dict(_HINTS).get(path.rpartition(".")[2], "")
+    return InvalidRequest(f"{path}: {text}{hint and f'; {hint}'}", param=path)

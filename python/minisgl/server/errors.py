@@ -1,0 +1,97 @@
+"""OpenAI's error object for everything that goes wrong, whatever it was.
+
+::
+
+    {"error": {"message": a sentence, "type": kind, "param": the field or null, "code": code}}
+
+Every handler, the routing of unknown paths and our own bugs end here, so a client needs one way
+to read an error. In a stream that has begun the same object is the last event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from minisgl.errors import EngineError, InvalidRequest, RequestError
+from minisgl.server.protocol import ErrorBody, ErrorObject
+
+
+def error_body(error: Exception) -> tuple[int, ErrorBody]:
+    """The HTTP status and the object for `error`; one that is not ours counts as our bug."""
+    param: str | None = None
+    if isinstance(error, RequestError):
+        status, message, code, param = error.status, error.message, error.code, error.param
+    elif isinstance(error, EngineError):
+        status, message, code = error.status, str(error), error.code
+    else:
+        status, code = 500, "internal_error"
+        message = f"the server made a mistake ({type(error).__name__}); its log has the details"
+    return status, ErrorBody(
+        error=ErrorObject(message=message, type=_kind(status), param=param, code=code)
+    )
+
+
+def _kind(status: int) -> str:
+    """`error.type` as OpenAI's documentation has it."""
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"
+
+
+def error_response(error: Exception) -> Response:
+    status, body = error_body(error)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    return Response(
+        msgspec.json.encode(body), status, headers=headers, media_type="application/json"
+    )
+
+
+def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:
+    """An `InvalidRequest` with a status of its own."""
+    error = InvalidRequest(message, param=param)
+    error.status, error.code = status, code
+    return error
+
+
+def install(app: FastAPI) -> None:
+    """Let `app` answer every exception with an error object."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    async def answer_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = error_response(_routing_error(request, error, app))
+        response.headers.update(error.headers or {})
+        return response
+
+    handlers: tuple[tuple[type[Exception], Any], ...] = (
+        (RequestError, answer),
+        (EngineError, answer),
+        (HTTPException, answer_http),
+        (Exception, answer),
+    )
+    for kind, handler in handlers:
+        app.add_exception_handler(kind, handler)
+
+
+def _routing_error(request: Request, error: HTTPException, app: FastAPI) -> InvalidRequest:
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return refusal(
+            f"{path} does not take {method}, it takes {allowed}",
+            status=405,
+            code="method_not_allowed",
+        )
+    if error.status_code == 404:
+        return refusal(
+            f"there is nothing at {path}; {app.docs_url} lists what there is",
+            status=404,
+            code="not_found",
+        )
+    return refusal(str(error.detail), status=error.status_code, code="http_error")

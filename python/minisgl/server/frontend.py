@@ -1,0 +1,249 @@
+"""The API process's one way to the pipeline: requests go in, replies come back by uid.
+
+One `Call` is what one HTTP request asked: one prompt or several, each a uid of its own. Its
+replies are collected in a plain list, and its reader is woken once per turn of the loop, however
+many came: at 256 streams that, not the sockets, decides how many tokens per second get through.
+
+A call ends in one of: all its prompts finished; one failed (the others are aborted); its client
+went away (`abort`); a worker died (`fail_all`). After that, replies to its uids are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from minisgl.core import Failed, SamplingParams
+from minisgl.errors import EngineError, InvalidRequest, RequestError
+from minisgl.message import (
+    AbortMsg,
+    AcceptedReply,
+    FailedReply,
+    FinishedReply,
+    FrontendMsg,
+    PingMsg,
+    PongMsg,
+    Prompt,
+    TextReply,
+    TokenizeMsg,
+    UserReply,
+)
+
+
+class Sender(Protocol):
+    """The sending half of `minisgl.utils.zmq.PushQueue`."""
+
+    def put(self, records: Sequence[FrontendMsg]) -> None: ...
+
+
+class Receiver(Protocol):
+    """The receiving half of `minisgl.utils.zmq.AsyncPullQueue`."""
+
+    async def get_async(self) -> list[UserReply]: ...
+
+
+class ClientGone(Exception):
+    """The call was aborted: nobody reads the answer."""
+
+
+RequestReply = AcceptedReply | TextReply | FinishedReply | FailedReply
+
+Answer = list[tuple[int, TextReply | FinishedReply]]
+"""Replies of one wake-up, each with the index of its prompt in the call."""
+
+
+class Call:
+    """The prompts of one HTTP request, under way. One task reads it. Mutable: it is a mailbox."""
+
+    __slots__ = (
+        "_abort",
+        "_failure",
+        "_indices",
+        "_num_unaccepted",
+        "_pending",
+        "_wakeup",
+        "watcher",
+    )
+
+    def __init__(self, uids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
+        self._indices = {uid: index for index, uid in enumerate(uids)}  # the open ones
+        self._num_unaccepted = len(uids)
+        self._pending: Answer = []
+        self._failure: Exception | None = None
+        self._wakeup: asyncio.Future[None] | None = None
+        self._abort = abort
+        self.watcher: asyncio.Task[None] | None = None  # whoever aborts it, kept alive here
+
+    async def accepted(self) -> None:
+        """Wait until every prompt is accepted. Raises the refusal, or ClientGone."""
+        while self._num_unaccepted and not self._failure:
+            await self._news()
+        if self._failure:
+            raise self._failure
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        """Batches until every prompt has finished.
+
+        Raises RequestError or EngineError when one fails, ClientGone after `abort`.
+        """
+        while True:
+            if self._pending:
+                batch, self._pending = self._pending, []
+                yield batch
+            elif self._failure:
+                raise self._failure
+            elif not self._indices:
+                return
+            else:
+                await self._news()
+
+    def abort(self) -> None:
+        """Give up what has not ended: its pages are freed. A second call does nothing."""
+        self.fail(ClientGone())
+
+    def fail(self, error: Exception) -> None:
+        """End the call with `error`, unless it has ended; what is open is aborted."""
+        if self._indices:
+            self._end(error)
+
+    def deliver(self, reply: RequestReply) -> None:
+        if isinstance(reply, TextReply):
+            self._pending.append((self._indices[reply.uid], reply))
+        elif isinstance(reply, AcceptedReply):
+            self._num_unaccepted -= 1
+        elif isinstance(reply, FinishedReply) and reply.reason != "abort":
+            self._pending.append((self._indices.pop(reply.uid), reply))
+        else:
+            del self._indices[reply.uid]
+            self._end(_error(reply))
+        self._wake()
+
+    def _end(self, error: Exception) -> None:
+        uids = list(self._indices)
+        self._indices.clear()
+        self._failure = error
+        self._abort(uids)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+    async def _news(self) -> None:
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
+
+
+class Frontend:
+    """Hands prompts to the tokenizers and replies to the calls that wait for them.
+
+    tokenizers: one sender per tokenizer process; a uid always goes to the same one, so that its
+    messages keep their order. `failure` is set once a worker is gone, for good.
+    """
+
+    def __init__(self, tokenizers: Sequence[Sender], replies: Receiver) -> None:
+        self._tokenizers = tokenizers
+        self._replies = replies
+        self._uids = itertools.count()
+        self._calls: dict[int, Call] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self.failure: EngineError | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._calls)
+
+    def submit(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, priority: int = 0
+    ) -> Call:
+        """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
+
+        Raises EngineError when a worker is gone, InvalidRequest for what cannot be sent.
+        """
+        if self.failure:
+            raise self.failure
+        uids = list(itertools.islice(self._uids, len(prompts)))
+        call = Call(uids, self._abort)
+        by_tokenizer: dict[int, list[FrontendMsg]] = {}
+        for uid, prompt in zip(uids, prompts, strict=True):
+            params = sampling
+            if params.seed is None:
+                params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+            message = TokenizeMsg(uid=uid, prompt=prompt, sampling=params, priority=priority)
+            by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)
+        try:
+            for index, messages in by_tokenizer.items():
+                self._tokenizers[index].put(messages)
+        except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+            raise InvalidRequest(
+                f"the request holds a value that is out of range: {error}"
+            ) from None
+        self._calls.update(dict.fromkeys(uids, call))
+        return call
+
+    async def run(self) -> None:
+        """Deliver replies until cancelled."""
+        while True:
+            for reply in await self._replies.get_async():
+                self._dispatch(reply)
+
+    async def ping(self, timeout_s: float) -> bool:
+        """Whether a message gets round the whole pipeline in time."""
+        if self.failure:
+            return False
+        seq = next(self._uids)
+        pong = self._pings[seq] = asyncio.get_running_loop().create_future()
+        try:
+            self._tokenizers[seq % len(self._tokenizers)].put([PingMsg(seq=seq)])
+            async with asyncio.timeout(timeout_s):
+                await pong
+        except (TimeoutError, EngineError):
+            return False
+        finally:
+            del self._pings[seq]
+        return True
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every open call with `error`, and refuse what comes from now on."""
+        self.failure = error
+        for call in set(self._calls.values()):
+            call.fail(error)
+        for pong in self._pings.values():
+            if not pong.done():
+                pong.set_exception(error)
+
+    def _dispatch(self, reply: UserReply) -> None:
+        if isinstance(reply, PongMsg):
+            pong = self._pings.get(reply.seq)
+            if pong is not None and not pong.done():
+                pong.set_result(None)
+            return
+        call = self._calls.get(reply.uid)
+        if call is None:  # aborted meanwhile
+            return
+        if isinstance(reply, FinishedReply | FailedReply):
+            del self._calls[reply.uid]
+        call.deliver(reply)
+
+    def _abort(self, uids: list[int]) -> None:
+        for uid in uids:
+            self._calls.pop(uid, None)
+            if self.failure is None:
+                self._tokenizers[uid % len(self._tokenizers)].put([AbortMsg(uid=uid)])
+
+
+def _error(reply: FailedReply | FinishedReply) -> RequestError | EngineError:
+    if isinstance(reply, FinishedReply):  # an abort that this side asked for never comes here
+        return EngineError("the server aborted the request")
+    return Failed(
+        uid=reply.uid,
+        message=reply.message,
+        code=reply.code,
+        status=reply.status,
+        param=reply.param,
+    ).to_error()

@@ -1,0 +1,70 @@
+"""POST /generate: the native form, one prompt in, text and token ids and timings out."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from minisgl.message import FinishedReply, TextReply
+from minisgl.server import body
+from minisgl.server.frontend import Frontend
+from minisgl.server.models import ServedModel
+from minisgl.server.openapi import operation
+from minisgl.server.protocol import Generated, GeneratedChunk, GenerateRequest, Timings, Usage
+from minisgl.server.respond import Output, event, respond
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/generate", **operation(GenerateRequest, Generated, GeneratedChunk))
+    async def generate(request: Request) -> Response:
+        """Continue one of text, input_ids and messages; says how long each phase took."""
+        asked = await body.read(request, GenerateRequest)
+        return await respond(
+            request,
+            frontend,
+            [asked.prompt],
+            asked.sampling(model.defaults),
+            priority=asked.priority,
+            stream=asked.stream,
+            shape=_GenerateShape(),
+        )
+
+    return routes
+
+
+class _GenerateShape:
+    """See `minisgl.server.respond.Shape`."""
+
+    def whole(self, outputs: list[Output]) -> Generated:
+        (output,) = outputs
+        return _generated(output.text, output.token_ids, output.end)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def text(self, index: int, reply: TextReply) -> bytes:
+        return event(GeneratedChunk(text=reply.text, token_ids=reply.token_ids))
+
+    def end(self, index: int, reply: FinishedReply) -> bytes:
+        return event(_generated(reply.text, reply.token_ids, reply))
+
+    def closing(self, ends: list[FinishedReply]) -> bytes:
+        return b""
+
+
+def _generated(text: str, token_ids: list[int], end: FinishedReply) -> Generated:
+    return Generated(
+        text=text,
+        token_ids=token_ids,
+        finish_reason=end.reason,
+        stop_match=end.stop_match,
+        usage=Usage.of([end]),
+        timings=Timings(
+            queued_s=end.queued_s,
+            prefill_s=end.prefill_s,
+            decode_s=end.decode_s,
+            num_chunks=end.num_chunks,
+            num_retractions=end.num_retractions,
+        ),
+    )

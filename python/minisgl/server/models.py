@@ -1,0 +1,49 @@
+"""GET /v1/models: the one model that is served, and the name that requests may give it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from minisgl.core import SamplingParams
+from minisgl.errors import ModelNotFound
+from minisgl.server.openapi import operation
+from minisgl.server.protocol import Model, ModelList
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """defaults: what a request gets that leaves a sampling parameter out. created: Unix time."""
+
+    name: str
+    defaults: SamplingParams
+    created: int
+
+    def check(self, name: str | None) -> None:
+        """Raise ModelNotFound if a request means another model."""
+        if name not in (None, self.name):
+            raise ModelNotFound(
+                f"the model {name!r} is not served here; this server serves {self.name!r}",
+                param="model",
+            )
+
+
+def router(model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+    entry = Model(id=model.name, created=model.created)
+
+    @routes.get("/v1/models", **operation(None, ModelList))
+    async def list_models() -> Response:
+        """The served model, as a list of one."""
+        body = msgspec.json.encode(ModelList(data=[entry]))
+        return Response(body, media_type="application/json")
+
+    @routes.get("/v1/models/{name:path}", **operation(None, Model))
+    async def get_model(name: str) -> Response:
+        """The served model, if that is its name."""
+        model.check(name)
+        return Response(msgspec.json.encode(entry), media_type="application/json")
+
+    return routes

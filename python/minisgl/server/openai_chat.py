@@ -1,0 +1,110 @@
+"""POST /v1/chat/completions, as OpenAI answers it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
+
+from minisgl.core import FinishReason
+from minisgl.message import FinishedReply, TextReply
+from minisgl.server import body
+from minisgl.server.frontend import Frontend
+from minisgl.server.models import ServedModel
+from minisgl.server.openapi import operation
+from minisgl.server.protocol import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequest,
+    ChunkChoice,
+    Delta,
+    Usage,
+)
+from minisgl.server.respond import Output, TextEvent, event, respond
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post(
+        "/v1/chat/completions", **operation(ChatRequest, ChatCompletion, ChatCompletionChunk)
+    )
+    async def chat_completions(request: Request) -> Response:
+        """Continue a chat; OpenAI's schema with a few extensions."""
+        asked = await body.read(request, ChatRequest)
+        model.check(asked.model)
+        shape = _ChatShape(model.name, include_usage=asked.include_usage)
+        return await respond(
+            request,
+            frontend,
+            [asked.prompt],
+            asked.sampling(model.defaults),
+            priority=asked.priority,
+            stream=asked.stream,
+            shape=shape,
+        )
+
+    return routes
+
+
+class _ChatShape:
+    """See `minisgl.server.respond.Shape`."""
+
+    def __init__(self, model: str, *, include_usage: bool) -> None:
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._include_usage = include_usage
+        self._text = TextEvent(lambda text: self._chunk(Delta(content=text)))
+
+    def whole(self, outputs: list[Output]) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=AnswerMessage(content=output.text),
+                    finish_reason=output.end.reason,
+                )
+                for index, output in enumerate(outputs)
+            ],
+            usage=Usage.of([output.end for output in outputs]),
+        )
+
+    def opening(self) -> bytes:
+        return event(self._chunk(Delta(role="assistant", content="")))
+
+    def text(self, index: int, reply: TextReply) -> bytes:
+        return self._text(reply.text)
+
+    def end(self, index: int, reply: FinishedReply) -> bytes:
+        last = self._text(reply.text) if reply.text else b""
+        return last + event(self._chunk(Delta(), reply.reason))
+
+    def closing(self, ends: list[FinishedReply]) -> bytes:
+        if not self._include_usage:
+            return b""
+        return event(
+            ChatCompletionChunk(
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=[],
+                usage=Usage.of(ends),
+            )
+        )
+
+    def _chunk(self, delta: Delta, reason: FinishReason | None = None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[ChunkChoice(index=0, delta=delta, finish_reason=reason)],
+            usage=None if self._include_usage else UNSET,
+        )

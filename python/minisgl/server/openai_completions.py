@@ -1,0 +1,83 @@
+"""POST /v1/completions, as OpenAI answers it: each prompt is one choice."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from minisgl.core import FinishReason
+from minisgl.message import FinishedReply, TextReply
+from minisgl.server import body
+from minisgl.server.frontend import Frontend
+from minisgl.server.models import ServedModel
+from minisgl.server.openapi import operation
+from minisgl.server.protocol import Completion, CompletionRequest, TextChoice, Usage
+from minisgl.server.respond import Output, TextEvent, event, respond
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", **operation(CompletionRequest, Completion, Completion))
+    async def completions(request: Request) -> Response:
+        """Continue texts or token ids; OpenAI's schema with a few extensions."""
+        asked = await body.read(request, CompletionRequest)
+        model.check(asked.model)
+        prompts = asked.prompts
+        shape = _CompletionShape(model.name, len(prompts), include_usage=asked.include_usage)
+        return await respond(
+            request,
+            frontend,
+            prompts,
+            asked.sampling(model.defaults),
+            priority=asked.priority,
+            stream=asked.stream,
+            shape=shape,
+        )
+
+    return routes
+
+
+class _CompletionShape:
+    """See `minisgl.server.respond.Shape`."""
+
+    def __init__(self, model: str, num_prompts: int, *, include_usage: bool) -> None:
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._include_usage = include_usage
+        self._texts = [self._text_event(index) for index in range(num_prompts)]
+
+    def whole(self, outputs: list[Output]) -> Completion:
+        choices = [
+            TextChoice(index=index, text=output.text, finish_reason=output.end.reason)
+            for index, output in enumerate(outputs)
+        ]
+        return self._completion(choices, Usage.of([output.end for output in outputs]))
+
+    def opening(self) -> bytes:
+        return b""
+
+    def text(self, index: int, reply: TextReply) -> bytes:
+        return self._texts[index](reply.text)
+
+    def end(self, index: int, reply: FinishedReply) -> bytes:
+        return event(self._chunk(index, reply.text, reply.reason))
+
+    def closing(self, ends: list[FinishedReply]) -> bytes:
+        return event(self._completion([], Usage.of(ends))) if self._include_usage else b""
+
+    def _text_event(self, index: int) -> TextEvent:
+        return TextEvent(lambda text: self._chunk(index, text))
+
+    def _chunk(self, index: int, text: str, reason: FinishReason | None = None) -> Completion:
+        choice = TextChoice(index=index, text=text, finish_reason=reason)
+        return self._completion([choice], None if self._include_usage else UNSET)
+
+    def _completion(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+        )

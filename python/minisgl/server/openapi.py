@@ -1,0 +1,63 @@
+"""The page at /docs: FastAPI writes it, the schemas come from the records that decode requests."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+
+from minisgl.server import protocol
+from minisgl.server.protocol import ErrorBody
+
+_REF: Final = "#/components/schemas/{name}"
+_ROOTS: Final = (
+    protocol.ChatRequest,
+    protocol.ChatCompletion,
+    protocol.ChatCompletionChunk,
+    protocol.CompletionRequest,
+    protocol.Completion,
+    protocol.GenerateRequest,
+    protocol.Generated,
+    protocol.GeneratedChunk,
+    protocol.ModelList,
+    ErrorBody,
+)
+
+
+class DocumentedAPI(FastAPI):
+    """A FastAPI whose schema knows our records."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        _, components = msgspec.json.schema_components(_ROOTS, ref_template=_REF)
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        return schema
+
+
+def operation(
+    request: type[msgspec.Struct] | None,
+    response: type[msgspec.Struct],
+    chunk: type[msgspec.Struct] | None = None,
+) -> dict[str, Any]:
+    """Arguments of a route that document its body, its answer and a stream's events."""
+    content = {"application/json": {"schema": _ref(response)}}
+    if chunk is not None:
+        content["text/event-stream"] = {"schema": _ref(chunk)}
+    documented: dict[str, Any] = {
+        "responses": {
+            200: {"description": "The answer", "content": content},
+            "default": {
+                "description": "What is wrong",
+                "content": {"application/json": {"schema": _ref(ErrorBody)}},
+            },
+        }
+    }
+    if request is not None:
+        body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
+        documented["openapi_extra"] = {"requestBody": body}
+    return documented
+
+
+def _ref(struct: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}

@@ -1,0 +1,168 @@
+"""From a call under way to its HTTP response, whole or as server-sent events.
+
+What the API families have in common. Headers wait until the request is accepted, so a refusal by
+the scheduler is a 4xx for streams too. Whichever way a client leaves, its call is aborted: a
+disconnect is told by ASGI's `receive`, everything else passes through a `finally`.
+
+Why not Starlette's StreamingResponse: it starts a task group per response and hands over one
+chunk at a time; here one write carries all events of a wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from minisgl.core import SamplingParams
+from minisgl.errors import EngineError, RequestError
+from minisgl.message import FinishedReply, Prompt, TextReply
+from minisgl.server.errors import error_body
+from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
+
+_encode: Final = msgspec.json.Encoder().encode
+
+DONE: Final = b"data: [DONE]\n\n"
+
+_STREAM_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One prompt's whole answer."""
+
+    text: str
+    token_ids: list[int]
+    end: FinishedReply
+
+
+class Shape(Protocol):
+    """How an API family writes its answers down."""
+
+    def whole(self, outputs: list[Output]) -> msgspec.Struct:
+        """The response body."""
+
+    def opening(self) -> bytes:
+        """Events before the first text."""
+
+    def text(self, index: int, reply: TextReply) -> bytes:
+        """The event for some more text of prompt `index`."""
+
+    def end(self, index: int, reply: FinishedReply) -> bytes:
+        """The events for the end of prompt `index`, its last text included."""
+
+    def closing(self, ends: list[FinishedReply]) -> bytes:
+        """Events after the last prompt has ended, before `[DONE]`."""
+
+
+def event(body: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"
+
+
+class TextEvent:
+    """Events that differ in one text only: the rest is encoded once per stream."""
+
+    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
+        marker = secrets.token_hex(16)
+        self._head, self._tail = event(make(marker)).split(_encode(marker))
+
+    def __call__(self, text: str) -> bytes:
+        return self._head + _encode(text) + self._tail
+
+
+async def respond(
+    request: Request,
+    frontend: Frontend,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    *,
+    priority: int | None,
+    stream: bool | None,
+    shape: Shape,
+) -> Response:
+    """Submit `prompts` and answer in `shape`. Raises the refusal of any of them."""
+    call = frontend.submit(prompts, sampling, priority or 0)
+    call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
+    try:
+        await call.accepted()
+        if stream:
+            return EventStream(call, shape)
+        whole = shape.whole(await _collect(call, len(prompts)))
+        return Response(msgspec.json.encode(whole), media_type="application/json")
+    except ClientGone:
+        return Response(status_code=499)  # nginx's code for this; nobody reads it
+    except BaseException:
+        call.abort()
+        raise
+
+
+class EventStream(Response):
+    """Sends a call's replies as they come. A failure on the way is the last event."""
+
+    def __init__(self, call: Call, shape: Shape) -> None:
+        super().__init__()
+        self._call = call
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(data: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        try:
+            start = {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS]}
+            await send(start)
+            lead = self._shape.opening()  # goes out with the first text, so that it tells no lie
+            ends: list[FinishedReply] = []
+            async for batch in self._call:
+                await write(lead + self._events(batch, ends))
+                lead = b""
+            await write(self._shape.closing(ends) + DONE, more=False)
+        except ClientGone:
+            pass
+        except (RequestError, EngineError) as error:
+            await write(event(error_body(error)[1]), more=False)
+        finally:
+            self._call.abort()
+
+    def _events(self, batch: Answer, ends: list[FinishedReply]) -> bytes:
+        parts = []
+        for index, reply in batch:
+            if isinstance(reply, TextReply):
+                parts.append(self._shape.text(index, reply))
+            else:
+                parts.append(self._shape.end(index, reply))
+                ends.append(reply)
+        return b"".join(parts)
+
+
+async def _collect(call: Call, num_prompts: int) -> list[Output]:
+    texts: list[list[str]] = [[] for _ in range(num_prompts)]
+    ids: list[list[int]] = [[] for _ in range(num_prompts)]
+    ends: dict[int, FinishedReply] = {}
+    async for batch in call:
+        for index, reply in batch:
+            texts[index].append(reply.text)
+            ids[index] += reply.token_ids
+            if isinstance(reply, FinishedReply):
+                ends[index] = reply
+    return [
+        Output(text="".join(texts[index]), token_ids=ids[index], end=ends[index])
+        for index in range(num_prompts)
+    ]
+
+
+async def _abort_on_disconnect(receive: Receive, call: Call) -> None:
+    """Ends by itself: `receive` tells of a disconnect also when the response is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.abort()
