@@ -1,0 +1,64 @@
+"""Stop strings in a text that arrives in pieces.
+
+One automaton per stop string (Knuth, Morris, Pratt 1977) reads the text once, character by
+character. Its state is the length of the longest end of the text that begins the stop string,
+which is just what must be held back. So the result cannot depend on how the text was cut, and no
+stop string, however repetitive, makes a token cost more than its characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text through, up to the first stop string that is complete.
+
+    Of several that complete at the same character the longest counts. Mutable: the state of one
+    request. `match` is the stop string that was found; nothing may be fed after that.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = sorted(stops, key=len, reverse=True)
+        self._fallbacks = [_fallback(stop) for stop in self._stops]
+        self._states = [0] * len(self._stops)
+        self._held = ""
+        self.match: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that no stop string can take back any more, without the stop string."""
+        buffer = self._held + text
+        for end in range(len(self._held) + 1, len(buffer) + 1):
+            char = buffer[end - 1]
+            for i, stop in enumerate(self._stops):
+                state = self._states[i]
+                while state and stop[state] != char:
+                    state = self._fallbacks[i][state]
+                if stop[state] == char:
+                    state += 1
+                if state == len(stop):
+                    self.match = stop
+                    self._held = ""
+                    return buffer[: end - state]
+                self._states[i] = state
+        num_free = len(buffer) - max(self._states)
+        self._held = buffer[num_free:]
+        return buffer[:num_free]
+
+    def flush(self) -> str:
+        """The text has ended: what was held back belongs to it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _fallback(stop: str) -> list[int]:
+    """[n] is the length of the longest proper end of stop[:n] that also begins it."""
+    table = [0] * len(stop)
+    length = 0
+    for n in range(2, len(stop)):
+        while length and stop[length] != stop[n - 1]:
+            length = table[length]
+        if stop[length] == stop[n - 1]:
+            length += 1
+        table[n] = length
+    return table

@@ -1,0 +1,216 @@
+"""A checkpoint's chat template, rendered as transformers renders it.
+
+The variables, filters and settings are those of "Chat templates" in the transformers
+documentation: a template is a program that model makers wrote against them. It runs in jinja's
+immutable sandbox. What it refuses (roles out of order, say) is the request's fault and is told to
+the client in the template's own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from minisgl.errors import InvalidRequest
+from minisgl.tokenizer.tokenizer import load_tokenizer_config
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+
+class ChatTemplate:
+    """Messages to the text of a prompt that ends where the assistant's answer begins.
+
+    A checkpoint without a template, or with a broken one, still completes text: only `render`
+    refuses.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """sources: templates by name; "default" is the one, "tool_use" goes first with tools.
+
+        special_tokens: variables such as `bos_token`.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        self._problem = (
+            "this model has no chat template, so it cannot be asked in messages: "
+            "use /v1/completions with a text prompt"
+        )
+        try:
+            for name, source in sources.items():
+                self._templates[name] = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            self._templates = {}
+            self._problem = (
+                f"the chat template of this model is broken (line {error.lineno}: {error}), so it "
+                "cannot be asked in messages: use /v1/completions with a text prompt"
+            )
+            logger.warning("%s", self._problem)
+
+    @property
+    def is_usable(self) -> bool:
+        return "default" in self._templates
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt of `messages`; `args` are further variables of the template.
+
+        Raises InvalidRequest: malformed messages, no usable template, or the template refuses.
+        """
+        if not self.is_usable:
+            raise InvalidRequest(self._problem, param="messages")
+        if not messages:
+            raise InvalidRequest("messages must hold at least one message", param="messages")
+        variables = {
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **self._special_tokens,
+            **(args or {}),
+            "messages": [_normalise(message, i) for i, message in enumerate(messages)],
+        }
+        name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
+        try:
+            return self._templates[name].render(variables)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                f"the chat template of this model refuses these messages: {_printable(error)}",
+                param="messages",
+            ) from error
+        except Exception as error:  # a template is a program: it may fail on odd input in any way
+            raise InvalidRequest(
+                "the chat template of this model fails on these messages: "
+                f"{type(error).__name__}: {_printable(error)}",
+                param="messages",
+            ) from error
+
+
+def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    """The template of the checkpoint in `folder`.
+
+    From chat_template.jinja, chat_template.json or tokenizer_config.json, the first that has one.
+    """
+    return ChatTemplate(_find_sources(folder), special_tokens)
+
+
+def _find_sources(folder: Path) -> dict[str, str]:
+    plain = folder / "chat_template.jinja"
+    if plain.is_file():
+        return {"default": plain.read_text(encoding="utf-8")}
+    wrapped = folder / "chat_template.json"
+    config = json.loads(wrapped.read_text(encoding="utf-8")) if wrapped.is_file() else {}
+    found = config.get("chat_template") or load_tokenizer_config(folder).get("chat_template")
+    if isinstance(found, list):  # [{"name": "default", "template": "..."}, ...]
+        return {entry["name"]: entry["template"] for entry in found}
+    return {"default": found} if found else {}
+
+
+def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """One message as templates expect it: content a string, no null fields."""
+    where = f"messages[{index}]"
+    normal = {key: value for key, value in message.items() if value is not None}
+    role = normal.get("role")
+    if not isinstance(role, str):
+        raise InvalidRequest(f"{where}.role must be a string, got {role!r}", param=f"{where}.role")
+    if "content" in normal:
+        normal["content"] = _join_parts(normal["content"], f"{where}.content")
+    elif role != "assistant":
+        raise InvalidRequest(
+            f"{where}.content is missing: only an assistant's message may go without",
+            param=f"{where}.content",
+        )
+    if "tool_calls" in normal:
+        normal["tool_calls"] = [_normalise_call(call) for call in normal["tool_calls"]]
+    return normal
+
+
+def _join_parts(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"{where} must be a string or a list of text parts, got a {type(content).__name__}",
+            param=where,
+        )
+    texts = []
+    for i, part in enumerate(content):
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise InvalidRequest(
+                    f'{where}[{i}] must be {{"type": "text", "text": "..."}}: this model reads '
+                    f"text only, got {kind!r}",
+                    param=f"{where}[{i}]",
+                )
+    return "".join(texts)
+
+
+def _normalise_call(call: Any) -> Any:
+    """OpenAI writes a call's arguments as JSON in a string, templates expect the object."""
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            try:
+                arguments = json.loads(text)
+            except ValueError:
+                return call  # a model's earlier mistake: shown as it was made
+            return {**call, "function": {**function, "arguments": arguments}}
+    return call
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's part for training; here its body just renders."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Not jinja's own filter: that one escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _printable(error: Exception) -> str:
+    """Its text may quote what a tool call's JSON smuggled in: lone surrogates cannot be sent."""
+    return str(error).encode(errors="backslashreplace").decode()
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

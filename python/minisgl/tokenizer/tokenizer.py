@@ -1,0 +1,146 @@
+"""A checkpoint's tokenizer, from its tokenizer.json.
+
+The Rust `tokenizers` library does the work, as it does inside transformers; what transformers adds
+when it loads a folder (special tokens named only in tokenizer_config.json, no truncation) is done
+here, because importing it takes seconds. One difference is deliberate: text is never "cleaned up"
+(spaces before punctuation removed), which is no function of a stream.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from minisgl.errors import CheckpointError, ConfigError
+from minisgl.tokenizer.stream import TextStream, stream_factory
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    special_tokens: the named ones, as text ({"eos_token": "</s>", ...}). special_ids: every id
+    that `skip_special_tokens` leaves out. vocab_size: ids are below it, added tokens included.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+        """`config`: content of tokenizer_config.json. `backend` is taken over, and changed."""
+        backend.no_truncation()
+        backend.no_padding()
+        added = config.get("added_tokens_decoder", {})
+        backend.add_tokens([_added_token(added[token_id]) for token_id in sorted(added, key=int)])
+        self.special_tokens = {name: _text(config[name]) for name in _NAMED if config.get(name)}
+        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+        texts = [*self.special_tokens.values()]
+        texts += [_text(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
+        backend.add_special_tokens(
+            [tokenizers.AddedToken(text, special=True, normalized=False) for text in texts]
+        )
+
+        self._backend = backend
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        # A token that tokenizer.json added as a plain one keeps that flag, yet counts as special.
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special or token.content in texts
+        )
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        self._open = stream_factory(backend, self.special_ids)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; `add_special_tokens` lets the checkpoint put its bos or eos around it."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        """A new text that is decoded token by token."""
+        return self._open(skip_special_tokens)
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of the checkpoint in `folder`.
+
+    Without a tokenizer.json, transformers converts what is there (sentencepiece, say). Raises
+    CheckpointError if there is no tokenizer or it does not load, ConfigError if transformers is
+    needed and missing, UnsupportedModel if its text cannot be streamed.
+    """
+    config = load_tokenizer_config(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return Tokenizer(*_convert(folder, config))
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{path} does not load as a tokenizer: {error}") from error
+    return Tokenizer(backend, config)
+
+
+def load_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with special_tokens_map.json where an old checkpoint needs it."""
+    config = _read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= _read_json(folder / "special_tokens_map.json")
+    return config
+
+
+def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Let transformers build the Rust tokenizer."""
+    logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
+    try:
+        auto = importlib.import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
+    except ImportError as error:
+        raise ConfigError(
+            f"{folder} has no tokenizer.json, and converting its tokenizer needs a package that is "
+            f"missing ({error}): pip install 'minisgl[sentencepiece]'"
+        ) from error
+    except Exception as error:  # whatever a broken or missing file makes it raise
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, and transformers finds no tokenizer either: {error}"
+        ) from error
+    return auto.backend_tokenizer, config | auto.special_tokens_map
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _text(token: Any) -> str:
+    """Configurations write a token as a string or as an object with its flags."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _added_token(token: Any) -> tokenizers.AddedToken:
+    if not isinstance(token, dict):
+        return tokenizers.AddedToken(str(token))
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return tokenizers.AddedToken(
+        token["content"], **{flag: token[flag] for flag in flags if flag in token}
+    )

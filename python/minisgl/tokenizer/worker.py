@@ -1,0 +1,91 @@
+"""The process that turns text into ids, ids into text, or both.
+
+``--num-tokenizer 0`` runs one such process with both roles; N > 0 runs N that tokenize and one
+that detokenizes. It sleeps until a message comes, takes all that are there, and sends the text of
+all running requests as one frame. A message that cannot be handled fails its request only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minisgl.core import Event
+from minisgl.message import (
+    AbortBackendMsg,
+    AbortMsg,
+    DetokenizeMsg,
+    FailedReply,
+    FrontendMsg,
+    PingMsg,
+    PongMsg,
+    SchedulerMsg,
+    TokenizeMsg,
+)
+from minisgl.tokenizer.detokenize import Detokenizer
+from minisgl.tokenizer.template import load_template
+from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl.tokenizer.tokenizer import load_tokenizer
+from minisgl.utils.process import WorkerStatus
+from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextWorkerConfig:
+    """folder: the checkpoint. tokenizer_index: None for no tokenizer. detokenizer: that role."""
+
+    folder: Path
+    endpoints: Endpoints
+    tokenizer_index: int | None
+    detokenizer: bool
+
+
+def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
+    """Serve until SIGTERM. Raises ConfigError, before it is ready, if the tokenizer is no good."""
+    assert config.tokenizer_index is not None or config.detokenizer, "a worker needs a role"
+    tokenizer = load_tokenizer(config.folder)
+    template = load_template(config.folder, tokenizer.special_tokens)
+    encoder = PromptEncoder(tokenizer=tokenizer, template=template)
+    detokenizer = Detokenizer(tokenizer)
+    with ExitStack() as stack:
+        inboxes: list[PullQueue[Any]] = []
+        if config.tokenizer_index is not None:
+            address = config.endpoints.tokenizer(config.tokenizer_index)
+            inboxes.append(stack.enter_context(closing(PullQueue(address, FrontendMsg))))
+        if config.detokenizer:
+            address = config.endpoints.detokenizer
+            inboxes.append(stack.enter_context(closing(PullQueue(address, DetokenizeMsg))))
+        to_scheduler = stack.enter_context(closing(PushQueue(config.endpoints.scheduler)))
+        to_api = stack.enter_context(closing(PushQueue(config.endpoints.api)))
+        status.ready({"has_chat_template": template.is_usable})
+
+        waiting: deque[FrontendMsg] = deque()
+        while True:
+            events: list[Event] = []
+            pings: list[int] = []
+            for inbox in wait(inboxes, 0 if waiting else None):
+                for message in inbox.get(0):
+                    if isinstance(message, DetokenizeMsg):
+                        events += message.events
+                        pings += message.pings
+                    else:
+                        waiting.append(message)
+            replies, stops = detokenizer.handle(events)
+            to_api.put([*replies, *(PongMsg(seq=seq) for seq in pings)])
+            to_scheduler.put(stops)
+            if waiting:  # one prompt a turn: a long one must not stall the running streams twice
+                answer = _forward(encoder, waiting.popleft())
+                (to_api if isinstance(answer, FailedReply) else to_scheduler).put([answer])
+
+
+def _forward(encoder: PromptEncoder, message: FrontendMsg) -> SchedulerMsg | FailedReply:
+    match message:
+        case TokenizeMsg():
+            return encoder.tokenize(message)
+        case AbortMsg(uid=uid):
+            return AbortBackendMsg(uid=uid)
+        case PingMsg():
+            return message
