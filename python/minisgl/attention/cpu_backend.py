@@ -1,0 +1,54 @@
+"""Paged attention in C++: the cache is read where it lies, see `kernel/csrc/attention.cpp`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata
+from minisgl.core import Batch, Plan
+from minisgl.core.req import IdArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuAttnMetadata(BaseAttnMetadata):
+    """rows: int32 [3, B], the plan's table_idxs, starts and ends."""
+
+    rows: IdArray
+
+
+class CpuAttnBackend(BaseAttnBackend):
+    name = "cpu"
+
+    def __init__(self, library: Any) -> None:
+        """`library` is what `minisgl.kernel.jit.load_library` returned."""
+        self._attend = library.paged_attention
+
+    def prepare(self, plan: Plan) -> CpuAttnMetadata:
+        rows = np.array((plan.table_idxs, plan.starts, plan.ends), dtype=np.int32)
+        return CpuAttnMetadata(rows=rows)
+
+    def forward(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+    ) -> Tensor:
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
+        self._attend(
+            q_TNH,
+            k_TKH,
+            v_TKH,
+            pool.k,
+            pool.v,
+            batch.slots,
+            batch.context.page_table,
+            batch.attn_metadata.rows,
+            out_TNH,
+            layer.scale,
+            layer.window or 0,
+            torch.get_num_threads(),
+        )
+        return out_TNH

@@ -1,0 +1,480 @@
+// Causal attention of one step over the paged KV cache; nothing of the cache is copied but for a
+// block of keys at a time, into the core's own cache.
+//
+// The work is cut into items (row, tile of its queries, key/value head, span of keys):
+//
+//   queries  |== tile ==|== tile ==|=|        a tile: up to TILE query vectors (tokens x the heads
+//   keys     |=== span ===|=== span ==|       that share the key/value head)
+//                                             spans: only where there are too few tiles for the cores
+//
+// An item walks its keys in blocks with the online softmax of FlashAttention (Dao 2022); items that
+// cover spans of the same tile leave partial results that are merged at the end, as Flash-Decoding
+// does (Dao et al. 2023). A tile of few query vectors reads keys and values where they lie, limited
+// by memory; a larger one converts each block to float32, keys transposed, and runs as two small
+// matrix products, limited by arithmetic.
+//
+// Axes: M query vectors of a tile, H head dim, j keys of a block.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tensor.h"
+
+namespace {
+
+constexpr int BLOCK = 64;      // keys; scores, keys and values of a block stay in the L1/L2 cache
+constexpr int TILE = 64;       // query vectors: a transposed block of keys is worth its making
+constexpr int MR = 4;          // query vectors and ...
+constexpr int NR = W == 16 ? 4 : W == 8 ? 2 : 4;  // ... columns of W that a product keeps in registers
+constexpr int DIRECT = 8;      // up to this many query vectors read the cache in place
+constexpr int MIN_SPAN = 256;  // keys: a shorter span costs more to merge than it saves
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
+
+template <class T>
+struct Step {
+  const T *q, *k, *v;
+  T *out, *k_pool, *v_pool;
+  int64_t q_stride, k_stride, v_stride, table_stride;  // elements between tokens, rows
+  const int32_t *slots, *table, *table_idxs, *starts, *ends;
+  int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
+  float scale;
+};
+
+struct Item {
+  int row, kv_head;
+  int token, position, num_queries;  // of the tile's first query: index in the batch, position
+  int key_begin, key_end;
+  int partial;  // index of this span's partial result, -1 where the tile has one span only
+};
+
+struct Merge {  // partial results [begin, end) make one tile
+  Item tile;
+  int begin, end;
+};
+
+struct Scratch {
+  std::vector<float> floats;
+  float* take(size_t& used, size_t count) {
+    float* p = floats.data() + used;
+    used += (count + 15) / 16 * 16;
+    return p;
+  }
+};
+
+int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+// --- direct: few query vectors ------------------------------------------------------------------
+
+#if defined(__AVX512BF16__)
+INLINE __m512bh load_pairs(const bf16* p, int n) {
+  __mmask32 mask = n >= 32 ? ~0u : (1u << n) - 1;
+  return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
+}
+#endif
+
+// scores[m][j] for GB query vectors and W / GB keys.
+template <int GB, class T>
+INLINE void dot_block(const float* q, const T* q_raw, int q_stride, const T* const* keys, int H,
+                      float* scores) {
+  constexpr int KB = W / GB;
+  VF acc[W] = {};
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bf16>) {
+    for (int h = 0; h < H; h += 32) {
+      __m512bh q_pairs[GB];
+      for (int g = 0; g < GB; g++) q_pairs[g] = load_pairs(q_raw + g * q_stride + h, 32);
+      for (int j = 0; j < KB; j++) {
+        __m512bh k_pairs = load_pairs(keys[j] + h, H - h);
+        for (int g = 0; g < GB; g++)
+          acc[g * KB + j] =
+              (VF)_mm512_dpbf16_ps((__m512)acc[g * KB + j], q_pairs[g], k_pairs);
+      }
+    }
+  } else
+#endif
+  {
+    int h = 0;
+    for (; h + W <= H; h += W)
+      for (int j = 0; j < KB; j++) {
+        VF k = load(keys[j] + h);
+        for (int g = 0; g < GB; g++) acc[g * KB + j] += load(q + g * q_stride + h) * k;
+      }
+    if (h < H)
+      for (int j = 0; j < KB; j++) {
+        VF k = load_first(keys[j] + h, H - h);
+        for (int g = 0; g < GB; g++) acc[g * KB + j] += load(q + g * q_stride + h) * k;
+      }
+  }
+  float sums[W];
+  store(sums, sum_rows(acc));
+  for (int g = 0; g < GB; g++) std::memcpy(scores + g * BLOCK, sums + g * KB, KB * 4);
+}
+
+// acc[m][0:HB * W] += p[m][j] * values[j][0:HB * W] over n keys, for GB query vectors.
+template <int GB, int HB, class T>
+INLINE void add_values(const float* p, const T* const* values, int h, int n, float* acc, int ld) {
+  VF sums[GB][HB];
+  for (int g = 0; g < GB; g++)
+    for (int i = 0; i < HB; i++) sums[g][i] = load(acc + g * ld + h + i * W);
+  for (int j = 0; j < n; j++) {
+    VF v[HB];
+    for (int i = 0; i < HB; i++) v[i] = load(values[j] + h + i * W);
+    for (int g = 0; g < GB; g++) {
+      VF weight = splat(p[g * BLOCK + j]);
+      for (int i = 0; i < HB; i++) sums[g][i] += weight * v[i];
+    }
+  }
+  for (int g = 0; g < GB; g++)
+    for (int i = 0; i < HB; i++) store(acc + g * ld + h + i * W, sums[g][i]);
+}
+
+template <int GB, class T>
+void direct_scores(const float* q, const T* q_raw, int q_stride, const T* const* keys, int H, int n,
+                   float* scores) {
+  constexpr int KB = W / GB;
+  for (int j = 0; j < n; j += KB)
+    dot_block<GB>(q, q_raw, q_stride, keys + j, H, scores + j);
+}
+
+template <int GB, class T>
+void direct_values(const float* p, const T* const* values, int H, int n, float* acc, int ld) {
+  constexpr int HB = GB == 4 ? 4 : 8;
+  int h = 0;
+  for (; h + HB * W <= H; h += HB * W) add_values<GB, HB>(p, values, h, n, acc, ld);
+  for (; h + W <= H; h += W) add_values<GB, 1>(p, values, h, n, acc, ld);
+  if (h < H)
+    for (int g = 0; g < GB; g++) {
+      VF sums = load(acc + g * ld + h);
+      for (int j = 0; j < n; j++)
+        sums += splat(p[g * BLOCK + j]) * load_first(values[j] + h, H - h);
+      store(acc + g * ld + h, sums);
+    }
+}
+
+// --- tiled: two small matrix products -----------------------------------------------------------
+
+// C[MR][N * W] = (ADD ? C : 0) + A[MR][K] B[K][N * W]
+template <int N, bool ADD>
+INLINE void product(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int K) {
+  VF sums[MR][N] = {};
+  if constexpr (ADD)
+    for (int m = 0; m < MR; m++)
+      for (int i = 0; i < N; i++) sums[m][i] = load(c + m * ldc + i * W);
+  for (int k = 0; k < K; k++) {
+    VF columns[N];
+    for (int i = 0; i < N; i++) columns[i] = load(b + k * ldb + i * W);
+    for (int m = 0; m < MR; m++) {
+      VF factor = splat(a[m * lda + k]);
+      for (int i = 0; i < N; i++) sums[m][i] += factor * columns[i];
+    }
+  }
+  for (int m = 0; m < MR; m++)
+    for (int i = 0; i < N; i++) store(c + m * ldc + i * W, sums[m][i]);
+}
+
+// keys_HJ[h][j], float32, from BLOCK rows.
+template <class T>
+void transpose_keys(const T* const* keys, int H, float* keys_HJ) {
+  for (int j = 0; j < BLOCK; j += W)
+    for (int h = 0; h < H; h += W) {
+      VF rows[W];
+      for (int i = 0; i < W; i++)
+        rows[i] = h + W <= H ? load(keys[j + i] + h) : load_first(keys[j + i] + h, H - h);
+      transpose(rows);
+      for (int i = 0; i < W; i++) store(keys_HJ + (h + i) * BLOCK + j, rows[i]);
+    }
+}
+
+template <class T>
+void widen_values(const T* const* values, int H, int ld, float* values_JH) {
+  for (int j = 0; j < BLOCK; j++)
+    for (int h = 0; h < H; h += W)
+      store(values_JH + j * ld + h,
+            h + W <= H ? load(values[j] + h) : load_first(values[j] + h, H - h));
+}
+
+// --- one item -----------------------------------------------------------------------------------
+
+// Addresses of BLOCK keys and values from position `begin` on; past the n-th, the n-th again, so
+// that every address is one that was written: unwritten memory may hold NaN.
+template <class T>
+void locate(const Step<T>& s, const Item& item, int begin, int n, const T** keys, const T** values) {
+  const int32_t* pages = s.table + s.table_idxs[item.row] * s.table_stride;
+  int64_t stride = int64_t(s.num_kv_heads) * s.H, head = int64_t(item.kv_head) * s.H;
+  int page = begin / s.page_size, offset = begin % s.page_size;
+  int64_t at = 0;
+  for (int j = 0; j < BLOCK; j++) {
+    if (j < n) {
+      at = (int64_t(pages[page]) * s.page_size + offset) * stride + head;
+      if (++offset == s.page_size) offset = 0, page++;
+    }
+    keys[j] = s.k_pool + at;
+    values[j] = s.v_pool + at;
+  }
+}
+
+// Scores of one query vector become weights, in place; returns their sum. Keys outside [low, high)
+// of the block are hidden. `top` is the largest score so far; the caller's sums shrink by `shrink`.
+INLINE float soften(float* scores, float scale, int low, int high, float& top, float& shrink) {
+  VF x[BLOCK / W], largest = splat(LOWEST);
+  for (int i = 0; i < BLOCK / W; i++) {
+    x[i] = load(scores + i * W) * scale;
+    if (low > 0 || high < BLOCK) {
+      VI j = lanes() + i * W;
+      x[i] = select((j >= low) & (j < high), x[i], splat(-INFINITY));
+    }
+    largest = max(x[i], largest);
+  }
+  float new_top = std::max(top, max(largest));
+  VF total = {};
+  for (int i = 0; i < BLOCK / W; i++) {
+    VF weights = exp(x[i] - new_top);
+    store(scores + i * W, weights);
+    total += weights;
+  }
+  shrink = new_top == top ? 1.0f : exp(splat(top - new_top))[0];
+  top = new_top;
+  return sum(total);
+}
+
+template <class T>
+void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial) {
+  const int H = s.H, G = s.group, M = item.num_queries * G, padded_M = round_up(M, MR);
+  const int ld = round_up(H, 32);  // 32: a vector of bfloat16 pairs
+  const bool direct = M <= DIRECT;
+  size_t used = 0, need = size_t(padded_M) * (3 * ld + BLOCK + 2) + 2 * BLOCK * ld + 128;
+  if (scratch.floats.size() < need + 16) scratch.floats.resize(need + 16);
+  used = (64 - reinterpret_cast<uintptr_t>(scratch.floats.data()) % 64) % 64 / 4;
+  float* q = scratch.take(used, padded_M * ld);
+  T* q_raw = reinterpret_cast<T*>(scratch.take(used, padded_M * ld));
+  float* acc = scratch.take(used, padded_M * ld);
+  float* scores = scratch.take(used, padded_M * BLOCK);
+  float* tops = scratch.take(used, padded_M);
+  float* totals = scratch.take(used, padded_M);
+  float* keys_HJ = scratch.take(used, BLOCK * ld);
+  float* values_JH = scratch.take(used, BLOCK * ld);
+
+  std::memset(q, 0, size_t(padded_M) * ld * 4);
+  std::memset(q_raw, 0, size_t(padded_M) * ld * sizeof(T));
+  std::memset(acc, 0, size_t(padded_M) * ld * 4);
+  std::fill(tops, tops + padded_M, LOWEST);
+  std::fill(totals, totals + padded_M, 0.0f);
+  for (int m = 0; m < M; m++) {
+    const T* from = s.q + (item.token + m / G) * s.q_stride + (item.kv_head * G + m % G) * H;
+    std::memcpy(q_raw + m * ld, from, H * sizeof(T));
+    for (int h = 0; h < H; h += W)
+      store(q + m * ld + h, h + W <= H ? load(from + h) : load_first(from + h, H - h));
+  }
+
+  const T *keys[BLOCK], *values[BLOCK];
+  for (int begin = item.key_begin; begin < item.key_end; begin += BLOCK) {
+    const int n = std::min(BLOCK, item.key_end - begin);
+    locate(s, item, begin, n, keys, values);
+    if (direct) {
+      int m = 0;
+      for (; m + 4 <= M; m += 4)
+        direct_scores<4>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK);
+      for (; m + 2 <= M; m += 2)
+        direct_scores<2>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK);
+      for (; m < M; m++)
+        direct_scores<1>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK);
+    } else {
+      transpose_keys(keys, H, keys_HJ);
+      widen_values(values, H, ld, values_JH);
+      for (int m = 0; m < M; m += MR)
+        for (int j = 0; j < BLOCK; j += NR * W)
+          product<NR, false>(q + m * ld, ld, keys_HJ + j, BLOCK, scores + m * BLOCK + j, BLOCK, H);
+    }
+    for (int m = 0; m < M; m++) {
+      // Query at position i sees keys (i - window, i]; without a window, [0, i].
+      int i = item.position + m / G;
+      int low = s.window ? i - s.window + 1 - begin : 0, high = std::min(i + 1 - begin, n);
+      float shrink;
+      float total = soften(scores + m * BLOCK, s.scale, low, high, tops[m], shrink);
+      totals[m] = totals[m] * shrink + total;
+      if (shrink != 1.0f)
+        for (int h = 0; h < H; h += W) store(acc + m * ld + h, load(acc + m * ld + h) * shrink);
+    }
+    if (direct) {
+      int m = 0;
+      for (; m + 4 <= M; m += 4)
+        direct_values<4>(scores + m * BLOCK, values, H, n, acc + m * ld, ld);
+      for (; m + 2 <= M; m += 2)
+        direct_values<2>(scores + m * BLOCK, values, H, n, acc + m * ld, ld);
+      for (; m < M; m++) direct_values<1>(scores + m * BLOCK, values, H, n, acc + m * ld, ld);
+    } else {
+      for (int m = 0; m < M; m += MR) {
+        int h = 0;
+        for (; h + NR * W <= H; h += NR * W)
+          product<NR, true>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n);
+        for (; h < H; h += W)
+          product<1, true>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n);
+      }
+    }
+  }
+
+  if (partial) {  // [M][ld] sums, then tops, then totals
+    std::memcpy(partial, acc, size_t(M) * ld * 4);
+    std::memcpy(partial + size_t(M) * ld, tops, M * 4);
+    std::memcpy(partial + size_t(M) * ld + M, totals, M * 4);
+    return;
+  }
+  for (int m = 0; m < M; m++) {
+    T* to = s.out + (int64_t(item.token + m / G) * s.num_heads + item.kv_head * G + m % G) * H;
+    float inverse = 1.0f / totals[m];
+    for (int h = 0; h < H; h += W) {
+      VF x = load(acc + m * ld + h) * inverse;
+      h + W <= H ? store(to + h, x) : store_first(to + h, x, H - h);
+    }
+  }
+}
+
+// Adds up the spans of a tile: each counts e**(its top - the overall top).
+template <class T>
+void merge(const Step<T>& s, const Merge& work, const std::vector<float*>& partials) {
+  const Item& tile = work.tile;
+  const int H = s.H, G = s.group, M = tile.num_queries * G, ld = round_up(H, 32);
+  for (int m = 0; m < M; m++) {
+    float top = LOWEST, total = 0;
+    for (int p = work.begin; p < work.end; p++)
+      top = std::max(top, partials[p][size_t(M) * ld + m]);
+    std::vector<float> shares;
+    for (int p = work.begin; p < work.end; p++) {
+      shares.push_back(std::exp(partials[p][size_t(M) * ld + m] - top));
+      total += shares.back() * partials[p][size_t(M) * ld + M + m];
+    }
+    T* to = s.out + (int64_t(tile.token + m / G) * s.num_heads + tile.kv_head * G + m % G) * H;
+    for (int h = 0; h < H; h += W) {
+      VF x = {};
+      for (int p = work.begin; p < work.end; p++)
+        x += load(partials[p] + size_t(m) * ld + h) * shares[p - work.begin];
+      x /= total;
+      h + W <= H ? store(to + h, x) : store_first(to + h, x, H - h);
+    }
+  }
+}
+
+// --- all items ----------------------------------------------------------------------------------
+
+template <class T>
+void run(const Step<T>& s, int num_threads) {
+  const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
+  std::vector<Item> tiles;
+  double work = 0;  // query vectors x keys
+  int token = 0;
+  for (int row = 0; row < s.num_rows; row++)
+    for (int begin = s.starts[row]; begin < s.ends[row]; begin += tile_queries) {
+      int n = std::min(tile_queries, s.ends[row] - begin);
+      int key_begin = s.window ? std::max(0, begin - s.window + 1) : 0;
+      for (int head = 0; head < s.num_kv_heads; head++)
+        tiles.push_back({row, head, token, begin, n, key_begin, begin + n, -1});
+      work += double(n * s.group) * (begin + n - key_begin) * s.num_kv_heads;
+      token += n;
+    }
+  // Starting the other threads takes a few microseconds: as long as about 100,000 products.
+  if (work * s.H < 100e3) num_threads = 1;
+
+  std::vector<Item> items;
+  std::vector<Merge> merges;
+  std::vector<size_t> offsets;
+  size_t partial_floats = 0;
+  for (const Item& tile : tiles) {
+    int M = tile.num_queries * s.group;
+    // Four items to a thread even out; a tile longer than that is cut into equal spans.
+    double share = work / (4.0 * num_threads) / M;
+    int length = tile.key_end - tile.key_begin;
+    int spans = num_threads == 1 ? 1 : int(length / std::max(share, double(MIN_SPAN)) + 0.5);
+    if (spans <= 1) {
+      items.push_back(tile);
+      continue;
+    }
+    int step = round_up((length + spans - 1) / spans, BLOCK);
+    Merge merge{tile, int(offsets.size()), 0};
+    for (int begin = tile.key_begin; begin < tile.key_end; begin += step) {
+      Item item = tile;
+      item.key_begin = begin;
+      item.key_end = std::min(begin + step, tile.key_end);
+      item.partial = int(offsets.size());
+      items.push_back(item);
+      offsets.push_back(partial_floats);
+      partial_floats += size_t(M) * (ld + 2);
+    }
+    merge.end = int(offsets.size());
+    merges.push_back(merge);
+  }
+  std::vector<float> partial_memory(partial_floats);
+  std::vector<float*> partials;
+  for (size_t offset : offsets) partials.push_back(partial_memory.data() + offset);
+  // Long items first: a causal prefill's last tiles see the most keys.
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return int64_t(a.num_queries) * (a.key_end - a.key_begin) >
+           int64_t(b.num_queries) * (b.key_end - b.key_begin);
+  });
+
+  const int64_t width = int64_t(s.num_kv_heads) * s.H;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    static thread_local Scratch scratch;
+#pragma omp for schedule(static)
+    for (int t = 0; t < s.num_tokens; t++) {
+      if (s.slots[t] < 0) continue;
+      std::memcpy(s.k_pool + s.slots[t] * width, s.k + t * s.k_stride, width * sizeof(T));
+      std::memcpy(s.v_pool + s.slots[t] * width, s.v + t * s.v_stride, width * sizeof(T));
+    }
+    // The barrier here keeps the contract: everything is stored before anything attends.
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < items.size(); i++)
+      attend(s, items[i], scratch, items[i].partial < 0 ? nullptr : partials[items[i].partial]);
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < merges.size(); i++) merge(s, merges[i], partials);
+  }
+}
+
+bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype().bits == 32; }
+
+}  // namespace
+
+// q [T, N, H] and k, v [T, K, H]: tokens may be apart, heads are packed. out [T, N, H], pools
+// [pages, page size, K, H] contiguous, all of one dtype. slots [T], page_table [R, P], rows
+// [3, B] = table indices, starts, ends: int32. window 0: none.
+void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
+                     TensorView slots, TensorView page_table, TensorView rows, TensorView out,
+                     double scale, int64_t window, int64_t num_threads) {
+  CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
+        "paged_attention: the pools must be contiguous [pages, page size, heads, head dim]");
+  const int64_t T_ = q.size(0), N = q.size(1), H = q.size(2), K = k_pool.size(2);
+  for (const TensorView& x : {q, k, v})
+    CHECK(x.ndim() == 3 && x.size(0) == T_ && x.size(2) == H && x.stride(2) == 1 &&
+              (x.stride(1) == H || x.size(1) == 1),
+          "paged_attention: q, k and v must be [tokens, heads, head dim] with packed heads");
+  CHECK(k.size(1) == K && v.size(1) == K && k_pool.size(3) == H && N % K == 0,
+        "paged_attention: " << k.size(1) << " key heads of " << H << " do not fit a pool of " << K
+                            << " heads of " << k_pool.size(3) << " with " << N << " query heads");
+  for (const TensorView& x : {k, v, k_pool, v_pool, out})
+    CHECK(x.dtype() == q.dtype(), "paged_attention: q, k, v, out and the pool must share a dtype");
+  CHECK(is_int32(slots) && slots.IsContiguous() && slots.size(0) == T_ && is_int32(page_table) &&
+            page_table.stride(1) == 1 && is_int32(rows) && rows.IsContiguous() &&
+            out.IsContiguous(),
+        "paged_attention: slots, page table and rows must be int32, packed");
+  with_dtype(q.dtype(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Step<T> s;
+    s.q = data<T>(q), s.k = data<T>(k), s.v = data<T>(v), s.out = data<T>(out);
+    s.k_pool = data<T>(k_pool), s.v_pool = data<T>(v_pool);
+    s.q_stride = q.stride(0), s.k_stride = k.stride(0), s.v_stride = v.stride(0);
+    s.slots = data<int32_t>(slots), s.table = data<int32_t>(page_table);
+    s.table_stride = page_table.stride(0);
+    s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
+    s.starts = s.table_idxs + s.num_rows, s.ends = s.starts + s.num_rows;
+    s.num_tokens = T_, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
+    s.page_size = k_pool.size(1), s.window = window, s.scale = scale;
+    int64_t tokens = 0;
+    for (int row = 0; row < s.num_rows; row++) tokens += s.ends[row] - s.starts[row];
+    CHECK(tokens == T_, "paged_attention: the rows have " << tokens << " tokens, q " << T_);
+    run(s, num_threads);
+  });
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, paged_attention);

