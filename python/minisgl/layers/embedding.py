@@ -1,0 +1,77 @@
+"""The two ends of a decoder, both split over ranks by vocabulary (Megatron-LM, 2019).
+
+::
+
+    vocabulary   |== rank 0 ==|== rank 1 ==|== rank 2 =|- -|     padded to equal shares
+                 0                              vocab_size
+
+Axes: T tokens, S rows that sample, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from minisgl.layers.base import BaseOP, BuildContext, Part, StateLessOP
+
+
+class _VocabShare(BaseOP):
+    """The rows of a [V, D] table that this rank holds; the last rank's share may be padded."""
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        name: str,
+        alias: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.ops, self.comm = build.ops, build.comm
+        self.vocab_size = vocab_size
+        rows = -(-vocab_size // self.comm.size)
+        self.start = min(self.comm.rank * rows, vocab_size)
+        self.stop = min(self.start + rows, vocab_size)
+        part = Part(
+            name=name,
+            shape=(vocab_size, hidden_size),
+            axis=0,
+            start=self.start,
+            stop=self.stop,
+            alias=alias,
+        )
+        self.declare("weight", build.dtype, part, rows=rows)
+
+
+class VocabParallelEmbedding(_VocabShare):
+    """int ids [T] -> [T, D]. A rank looks up the ids that it holds; the sum has all of them."""
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        if self.comm.size == 1:
+            return self.ops.embed(ids_T, self.weight)
+        elsewhere_T = (ids_T < self.start) | (ids_T >= self.stop)
+        x_TD = self.ops.embed((ids_T - self.start).masked_fill(elsewhere_T, 0), self.weight)
+        return self.comm.all_reduce(x_TD.masked_fill(elsewhere_T[:, None], 0))
+
+
+class ParallelLMHead(StateLessOP):
+    """[S, D] -> float32 logits [S, V], whole on each rank. `table` is the embedding when tied."""
+
+    def __init__(self, table: _VocabShare) -> None:
+        super().__init__()
+        self.table = table
+
+    @classmethod
+    def untied(
+        cls, build: BuildContext, *, vocab_size: int, hidden_size: int, name: str
+    ) -> ParallelLMHead:
+        """A head with a table of its own."""
+        return cls(_VocabShare(build, vocab_size=vocab_size, hidden_size=hidden_size, name=name))
+
+    def forward(self, x_SD: Tensor) -> Tensor:
+        table = self.table
+        share = table.ops.linear(x_SD, table.weight)
+        return table.comm.all_gather(share, dim=-1)[:, : table.vocab_size].float()

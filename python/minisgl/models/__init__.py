@@ -1,0 +1,29 @@
+"""From a checkpoint's config.json to a model that computes logits.
+
+What it is for: `ModelConfig` (what config.json says), a `ModelSpec` per family (what differs
+between families, as data), one decoder built from a spec, and the strict loader of its weights.
+What it does not know: requests, sampling, where pages are. Read next: `minisgl.models.qwen3`,
+then `minisgl.models.decoder`.
+"""
+
+from minisgl.layers import RotaryConfig
+from minisgl.models.build import build_model, load_model
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import BaseLLMModel, Decoder
+from minisgl.models.registry import get_model_class, supported_architectures
+from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.weight import load_weight
+
+__all__ = [
+    "BaseLLMModel",
+    "Decoder",
+    "Family",
+    "ModelConfig",
+    "ModelSpec",
+    "RotaryConfig",
+    "build_model",
+    "get_model_class",
+    "load_model",
+    "load_weight",
+    "supported_architectures",
+]

@@ -1,0 +1,81 @@
+"""The two doors of this package: a model on `meta` to measure, and one that is loaded to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl.layers import BuildContext
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
+from minisgl.models.weight import Checkpoint, Progress, load_dummy, load_weight
+from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.distributed import DistributedCommunicator
+    from minisgl.kernel.ops import Ops
+
+logger = get_logger(__name__)
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    ops: Ops,
+    comm: DistributedCommunicator,
+    max_context: int | None = None,
+) -> BaseLLMModel:
+    """This rank's part of the model, on `meta`: it has sizes and no memory.
+
+    max_context: positions to serve, `config.max_context` by default. Raises ConfigError where the
+    family refuses the config, or the ranks cannot share it.
+    """
+    build = BuildContext(ops=ops, comm=comm, dtype=dtype)
+    return Decoder(config.family.spec(config), build, max_context or config.max_context)
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Ops,
+    comm: DistributedCommunicator,
+    max_context: int | None = None,
+    dummy: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> BaseLLMModel:
+    """The model of a checkpoint folder, ready to run on `device`.
+
+    dummy: random weights from `seed` instead of the files, which need not be there. max_context:
+    see `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
+    """
+    config = ModelConfig.from_folder(folder)
+    if dummy:
+        model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
+        load_dummy(model, device=device, seed=seed, progress=progress)
+        return model
+    with Checkpoint(folder) as checkpoint:
+        if config.tie_word_embeddings and _heads_differ(checkpoint):
+            logger.warning(
+                "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
+                "Hugging Face does",
+                config.fields.where,
+                LM_HEAD,
+                EMBEDDING,
+            )
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+        model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
+        load_weight(model, checkpoint, device=device, progress=progress)
+    return model
+
+
+def _heads_differ(checkpoint: Checkpoint) -> bool:
+    if not checkpoint.names.issuperset((EMBEDDING, LM_HEAD)):
+        return False
+    return not torch.equal(checkpoint.tensor(EMBEDDING), checkpoint.tensor(LM_HEAD))

@@ -1,0 +1,211 @@
+"""What config.json says, checked: sizes that every family has, and the rotary embedding.
+
+Both spellings are read: `rope_theta` with `rope_scaling` and `torch_dtype` (until transformers 4),
+`rope_parameters` and `dtype` (from 5 on). A field that is wrong or missing is named with its file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minisgl.errors import ConfigError
+from minisgl.layers.activation import Activation
+from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
+from minisgl.models.registry import get_model_class
+from minisgl.models.spec import Family
+from minisgl.models.weight import checkpoint_dtype
+from minisgl.utils.hf import read_json
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Typed access to a JSON object. An absent or null field takes `default`, if there is one."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+        value = self._value(name, default)
+        if type(value) is not int or value < minimum:
+            raise self.error(name, f"an integer of at least {minimum}")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """None where the field is null or absent."""
+        return None if self.values.get(name) is None else self.integer(name)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Positive and finite."""
+        value = self._value(name, default)
+        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+            raise self.error(name, "a positive number")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        return None if self.values.get(name) is None else self.number(name)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if type(value) is not bool:
+            raise self.error(name, "true or false")
+        return value
+
+    def error(self, name: str, expected: str) -> ConfigError:
+        if self.values.get(name) is None:
+            return ConfigError(f"{self.where}: {name} is missing; expected {expected}")
+        return ConfigError(f"{self.where}: {name} must be {expected}, got {self.values[name]!r}")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The sizes of a decoder. `fields` are the rest, for its family to read.
+
+    max_context: positions that the checkpoint is meant for, stretched rotary embedding included.
+    dtype: of the checkpoint.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    activation: Activation
+    tie_word_embeddings: bool
+    rope: RotaryConfig
+    dtype: torch.dtype
+    fields: Fields
+
+    @property
+    def max_context(self) -> int:
+        return self.rope.max_context
+
+    @property
+    def family(self) -> Family:
+        return get_model_class(self.architecture)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelConfig:
+        """Read `folder`/config.json (and nothing else, if that names the dtype).
+
+        Raises UnsupportedModel for an architecture of no family here, ConfigError (CheckpointError
+        if it is no JSON object) for what is wrong in the file.
+        """
+        file = folder / "config.json"
+        values = read_json(file)
+        config = Fields(values, str(file))
+        architectures = values.get("architectures")
+        if not isinstance(architectures, list) or not architectures:
+            raise config.error("architectures", "a list with one name, as in ['LlamaForCausalLM']")
+        family = get_model_class(str(architectures[0]))
+        config = Fields({**family.defaults, **values}, str(file))
+        if config.values.get("quantization_config") is not None:
+            raise ConfigError(
+                f"{file}: quantization_config is set, but quantised checkpoints are not supported; "
+                "use one in bfloat16, float16 or float32"
+            )
+
+        hidden_size = config.integer("hidden_size")
+        num_heads = config.integer("num_attention_heads")
+        num_kv_heads = config.integer("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise config.error("num_key_value_heads", f"a divisor of {num_heads} query heads")
+        if config.values.get("head_dim") is None and hidden_size % num_heads:
+            raise config.error("head_dim", f"one, as {num_heads} heads do not divide {hidden_size}")
+        head_dim = config.integer("head_dim", hidden_size // num_heads)
+        activation = str(config.values.get("hidden_act") or "silu")
+        if activation not in _ACTIVATIONS:
+            raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+        return cls(
+            architecture=str(architectures[0]),
+            vocab_size=config.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=config.integer("intermediate_size"),
+            num_layers=config.integer("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            norm_eps=config.number("rms_norm_eps", 1e-6),
+            activation=_ACTIVATIONS[activation],
+            tie_word_embeddings=config.flag("tie_word_embeddings", False),
+            rope=_rotary_config(config, head_dim),
+            dtype=_dtype(config, folder),
+            fields=config,
+        )
+
+
+def _dtype(config: Fields, folder: Path) -> torch.dtype:
+    for name in ("dtype", "torch_dtype"):
+        if (value := config.values.get(name)) is not None:
+            if value not in _DTYPES:
+                raise config.error(name, f"one of {', '.join(_DTYPES)}")
+            return _DTYPES[value]
+    return checkpoint_dtype(folder)
+
+
+def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
+    """Where both spellings are there, `rope_scaling` wins, as in Hugging Face."""
+    name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
+    values = config.values.get(name) or {}
+    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+        raise config.error(name, "one object for all layers")
+    rope = Fields(values, f"{config.where}: {name}")
+    rope_type = values.get("rope_type", values.get("type", "default"))
+    if rope_type not in ROPE_TYPES:
+        raise ConfigError(
+            f"{rope.where}: rope type {rope_type!r} is not supported; "
+            f"expected one of {', '.join(ROPE_TYPES)}"
+        )
+    partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * partial)
+    if (
+        not 2 <= rotary_dim <= head_dim
+        or rotary_dim % 2
+        or (rope_type, rotary_dim) == ("dynamic", 2)
+    ):
+        raise ConfigError(
+            f"{config.where}: {rotary_dim} of a head's {head_dim} dims would be rotated; "
+            f"expected an even number up to {head_dim}"
+        )
+    max_position = config.integer("max_position_embeddings")
+    # A top-level field wins over the one in the object, as in Hugging Face.
+    original = config.optional_integer("original_max_position_embeddings")
+    original = original or rope.integer("original_max_position_embeddings", max_position)
+    default_factor = max_position / original if rope_type == "yarn" else None
+    return RotaryConfig(
+        rope_type=rope_type,
+        theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
+        rotary_dim=rotary_dim,
+        max_position=max_position,
+        original_max_position=original,
+        factor=1.0 if rope_type == "default" else rope.number("factor", default_factor),
+        low_freq_factor=rope.number("low_freq_factor", 1.0 if rope_type != "llama3" else None),
+        high_freq_factor=rope.number("high_freq_factor", 4.0 if rope_type != "llama3" else None),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.flag("truncate", True),
+    )

@@ -1,0 +1,196 @@
+"""One decoder for every family: pre-norm blocks of attention and gated MLP, built from a spec.
+
+Norms are fused with the residual addition before them, so a block passes on two tensors: what the
+last step computed, and the residual that it is still to be added to.
+
+Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from minisgl.attention import AttnLayer
+from minisgl.layers import (
+    AttentionLayer,
+    BaseOP,
+    BuildContext,
+    Identity,
+    LinearColParallelMerged,
+    LinearQKVMerged,
+    LinearRowParallel,
+    OPList,
+    ParallelLMHead,
+    RMSNorm,
+    RMSNormFused,
+    RotaryEmbedding,
+    VocabParallelEmbedding,
+    get_activation,
+    get_rope,
+)
+from minisgl.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+    from minisgl.models.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+class BaseLLMModel(BaseOP, ABC):
+    """What the engine knows of a model."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.spec.config
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """float32 logits [S, V] of `batch.sample_positions`; writes this step's KV."""
+
+
+class Decoder(BaseLLMModel):
+    """num_positions: how many positions the rotary table has."""
+
+    def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
+        super().__init__(spec)
+        config = spec.config
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        rope = get_rope(build, config.rope, num_positions)
+        self.embedding = VocabParallelEmbedding(
+            build,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            name=EMBEDDING,
+            alias=LM_HEAD if config.tie_word_embeddings else None,
+        )
+        self.blocks = OPList([Block(spec, build, rope, i) for i in range(config.num_layers)])
+        self.norm = RMSNormFused(
+            build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
+        )
+        if config.tie_word_embeddings:
+            self.lm_head = ParallelLMHead(self.embedding)
+        else:
+            self.lm_head = ParallelLMHead.untied(
+                build, vocab_size=vocab_size, hidden_size=hidden_size, name=LM_HEAD
+            )
+
+    def forward(self, batch: Batch) -> Tensor:
+        x_TD = self.embedding.forward(batch.input_ids)
+        residual_TD: Tensor | None = None
+        for block in self.blocks:
+            x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
+        assert residual_TD is not None, "a decoder has at least one block"
+        rows = batch.sample_positions
+        x_SD, _ = self.norm.forward(x_TD[rows], residual_TD[rows])
+        return self.lm_head.forward(x_SD)
+
+
+class Block(BaseOP):
+    """norm, attention, norm, MLP."""
+
+    def __init__(
+        self, spec: ModelSpec, build: BuildContext, rope: RotaryEmbedding, index: int
+    ) -> None:
+        super().__init__()
+        size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, f"model.layers.{index}"
+        self.attention_norm = RMSNormFused(
+            build, size=size, eps=eps, name=f"{prefix}.input_layernorm.weight"
+        )
+        self.attention = Attention(spec, build, rope, index)
+        self.mlp_norm = RMSNormFused(
+            build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
+        )
+        self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
+
+    def forward(
+        self, x_TD: Tensor, residual_TD: Tensor | None, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, residual_TD = self.attention_norm.forward(x_TD, residual_TD)
+        x_TD = self.attention.forward(x_TD, batch)
+        x_TD, residual_TD = self.mlp_norm.forward(x_TD, residual_TD)
+        return self.mlp.forward(x_TD), residual_TD
+
+
+class Attention(BaseOP):
+    """Project to heads, attend, project back."""
+
+    def __init__(
+        self, spec: ModelSpec, build: BuildContext, rope: RotaryEmbedding, index: int
+    ) -> None:
+        super().__init__()
+        config, prefix = spec.config, f"model.layers.{index}.self_attn"
+        self.qkv = LinearQKVMerged(
+            build,
+            in_size=config.hidden_size,
+            num_q_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=spec.qkv_bias,
+            names=(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"),
+        )
+
+        def head_norm(name: str) -> RMSNorm | Identity:
+            if not spec.qk_norm:
+                return Identity()
+            return RMSNorm(
+                build, size=config.head_dim, eps=config.norm_eps, name=f"{prefix}.{name}.weight"
+            )
+
+        self.attend = AttentionLayer(
+            AttnLayer(
+                layer_id=index,
+                num_q_heads=self.qkv.num_q_heads,
+                num_kv_heads=self.qkv.num_kv_heads,
+                head_dim=config.head_dim,
+                scale=config.head_dim**-0.5,
+                window=spec.windows[index],
+            ),
+            rope=rope,
+            q_norm=head_norm("q_norm"),
+            k_norm=head_norm("k_norm"),
+        )
+        self.out = LinearRowParallel(
+            build,
+            in_size=config.num_heads * config.head_dim,
+            out_size=config.hidden_size,
+            bias=spec.o_bias,
+            name=f"{prefix}.o_proj",
+        )
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        return self.out.forward(self.attend.forward(self.qkv.forward(x_TD), batch))
+
+
+class GatedMLP(BaseOP):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, spec: ModelSpec, build: BuildContext, prefix: str) -> None:
+        super().__init__()
+        config = spec.config
+        self.gate_up = LinearColParallelMerged(
+            build,
+            in_size=config.hidden_size,
+            out_size=config.intermediate_size,
+            bias=spec.mlp_bias,
+            names=(f"{prefix}.gate_proj", f"{prefix}.up_proj"),
+        )
+        self.activate = get_activation(config.activation, build.ops)
+        self.down = LinearRowParallel(
+            build,
+            in_size=config.intermediate_size,
+            out_size=config.hidden_size,
+            bias=spec.mlp_bias,
+            name=f"{prefix}.down_proj",
+        )
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down.forward(self.activate(self.gate_up.forward(x_TD)))

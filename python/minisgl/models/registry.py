@@ -1,0 +1,27 @@
+"""The families, by the architecture that config.json names."""
+
+from __future__ import annotations
+
+from minisgl.errors import UnsupportedModel
+from minisgl.models import llama, mistral, qwen2, qwen3
+from minisgl.models.spec import Family
+
+_FAMILIES = {
+    architecture: family
+    for family in (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+    for architecture in family.architectures
+}
+
+
+def supported_architectures() -> tuple[str, ...]:
+    return tuple(sorted(_FAMILIES))
+
+
+def get_model_class(architecture: str) -> Family:
+    """The family that builds `architecture`. Raises UnsupportedModel, naming those there are."""
+    if architecture not in _FAMILIES:
+        raise UnsupportedModel(
+            f"no model family here builds {architecture!r}; supported are "
+            f"{', '.join(supported_architectures())} (docs/adding-a-model.md says how to add one)"
+        )
+    return _FAMILIES[architecture]

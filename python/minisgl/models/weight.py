@@ -1,0 +1,198 @@
+"""Fill a model that was built on `meta` from safetensors files, strictly.
+
+The names that the layers declare are joined with the names in the files before anything is read,
+so one error lists every tensor that is missing, extra or of another shape. Files are
+memory-mapped; each tensor goes, in this rank's slice, straight into its place, so loading needs no
+more memory than the model (the idea of safetensors, and of building on `meta`, is Hugging Face's).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minisgl.errors import CheckpointError
+from minisgl.layers.base import BaseOP, Parameter
+from minisgl.utils.hf import read_json
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes loaded, bytes in all) after each parameter."""
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# Old exports saved the rotary table, which is computed here.
+_NO_PARAMETER = re.compile(r"\.rotary_emb\.inv_freq$")
+# Hugging Face's `initializer_range`: with it, random activations keep their scale over the layers.
+_DUMMY_STD = 0.02
+
+
+class Checkpoint:
+    """The safetensors files of a folder, memory-mapped. A context manager.
+
+    Raises CheckpointError where files are missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        with self._stack:  # closes what is open if a later file is damaged
+            for path in weight_files(folder):
+                try:
+                    file = self._stack.enter_context(safe_open(path, framework="pt"))
+                    self._file_of.update(dict.fromkeys(file.keys(), file))
+                except (SafetensorError, OSError) as error:
+                    raise CheckpointError(
+                        f"{path} is damaged or incomplete ({error}); download it again"
+                    ) from error
+            self._stack = self._stack.pop_all()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file_of[name].get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """As safetensors spells it."""
+        return str(self._file_of[name].get_slice(name).get_dtype())
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the mapped file."""
+        tensor: Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights. Raises CheckpointError if any is missing."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        single = folder / "model.safetensors"
+        if not single.is_file():
+            raise CheckpointError(
+                f"{folder} has neither model.safetensors nor {index.name}; only safetensors "
+                "checkpoints can be loaded"
+            )
+        return [single]
+    weight_map = read_json(index).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise CheckpointError(f"{index}: weight_map must map tensor names to files of this folder")
+    if absent := sorted(name for name in names if not (folder / name).is_file()):
+        raise CheckpointError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
+    return [folder / name for name in sorted(names)]
+
+
+def checkpoint_dtype(folder: Path) -> torch.dtype:
+    """The dtype of the first floating-point tensor; float32 where the folder holds no weights."""
+    if any(folder.glob("*.safetensors")):
+        with Checkpoint(folder) as checkpoint:
+            for name in sorted(checkpoint.names):
+                if (dtype := _DTYPES.get(checkpoint.dtype(name))) not in (None, torch.float64):
+                    return dtype
+    return torch.float32
+
+
+def load_weight(
+    model: BaseOP, checkpoint: Checkpoint, *, device: torch.device, progress: Progress | None = None
+) -> None:
+    """Give every parameter below `model` its tensor on `device`, converted to the declared dtype.
+
+    Raises CheckpointError, before anything is read, that lists every tensor that is missing, extra
+    or misshapen.
+    """
+    parameters = list(model.parameters())
+    names = _join(parameters, checkpoint)
+
+    def fill(parameter: Parameter) -> Tensor:
+        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        row = 0
+        for part in parameter.parts:
+            whole = checkpoint.tensor(names[part.name])
+            share = whole.narrow(part.axis, part.start, part.stop - part.start)
+            tensor[row : row + len(share)].copy_(share)
+            row += len(share)
+        tensor[row:].zero_()
+        return tensor
+
+    _fill(model, parameters, fill, device, progress)
+
+
+def load_dummy(
+    model: BaseOP, *, device: torch.device, seed: int = 0, progress: Progress | None = None
+) -> None:
+    """Random weights, for benchmarks: equal for equal seeds, shapes and devices."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(parameter: Parameter) -> Tensor:
+        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        if len(parameter.shape) > 1:
+            return tensor.normal_(0, _DUMMY_STD, generator=generator)
+        return tensor.fill_(0 if parameter.attr == "bias" else 1)
+
+    _fill(model, list(model.parameters()), fill, device, progress)
+
+
+def _fill(
+    model: BaseOP,
+    parameters: list[Parameter],
+    fill: Callable[[Parameter], Tensor],
+    device: torch.device,
+    progress: Progress | None,
+) -> None:
+    total = sum(parameter.num_bytes for parameter in parameters)
+    done = 0
+    for parameter in parameters:
+        parameter.set(fill(parameter))
+        done += parameter.num_bytes
+        if progress:
+            progress(done, total)
+    for op in model.walk():
+        op.init_buffers(device)
+
+
+def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]:
+    """The name in the files of each declared name, or CheckpointError with all that do not fit."""
+    in_files = checkpoint.names
+    extra = {name for name in in_files if not _NO_PARAMETER.search(name)}
+    names: dict[str, str] = {}
+    problems: list[str] = []
+    for part in (part for parameter in parameters for part in parameter.parts):
+        extra -= {part.name, part.alias}
+        found = next((name for name in (part.name, part.alias) if name in in_files), None)
+        if found is None:
+            problems.append(f"missing: {part.name} {list(part.shape)}")
+        elif (shape := checkpoint.shape(found)) != part.shape:
+            problems.append(f"misshapen: {found} is {list(shape)}, expected {list(part.shape)}")
+        elif checkpoint.dtype(found) not in _DTYPES:
+            problems.append(
+                f"quantised: {found} is {checkpoint.dtype(found)}, expected one of {list(_DTYPES)}"
+            )
+        else:
+            names[part.name] = found
+    problems += [f"extra: {name} {list(checkpoint.shape(name))}" for name in sorted(extra)]
+    if problems:
+        lines = "\n  ".join(problems)
+        raise CheckpointError(
+            f"the weights in {checkpoint.folder} do not fit its config.json; "
+            f"{len(problems)} tensors differ:\n  {lines}"
+        )
+    return names

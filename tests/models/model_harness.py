@@ -1,0 +1,175 @@
+"""Drives a model directly, with the pool and the reference attention, no engine and no scheduler.
+
+Also makes the checkpoints: random weights (biases and norms too, so that none can be forgotten),
+saved by transformers, which is the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from minisgl.attention import create_attention_backend
+from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
+from minisgl.distributed import DistributedCommunicator, SingleRank
+from minisgl.kernel.ops import Ops
+from minisgl.kvcache.pool import create_kvcache_pool
+from minisgl.models import BaseLLMModel, load_model
+
+CPU = torch.device("cpu")
+VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded
+MAX_TOKENS = 128  # of one sequence
+
+
+def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A random model whose every parameter matters to its logits."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(1.0, 0.3)
+            elif parameter.dim() == 1:
+                parameter.normal_(0.0, 0.3)
+            else:
+                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+    return model
+
+
+def to_old_spelling(folder: Path) -> None:
+    """Rewrite config.json as transformers 4 wrote it."""
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    values["torch_dtype"] = values.pop("dtype")
+    rope = values.pop("rope_parameters")
+    values["rope_theta"] = rope.pop("rope_theta")
+    rope_type = rope.pop("rope_type")
+    values["rope_scaling"] = None if rope_type == "default" else {"type": rope_type, **rope}
+    file.write_text(json.dumps(values))
+
+
+def load(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    comm: DistributedCommunicator | None = None,
+    **options: Any,
+) -> BaseLLMModel:
+    return load_model(
+        folder, dtype=dtype, device=CPU, ops=Ops(), comm=comm or SingleRank(), **options
+    )
+
+
+@dataclass
+class Sequence:
+    prompt: list[int]
+    num_outputs: int
+    ids: list[int] = field(init=False)
+    computed: int = 0
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.prompt)
+
+    @property
+    def outputs(self) -> list[int]:
+        return self.ids[len(self.prompt) :]
+
+    @property
+    def done(self) -> bool:
+        return len(self.outputs) == self.num_outputs
+
+
+class Runner:
+    """Greedy generation of several sequences in common steps: decodes and odd prefill chunks."""
+
+    def __init__(self, model: BaseLLMModel, *, page_size: int = 1, rows: int = 2) -> None:
+        self.model = model
+        ops = Ops()
+        config = model.config
+        pages_per_row = -(-MAX_TOKENS // page_size)
+        pool = create_kvcache_pool(
+            num_layers=config.num_layers,
+            num_pages=rows * pages_per_row,
+            page_size=page_size,
+            num_kv_heads=max(config.num_kv_heads // model.blocks[0].attention.out.comm.size, 1),
+            head_dim=config.head_dim,
+            dtype=model.norm.weight.dtype,
+            device=CPU,
+        )
+        # Scattered pages, so that nothing works only because they are in order.
+        pages = torch.randperm(rows * pages_per_row, generator=torch.Generator().manual_seed(1))
+        self.page_size = page_size
+        self.context = Context(
+            kv_pool=pool,
+            page_table=pages.int().view(rows, pages_per_row),
+            attn=create_attention_backend("torch", ops),
+        )
+
+    def generate(self, sequences: list[Sequence], chunk: int) -> None:
+        """Until all are done. Each keeps the logits of every position, in `logits`."""
+        while not all(sequence.done for sequence in sequences):
+            rows = [
+                (row, s.computed, min(s.computed + chunk, len(s.ids)))
+                for row, s in enumerate(sequences)
+                if not s.done
+            ]
+            # Decodes (one token left to compute) come first.
+            rows.sort(key=lambda row: row[2] - row[1] > 1)
+            logits = self.step([(row, a, b, sequences[row].ids[a:b]) for row, a, b in rows])
+            for (row, _, end), part in zip(
+                rows, logits.split([b - a for _, a, b in rows]), strict=True
+            ):
+                sequence = sequences[row]
+                sequence.logits.append(part)
+                sequence.computed = end
+                if end == len(sequence.ids):
+                    sequence.ids.append(int(part[-1].argmax()))
+
+    def step(
+        self, rows: list[tuple[int, int, int, list[int]]], sample: list[int] | None = None
+    ) -> torch.Tensor:
+        """Logits of (table row, start, end, ids) rows: of the tokens in `sample`, or of all."""
+        ids = [token for row in rows for token in row[3]]
+        plan = Plan(
+            step=0,
+            uids=[row for row, *_ in rows],
+            table_idxs=[row for row, *_ in rows],
+            starts=[start for _, start, _, _ in rows],
+            ends=[end for _, _, end, _ in rows],
+            token_ids=np.asarray(ids, np.int32),
+            num_decodes=0,
+            sample_rows=[],
+            output_idxs=[],
+        )
+        positions = torch.cat([torch.arange(start, end) for _, start, end, _ in rows])
+        owners = torch.cat([torch.full((end - start,), row) for row, start, end, _ in rows])
+        pages = self.context.page_table[owners, positions // self.page_size]
+        return self.model.forward(
+            Batch(
+                input_ids=torch.tensor(ids, dtype=torch.int32),
+                positions=positions.int(),
+                slots=(pages * self.page_size + positions % self.page_size).int(),
+                sample_positions=torch.tensor(range(len(ids)) if sample is None else sample).long(),
+                attn_metadata=self.context.attn.prepare(plan),
+                context=self.context,
+                sampling=BatchSamplingArgs(all_greedy=True),
+            )
+        )
+
+
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """max |difference| over max |logit|, design test level 3."""
+    return float((got - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,144 @@
+"""Finding a checkpoint, and what it recommends; nothing here reaches the network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from minisgl.errors import CheckpointError, ConfigError
+from minisgl.utils.hf import GenerationDefaults, read_generation_defaults, resolve_checkpoint
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+
+
+def test_a_folder_imports_no_hub(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    code = (
+        "import sys; from minisgl.utils.hf import resolve_checkpoint as r; r(sys.argv[1]);"
+        "sys.exit(any(m in sys.modules for m in ('huggingface_hub', 'torch', 'transformers')))"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert result.returncode == 0
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        resolve_checkpoint(str(tmp_path))
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        resolve_checkpoint(str(tmp_path / "model.gguf"))
+    for model in ("/no/such/folder", "./here", "a/b/c", "a b"):
+        with pytest.raises(ConfigError, match=f"there is no folder {model}"):
+            resolve_checkpoint(model)
+
+
+def _http(kind: type[errors.HfHubHTTPError], status: int) -> Exception:
+    request = httpx.Request("GET", "https://example.invalid")
+    return kind("server says no", response=httpx.Response(status, request=request))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            _http(errors.GatedRepoError, 403),
+            "accept its licence at https://huggingface.co/org/name, log in",
+        ),
+        (
+            _http(errors.RepositoryNotFoundError, 404),
+            "org/name cannot be downloaded: Hugging Face has no such model",
+        ),
+        (_http(errors.RevisionNotFoundError, 404), "it has no revision 'v2'"),
+        (
+            _http(errors.HfHubHTTPError, 503),
+            "org/name cannot be downloaded: HfHubHTTPError: server says no",
+        ),
+        (errors.LocalEntryNotFoundError("no cache"), "is not reachable"),
+        (httpx.ReadTimeout("slow"), "ReadTimeout: slow"),
+        (OSError("No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_goes_wrong_with_a_download_is_said(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ConfigError, match=message):
+        resolve_checkpoint("org/name", revision="v2")
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_download_takes_only_what_is_used(
+    weights: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(model: str, **options: Any) -> str:
+        asked.update(options, model=model)
+        return str(tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_checkpoint("org/name", weights=weights) == tmp_path
+    assert asked["model"] == "org/name"
+    assert ("*.safetensors" in asked["allow_patterns"]) == weights
+    assert {"*.json", "*.jinja"} <= set(asked["allow_patterns"])
+
+
+def test_modelscope_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(ConfigError, match=r"pip install 'minisgl\[modelscope\]'"):
+        resolve_checkpoint("org/name", source="modelscope")
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        (None, {}, GenerationDefaults()),
+        (None, {"eos_token_id": 7}, GenerationDefaults(eos_token_ids=(7,))),
+        ({"top_k": 5}, {"eos_token_id": [7]}, GenerationDefaults(eos_token_ids=(7,), top_k=5)),
+        (
+            {"eos_token_id": [3, 4, 3], "do_sample": True, "temperature": 0.6, "top_p": 1},
+            {"eos_token_id": 7},
+            GenerationDefaults(eos_token_ids=(3, 4), temperature=0.6, top_p=1.0),
+        ),
+        (
+            {"eos_token_id": 0, "do_sample": False, "temperature": 0.6, "top_p": 0.9},
+            {},
+            GenerationDefaults(eos_token_ids=(0,), temperature=0.0),
+        ),
+    ],
+)
+def test_generation_defaults(
+    generation: dict[str, Any] | None,
+    config: dict[str, Any],
+    expected: GenerationDefaults,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read_generation_defaults(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"eos_token_id": "x"}, {"eos_token_id": -1}, {"top_k": 1.5}, {"min_p": "0"}, {"top_p": True}],
+)
+def test_generation_defaults_of_a_wrong_type(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {next(iter(values))}"):
+        read_generation_defaults(tmp_path)

@@ -1,0 +1,145 @@
+"""config.json: what is read, and what is said about what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_harness import to_old_spelling
+from transformers import LlamaConfig, Qwen3Config
+
+from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
+from minisgl.models import ModelConfig, get_model_class, supported_architectures
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
+QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+
+
+def read(folder: Path, values: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_folder(folder)
+
+
+def windows(folder: Path, values: dict[str, Any]) -> tuple[int | None, ...]:
+    config = read(folder, values)
+    return config.family.spec(config).windows
+
+
+def test_both_spellings_are_one_config(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e6, "beta_fast": 16.0}
+    Qwen3Config(
+        architectures=["Qwen3ForCausalLM"], dtype="bfloat16", rope_parameters=rope
+    ).save_pretrained(tmp_path)
+    new = ModelConfig.from_folder(tmp_path)
+    to_old_spelling(tmp_path)
+    assert "rope_parameters" not in (tmp_path / "config.json").read_text()
+    old = ModelConfig.from_folder(tmp_path)
+    assert (new.rope.theta, new.rope.rope_type, new.dtype) == (1e6, "yarn", torch.bfloat16)
+    assert dataclasses.replace(old, fields=new.fields) == new
+
+
+def test_absent_fields_mean_what_they_mean_in_transformers(tmp_path: Path) -> None:
+    llama = read(tmp_path, LLAMA)
+    assert (llama.num_kv_heads, llama.head_dim, llama.norm_eps) == (8, 8, 1e-6)
+    assert (llama.rope.theta, llama.max_context) == (10_000.0, 256)
+    assert not llama.tie_word_embeddings
+    assert read(tmp_path, QWEN3).head_dim == Qwen3Config().head_dim
+    assert LlamaConfig().rms_norm_eps == llama.norm_eps
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (MISTRAL, (4096,) * 3),
+        ({**MISTRAL, "sliding_window": None}, (None,) * 3),
+        (QWEN2, (None,) * 3),
+        ({**QWEN2, "sliding_window": 8, "max_window_layers": 0}, (None,) * 3),
+        (
+            {**QWEN3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            (None, None, 8),
+        ),
+    ],
+)
+def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path) -> None:
+    assert windows(tmp_path, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing; expected an integer of at least 1"),
+        ({"hidden_size": "64"}, "hidden_size must be an integer of at least 1, got '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
+        ({"vocab_size": True}, "vocab_size must be an integer of at least 1, got True"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of 8 query heads"),
+        ({"hidden_size": 65}, "head_dim is missing; expected one, as 8 heads do not divide 65"),
+        ({"head_dim": 7}, "7 of a head's 7 dims would be rotated"),
+        ({"partial_rotary_factor": 2.0}, "16 of a head's 8 dims would be rotated"),
+        ({"hidden_act": "relu"}, "hidden_act must be one of silu"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
+        ({"torch_dtype": "int8"}, "torch_dtype must be one of float32"),
+        ({"attention_bias": "no"}, "attention_bias must be true or false"),
+        ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
+        ({"rope_scaling": [1]}, r"rope_scaling must be one object for all layers, got \[1\]"),
+        ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
+            "rope_parameters: low_freq_factor is missing",
+        ),
+        ({"architectures": []}, r"architectures must be a list with one name"),
+        ({"quantization_config": {"bits": 4}}, "quantised checkpoints are not supported"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    pattern = f"{re.escape(str(tmp_path / 'config.json'))}: .*{message}"
+    with pytest.raises(ConfigError, match=pattern):
+        windows(tmp_path, {**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(
+    "types", [["full_attention"], ["full_attention", "sliding_attention", "full_attention"], "all"]
+)
+def test_layer_types_that_cannot_be(types: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layer_types must be"):
+        windows(tmp_path, {**QWEN3, "layer_types": types})
+
+
+def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'GPT2LMHeadModel'; supported are Llama.*Qwen3"):
+        read(tmp_path, {"architectures": ["GPT2LMHeadModel"], "n_embd": 8})
+    for architecture in supported_architectures():
+        assert architecture in get_model_class(architecture).architectures
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x80", "[" * 100_000])
+def test_malformed_json_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_transformers_is_not_imported() -> None:
+    code = "import sys, minisgl.models; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

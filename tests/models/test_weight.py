@@ -1,0 +1,173 @@
+"""The loader: strict, complete in what it says, and exact in what it loads."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from model_harness import VOCAB, Runner, Sequence, load, make_reference, random_ids, relative_error
+from safetensors.torch import load_file, save_file
+from test_model_families import SIZES
+from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
+
+from minisgl.distributed import SingleRank
+from minisgl.errors import CheckpointError
+from minisgl.kernel.ops import Ops
+from minisgl.models import ModelConfig, build_model
+
+TIED = {**SIZES, "tie_word_embeddings": True}
+
+
+def saved(folder: Path, config: LlamaConfig | Qwen2Config | None = None) -> PreTrainedModel:
+    reference = make_reference(config or LlamaConfig(**SIZES))
+    reference.save_pretrained(folder)
+    return reference
+
+
+def edit(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replace tensors of model.safetensors (dots written as __), or drop them where None."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in changes.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    save_file(tensors, file)
+
+
+def first_logits(folder: Path) -> torch.Tensor:
+    with torch.inference_mode():
+        sequence = Sequence(random_ids(8), 1)
+        Runner(load(folder)).generate([sequence], chunk=8)
+        return sequence.logits[0]
+
+
+def reference_logits(reference: PreTrainedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return reference(torch.tensor([random_ids(8)])).logits[0]
+
+
+def test_one_error_names_all_that_does_not_fit(tmp_path: Path) -> None:
+    saved(tmp_path)
+    edit(
+        tmp_path,
+        model__layers__0__self_attn__q_proj__weight=None,
+        model__norm__weight=torch.ones(47),
+        model__layers__1__mlp__up_proj__weight=torch.ones(72, 48, dtype=torch.int8),
+        model__layers__7__surprise=torch.ones(3, 4),
+        model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(6),
+    )
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    head, *lines = str(caught.value).splitlines()
+    assert str(tmp_path) in head
+    assert "4 tensors" in head
+    assert sorted(line.strip() for line in lines) == [
+        "extra: model.layers.7.surprise [3, 4]",
+        "misshapen: model.norm.weight is [47], expected [48]",
+        "missing: model.layers.0.self_attn.q_proj.weight [48, 48]",
+        "quantised: model.layers.1.mlp.up_proj.weight is I8, expected one of "
+        "['F64', 'F32', 'F16', 'BF16']",
+    ]
+
+
+def test_sharded_files_load_as_one(tmp_path: Path) -> None:
+    reference = saved(tmp_path / "whole")
+    reference.save_pretrained(tmp_path / "parts", max_shard_size="30KB")
+    files = sorted((tmp_path / "parts").glob("*.safetensors"))
+    assert len(files) > 2
+    assert torch.equal(first_logits(tmp_path / "parts"), first_logits(tmp_path / "whole"))
+    files[1].unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {files[1].name}"):
+        load(tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "{", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}']
+)
+def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 1000, -1])
+def test_truncated_file_is_named(keep: int, tmp_path: Path) -> None:
+    saved(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
+        load(tmp_path)
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="only safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", ["embedding", "head", "both"])
+def test_tied_embeddings_under_either_name(keep: str, tmp_path: Path) -> None:
+    reference = saved(tmp_path, Qwen2Config(**TIED))
+    table = reference.state_dict()["model.embed_tokens.weight"].clone()
+    if keep != "embedding":
+        edit(tmp_path, lm_head__weight=table)
+    if keep == "head":
+        edit(tmp_path, model__embed_tokens__weight=None)
+    assert relative_error(first_logits(tmp_path), reference_logits(reference)) <= 1e-4
+
+
+def test_tied_in_the_config_but_not_in_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, Qwen2Config(**TIED))
+    edit(tmp_path, lm_head__weight=torch.randn(VOCAB, 48))
+    theirs = type(make_reference(Qwen2Config(**TIED))).from_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="minisgl"):
+        logits = first_logits(tmp_path)
+    assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
+    assert relative_error(logits, reference_logits(theirs)) <= 1e-4
+
+
+def test_dtype_is_converted_and_progress_told(tmp_path: Path) -> None:
+    reference = saved(tmp_path)
+    steps: list[tuple[int, int]] = []
+    model = load(tmp_path, torch.bfloat16, progress=lambda done, total: steps.append((done, total)))
+    norm = reference.state_dict()["model.norm.weight"]
+    assert torch.equal(model.norm.weight, norm.to(torch.bfloat16))
+    num_bytes = sum(tensor.numel() for tensor in reference.state_dict().values()) * 2
+    assert steps[-1] == (num_bytes, num_bytes)
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+
+
+def test_size_is_known_without_loading(tmp_path: Path) -> None:
+    saved(tmp_path, Qwen2Config(**TIED))
+    config = ModelConfig.from_folder(tmp_path)
+    model = build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
+    assert all(getattr(p.owner, p.attr).is_meta for p in model.parameters())
+    loaded = load(tmp_path)
+    tensors = [getattr(p.owner, p.attr) for p in loaded.parameters()]
+    held = sum(tensor.nbytes for tensor in tensors) + SIZES["max_position_embeddings"] * 12 * 4
+    assert model.num_weight_bytes == loaded.num_weight_bytes == held
+
+
+def test_dummy_weights_follow_the_seed_and_need_no_files(tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    tables = [load(tmp_path, dummy=True, seed=seed).embedding.weight for seed in (0, 0, 1)]
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[0], tables[2])
+
+
+def test_dtype_comes_from_the_weights_where_the_config_is_silent(tmp_path: Path) -> None:
+    saved(tmp_path).to(torch.float16).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    assert values.pop("dtype") == "float16"
+    file.write_text(json.dumps(values))
+    assert ModelConfig.from_folder(tmp_path).dtype == torch.float16
