@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -33,18 +32,7 @@ from minisgl.message import (
     TokenizeMsg,
     UserReply,
 )
-
-
-class Sender(Protocol):
-    """The sending half of `minisgl.utils.zmq.PushQueue`."""
-
-    def put(self, records: Sequence[FrontendMsg]) -> None: ...
-
-
-class Receiver(Protocol):
-    """The receiving half of `minisgl.utils.zmq.AsyncPullQueue`."""
-
-    async def get_async(self) -> list[UserReply]: ...
+from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 
 class ClientGone(Exception):
@@ -142,11 +130,11 @@ class Call:
 class Frontend:
     """Hands prompts to the tokenizers and replies to the calls that wait for them.
 
-    tokenizers: one sender per tokenizer process; a uid always goes to the same one, so that its
+    tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
     messages keep their order. `failure` is set once a worker is gone, for good.
     """
 
-    def __init__(self, tokenizers: Sequence[Sender], replies: Receiver) -> None:
+    def __init__(self, tokenizers: Sequence[PushQueue], replies: AsyncPullQueue[UserReply]) -> None:
         self._tokenizers = tokenizers
         self._replies = replies
         self._uids = itertools.count()
@@ -189,7 +177,7 @@ class Frontend:
     async def run(self) -> None:
         """Deliver replies until cancelled."""
         while True:
-            for reply in await self._replies.get_async():
+            for reply in await self._replies.get():
                 self._dispatch(reply)
 
     async def ping(self, timeout_s: float) -> bool:

@@ -1,0 +1,25 @@
+"""``python -m minisgl``: the server, or with --shell the server and a chat in this terminal.
+
+Spawned workers import this module again, so it imports nothing until it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    from minisgl.server.args import parse_args
+    from minisgl.server.launch import launch_server
+
+    args = parse_args()
+    if not args.shell:
+        return launch_server(args)
+
+    from minisgl.shell import run_shell
+
+    return launch_server(args, foreground=run_shell)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

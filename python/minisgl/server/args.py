@@ -1,0 +1,236 @@
+"""The command line: every flag is checked here, once, and becomes a field of `ServerArgs`.
+
+A flag whose default is "measured" or "the checkpoint's" is None until the engine, which knows the
+device and the model, resolves it and logs what it chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+from minisgl import __version__
+
+DEFAULT_PORT: Final = 1919
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArgs:
+    """What the server was asked for; the fields are the flags. It travels to every worker.
+
+    model: a folder, or a model id until the supervisor has fetched it; None is the built-in model.
+    """
+
+    model: str | None = None
+    model_source: Literal["huggingface", "modelscope"] = "huggingface"
+    served_model_name: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    num_tokenizer: int = 0
+
+    page_size: int = 16
+    cache: Literal["radix", "naive"] = "radix"
+    max_prefill_length: int | None = None
+    max_running_requests: int = 256
+    max_queued_requests: int = 1024
+    max_seq_len: int | None = None
+
+    device: Literal["auto", "cpu"] = "auto"
+    attn: Literal["auto", "torch", "cpu"] = "auto"
+    memory_ratio: float = 0.5
+    num_pages: int | None = None
+
+    dry_run: bool = False
+    shell: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence instead of the whole usage."""
+        self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
+
+
+def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
+    """Exits with code 2 and a sentence when a flag is wrong; with 0 after --help or --version."""
+    parser = _Parser(
+        prog="python -m minisgl",
+        description="Serve a language model over OpenAI's HTTP API.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_HelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"minisgl {__version__}")
+    defaults = ServerArgs()
+
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a checkpoint folder, or a model id such as Qwen/Qwen3-0.6B (default: the built-in "
+        "model, a small one that needs no download)",
+    )
+    group.add_argument(
+        "--model-source",
+        choices=("huggingface", "modelscope"),
+        help=f"where model ids are fetched from (default: {defaults.model_source})",
+    )
+    group.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        type=_name,
+        help="the name that requests give the model (default: what --model says; of a folder, "
+        "its last part)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="number format of weights and KV cache; auto follows the checkpoint where the "
+        f"device computes it well, and says so (default: {defaults.dtype})",
+    )
+
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host",
+        help=f"address to listen on; 0.0.0.0 for all networks (default: {defaults.host})",
+    )
+    group.add_argument(
+        "--port",
+        type=_integer(0, 65535),
+        help=f"port to listen on; 0 for any free one (default: {DEFAULT_PORT}; with --shell: 0)",
+    )
+    group.add_argument(
+        "--num-tokenizer",
+        metavar="N",
+        type=_integer(0, 64),
+        help="tokenizer processes; 0 lets the detokenizer's process do both "
+        f"(default: {defaults.num_tokenizer})",
+    )
+
+    group = parser.add_argument_group("scheduling")
+    group.add_argument(
+        "--page-size",
+        metavar="N",
+        type=_integer(1, 1024),
+        help=f"tokens per page of the KV cache (default: {defaults.page_size})",
+    )
+    group.add_argument(
+        "--cache",
+        choices=("radix", "naive"),
+        help="radix reuses the KV of equal prompt prefixes, naive reuses nothing "
+        f"(default: {defaults.cache})",
+    )
+    group.add_argument(
+        "--max-prefill-length",
+        metavar="N",
+        type=_integer(1),
+        help="prompt tokens computed in one step at most; fewer disturb running streams less, "
+        "more use the device better (default: from the measured rate)",
+    )
+    group.add_argument(
+        "--max-running-requests",
+        metavar="N",
+        type=_integer(1),
+        help=f"requests computed together at most (default: {defaults.max_running_requests})",
+    )
+    group.add_argument(
+        "--max-queued-requests",
+        metavar="N",
+        type=_integer(1),
+        help="requests waiting at most; further ones are answered with HTTP 429 "
+        f"(default: {defaults.max_queued_requests})",
+    )
+    group.add_argument(
+        "--max-seq-len",
+        metavar="N",
+        type=_integer(2),
+        help="tokens of prompt and answer together at most (default: the checkpoint's context)",
+    )
+
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--device",
+        choices=("auto", "cpu"),
+        help=f"what computes; auto takes the best that is there (default: {defaults.device})",
+    )
+    group.add_argument(
+        "--attn",
+        choices=("auto", "torch", "cpu"),
+        help="attention backend: torch is the plain reference, cpu the compiled kernel, auto the "
+        f"fastest that works here (default: {defaults.attn})",
+    )
+    group.add_argument(
+        "--memory-ratio",
+        metavar="R",
+        type=_ratio,
+        help="share of the memory that is free once the weights are loaded which the KV cache "
+        f"may take, above 0 and below 1 (default: {defaults.memory_ratio})",
+    )
+    group.add_argument(
+        "--num-pages",
+        metavar="N",
+        type=_integer(1),
+        help="pages of the KV cache, instead of --memory-ratio (default: from --memory-ratio)",
+    )
+
+    group = parser.add_argument_group("running")
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="load the model, print where the memory goes, and exit",
+    )
+    group.add_argument(
+        "--shell", action="store_true", help="serve quietly and chat in this terminal"
+    )
+    group.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="what is logged (default: $MINISGL_LOG_LEVEL or info; with --shell: warning)",
+    )
+
+    given = vars(parser.parse_args(argv))
+    if given.get("dry_run") and given.get("shell"):
+        parser.error("--dry-run serves nothing, so it does not go with --shell")
+    if "num_pages" in given and "memory_ratio" in given:
+        parser.error("--num-pages and --memory-ratio both size the KV cache: give one of them")
+    return ServerArgs(**given)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=96)
+
+
+def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, got {text!r}")
+        return value
+
+    return parse
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, got {text!r}")
+    return value
+
+
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"must be a printable name, got {text!r}")
+    return text

@@ -1,0 +1,49 @@
+"""uvicorn, with its signal handling and its socket left to the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Generator
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+# Streams are ended before the shutdown, so this only bounds clients that do not read.
+GRACE_S: Final = 2
+
+# Longer than the pause between two turns of a chat in a benchmark, shorter than a proxy's 60 s.
+KEEP_ALIVE_S: Final = 30
+
+
+class HttpServer(uvicorn.Server):
+    """Serves `app` until `should_exit` is set."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        super().__init__(config)
+        self._on_started: Callable[[], None] | None = None
+
+    async def serve_on(self, listening: socket.socket, on_started: Callable[[], None]) -> None:
+        """`on_started` is called when connections are accepted."""
+        self._on_started = on_started
+        await self.serve([listening])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_started:
+            self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield

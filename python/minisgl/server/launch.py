@@ -1,0 +1,305 @@
+"""The supervisor: from the command line to a serving process and back to nothing.
+
+::
+
+    this process   bind port, fetch checkpoint | import FastAPI ... wait | serve        | end them
+    engine                                     | import torch, load ...  | step, step   |
+    tokenizer(s)                               | load tokenizer          | text <-> ids |
+
+The API server runs in this process. A worker's death shows at once as the end of its sentinel,
+which the event loop watches: every open request is answered with an error, and the server exits
+with code 1. Requested shutdown (Ctrl-C, SIGTERM) exits with 0; a second signal does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from minisgl.core import SamplingParams
+from minisgl.errors import ConfigError, EngineError, InvalidSampling
+from minisgl.message import UserReply
+from minisgl.server.address import bind, listen, url_of
+from minisgl.server.args import DEFAULT_PORT, ServerArgs
+from minisgl.server.workers import Worker, Workers
+from minisgl.utils.hf import read_generation_defaults, resolve_checkpoint
+from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.zmq import AsyncPullQueue, PushQueue
+
+if TYPE_CHECKING:
+    from minisgl.server.models import ServedModel
+
+logger = get_logger(__name__)
+
+BUILTIN_NAME: Final = "minisgl-builtin"
+
+
+def launch_server(args: ServerArgs, foreground: Callable[[str], None] | None = None) -> int:
+    """Serve until told to stop, and return the exit code. Called in the main thread.
+
+    foreground: runs in the main thread, with the server's URL, while the server runs beside it;
+    its return is the request to stop.
+    """
+    started_at = time.monotonic()
+    level = args.log_level or ("warning" if args.shell else None)
+    if level:
+        os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
+    setup_logging("server", level=level)
+    with Signals() as signals:
+        try:
+            if args.dry_run:
+                _dry_run(args, signals)
+            else:
+                _serve(args, signals, foreground, started_at)
+        except KeyboardInterrupt:
+            logger.info("stopped before it was ready")
+        except (ConfigError, EngineError) as error:
+            logger.error("%s", error)
+            return 1
+    return 0
+
+
+def _dry_run(args: ServerArgs, signals: Signals) -> None:
+    folder, name = _checkpoint(args)
+    with _workers(signals) as workers:
+        workers.start_engine(replace(args, model=str(folder), served_model_name=name))
+        workers.wait_ready()
+        workers.wait_ended()
+
+
+def _serve(
+    args: ServerArgs,
+    signals: Signals,
+    foreground: Callable[[str], None] | None,
+    started_at: float,
+) -> None:
+    port = args.port if args.port is not None else 0 if args.shell else DEFAULT_PORT
+    with bind(args.host, port) as bound, _workers(signals) as workers:
+        folder, name = _checkpoint(args)
+        logger.info("starting the engine and the tokenizer for %s", folder)
+        # First the engine: it imports torch, which takes longest.
+        workers.start_engine(replace(args, model=str(folder), served_model_name=name))
+        workers.start_text(folder, args.num_tokenizer)
+
+        from minisgl.server.models import ServedModel  # FastAPI, while the workers start
+
+        defaults = sampling_defaults(folder)
+        model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
+        server = Server(workers, bound, model, max(args.num_tokenizer, 1))
+        workers.wait_ready()
+        if foreground:
+            with signals.lent():
+                server.serve_beside(foreground)
+        else:
+            signals.first = server.stop
+            text = ready_text(name, url_of(bound), time.monotonic() - started_at)
+            asyncio.run(server.serve(lambda: print(text, flush=True)))
+
+
+@contextlib.contextmanager
+def _workers(signals: Signals) -> Iterator[Workers]:
+    """Workers that end with the block, at once on a second signal."""
+    workers = Workers()
+    signals.second = workers.kill
+    try:
+        yield workers
+    finally:
+        signals.first = workers.kill  # they are asked to end already
+        workers.end()
+
+
+class Server:
+    """The API server over running workers. Mutable: it starts, may fail, and stops."""
+
+    def __init__(
+        self, workers: Workers, bound: socket.socket, model: ServedModel, num_tokenizers: int
+    ) -> None:
+        from minisgl.server.api_server import create_app
+        from minisgl.server.frontend import Frontend
+        from minisgl.server.http import HttpServer
+
+        self._workers = workers
+        self._socket = bound
+        endpoints = workers.endpoints
+        self._tokenizers = [PushQueue(endpoints.tokenizer(i)) for i in range(num_tokenizers)]
+        self._replies: AsyncPullQueue[UserReply] = AsyncPullQueue(endpoints.api, UserReply)
+        self._frontend = Frontend(self._tokenizers, self._replies)
+        self._http = HttpServer(create_app(self._frontend, model))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: EngineError | None = None
+
+    async def serve(self, on_ready: Callable[[], None]) -> None:
+        """Serve until `stop`. Raises EngineError if a worker or this process fails before that."""
+        self._loop = asyncio.get_running_loop()
+        for worker in self._workers.processes:
+            self._loop.add_reader(worker.process.sentinel, self._on_death, worker)
+        dispatch = self._loop.create_task(self._frontend.run())
+        dispatch.add_done_callback(self._on_dispatch_end)
+        try:
+            listen(self._socket)
+            await self._http.serve_on(self._socket, on_ready)
+        finally:
+            dispatch.cancel()
+            for worker in self._workers.processes:
+                self._loop.remove_reader(worker.process.sentinel)
+            for queue in self._tokenizers:
+                queue.close()
+            self._replies.close()
+            self._loop = None
+        if self._failure:
+            raise self._failure
+
+    def serve_beside(self, foreground: Callable[[str], None]) -> None:
+        """`serve` in a thread while `foreground` has the main thread and its signals."""
+        started = threading.Event()
+        failures: list[Exception] = []
+
+        def serve() -> None:
+            try:
+                asyncio.run(self.serve(started.set))
+            except Exception as error:
+                failures.append(error)
+            finally:
+                started.set()
+
+        thread = threading.Thread(target=serve, name="server")
+        thread.start()
+        try:
+            started.wait()
+            if not failures:
+                foreground(url_of(self._socket))
+        finally:
+            self.stop()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def stop(self) -> None:
+        """Stop accepting, end what is open, and let `serve` return. Any thread may call it."""
+        if loop := self._loop:
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                loop.call_soon_threadsafe(self._end, EngineError("the server is shutting down"))
+
+    def _end(self, error: EngineError) -> None:
+        error.status = 503
+        self._frontend.fail_all(error)
+        self._http.should_exit = True
+
+    def _on_death(self, worker: Worker) -> None:
+        if self._loop:
+            self._loop.remove_reader(worker.process.sentinel)
+        self._fail(worker.death())
+
+    def _on_dispatch_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("replies cannot be delivered any more", exc_info=error)
+            self._fail(EngineError(f"the API server failed ({type(error).__name__}: {error})"))
+
+    def _fail(self, error: EngineError) -> None:
+        if not self._http.should_exit:
+            self._failure = error
+            self._end(error)
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """SIGINT and SIGTERM as one request to end: `first` is called once, then `second`."""
+
+    def __init__(self) -> None:
+        self.first: Callable[[], None] = _interrupt
+        self.second: Callable[[], None] = _interrupt
+        self._num_seen = 0
+
+    def __enter__(self) -> Signals:
+        self._before = [(number, signal.signal(number, self._handle)) for number in _NUMBERS]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """SIGINT is somebody else's in this block; SIGTERM leaves it."""
+        self.first = sys.exit
+        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, ours)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._num_seen += 1
+        if self._num_seen == 1:
+            self.first()
+        else:
+            self.second()
+            os._exit(128 + signum)
+
+
+def _checkpoint(args: ServerArgs) -> tuple[Path, str]:
+    """The model's folder and the name to serve it under. Raises ConfigError."""
+    if args.model is None:
+        from minisgl.builtin import model_path
+
+        return model_path(), args.served_model_name or BUILTIN_NAME
+    folder = resolve_checkpoint(args.model, source=args.model_source)
+    is_folder = Path(args.model).expanduser().is_dir()
+    name = folder.resolve().name if is_folder else args.model
+    return folder, args.served_model_name or name
+
+
+def sampling_defaults(folder: Path) -> SamplingParams:
+    """What requests get that leave a sampling parameter out. Raises ConfigError."""
+    recommended = read_generation_defaults(folder)
+    given = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "min_p")
+        if (value := getattr(recommended, name)) is not None
+    }
+    try:
+        defaults = SamplingParams(**given)
+    except InvalidSampling as error:
+        raise ConfigError(f"{folder}/generation_config.json: {error}") from error
+    said = ", ".join(f"{name} {value:g}" for name, value in given.items()) or "nothing"
+    logger.info("sampling defaults from the checkpoint: %s", said)
+    return defaults
+
+
+def ready_text(name: str, url: str, seconds: float) -> str:
+    """Where the server is, and the three things to try next."""
+    return f"""
+Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In another terminal, try
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
+
+  python -m minisgl.shell --url {url}
+
+  python - <<'EOF'
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  messages = [{{"role": "user", "content": "What is 12 + 30?"}}]
+  answer = client.chat.completions.create(model="{name}", messages=messages)
+  print(answer.choices[0].message.content)
+  EOF
+
+Every endpoint: {url}/docs
+"""

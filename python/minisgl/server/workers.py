@@ -1,0 +1,141 @@
+"""The worker processes of one server: start them, learn when they are ready, end them.
+
+What a worker runs is imported in the worker, inside its body: an import that fails is then
+reported like any other failure to start, and this process never imports torch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Final
+
+from minisgl.errors import StartupFailed, WorkerDied
+from minisgl.server.args import ServerArgs
+from minisgl.utils.logger import get_logger
+from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
+from minisgl.utils.zmq import Endpoints
+
+logger = get_logger(__name__)
+
+# A worker that is asked to end has at most one step and its clean-up before it.
+END_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    name: str
+    process: SpawnProcess
+    status: Connection
+
+    def death(self) -> WorkerDied:
+        """What to say of a worker whose sentinel shows that it is gone."""
+        self.process.join(1.0)  # the sentinel can be ahead of the exit code
+        return WorkerDied(self.name, self.process.exitcode)
+
+
+class Workers:
+    """Processes that live and end together, and the folder of their sockets. Mutable: it grows."""
+
+    def __init__(self) -> None:
+        self.endpoints = Endpoints.create()
+        self.processes: list[Worker] = []
+        self._started_at = time.monotonic()
+
+    def start_engine(self, args: ServerArgs) -> None:
+        """`args.model` is a folder."""
+        self._start("engine", partial(_engine, args, self.endpoints, 0))
+
+    def start_text(self, folder: Path, num_tokenizers: int) -> None:
+        """`num_tokenizers` tokenizers beside a detokenizer, or for 0 one process that is both."""
+        text = partial(_text, folder, self.endpoints)
+        for index in range(num_tokenizers):
+            self._start(f"tokenizer-{index}", partial(text, index, False))
+        if num_tokenizers:
+            self._start("detokenizer", partial(text, None, True))
+        else:
+            self._start("tokenizer", partial(text, 0, True))
+
+    def _start(self, name: str, body: Callable[[WorkerStatus], None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(
+            target=run_worker, args=(name, theirs, body), name=name, daemon=True
+        )
+        # A terminal sends Ctrl-C to every process. Blocked signals stay blocked in a new one, so
+        # it makes no traceback there before `run_worker` has set its handlers.
+        blocked = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            process.start()
+            self.processes.append(Worker(name=name, process=process, status=ours))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+            theirs.close()  # so that the pipe ends when the worker does
+
+    def wait_ready(self) -> None:
+        """Wait until each is ready. Raises StartupFailed or WorkerDied, which name the cause."""
+        waiting = {worker.status.fileno(): worker for worker in self.processes}
+        while waiting:
+            for fd in multiprocessing.connection.wait(list(waiting)):
+                assert isinstance(fd, int)
+                worker = waiting.pop(fd)
+                try:
+                    status = receive_status(worker.status)
+                except EOFError:
+                    raise worker.death() from None
+                if isinstance(status, StartFailed):
+                    raise StartupFailed(f"the {worker.name} could not start: {status.message}")
+                seconds = time.monotonic() - self._started_at
+                logger.info("the %s is ready after %.1f s", worker.name, seconds)
+
+    def wait_ended(self) -> None:
+        """Wait until each has ended by itself. Raises WorkerDied if one did with an error."""
+        for worker in self.processes:
+            worker.process.join()
+            if worker.process.exitcode:
+                raise worker.death()
+
+    def end(self) -> None:
+        """Ask them to end, kill those that do not, and remove the sockets."""
+        for worker in self.processes:
+            worker.process.terminate()
+        deadline = time.monotonic() + END_S
+        for worker in self.processes:
+            worker.process.join(max(deadline - time.monotonic(), 0))
+            if worker.process.exitcode is None:
+                logger.warning("the %s does not end; killing it", worker.name)
+                worker.process.kill()
+                worker.process.join()
+        self.endpoints.remove()
+
+    def kill(self) -> None:
+        """End them now."""
+        for worker in self.processes:
+            worker.process.kill()
+        self.endpoints.remove()
+
+
+def _engine(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
+    from minisgl.server.engine_worker import engine_worker
+
+    engine_worker(args, endpoints, rank, status)
+
+
+def _text(
+    folder: Path, endpoints: Endpoints, index: int | None, detokenizer: bool, status: WorkerStatus
+) -> None:
+    from minisgl.tokenizer.worker import TextWorkerConfig, tokenize_worker
+
+    config = TextWorkerConfig(
+        folder=folder, endpoints=endpoints, tokenizer_index=index, detokenizer=detokenizer
+    )
+    tokenize_worker(config, status)
