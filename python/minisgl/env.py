@@ -33,9 +33,7 @@ def jit_disabled() -> bool:
 def log_level() -> str:
     value = os.environ.get("MINISGL_LOG_LEVEL", "info").lower()
     if value not in ("debug", "info", "warning", "error"):
-        raise ConfigError(
-            f"MINISGL_LOG_LEVEL must be debug, info, warning or error, got {value!r}"
-        )
+        raise ConfigError(f"MINISGL_LOG_LEVEL must be debug, info, warning or error, got {value!r}")
     return value
 
 

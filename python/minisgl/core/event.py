@@ -24,7 +24,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     uid: int
 
 
-class Accepted(_Record, kw_only=True):
+class Accepted(_Record, frozen=True, kw_only=True):
     """The request fits and is queued. Carries what the detokenizer needs to write its text.
 
     ``sampling.max_tokens`` is resolved here: it is the number of tokens that will be made at most.
@@ -34,14 +34,14 @@ class Accepted(_Record, kw_only=True):
     sampling: SamplingParams
 
 
-class Token(_Record, kw_only=True):
+class Token(_Record, frozen=True, kw_only=True):
     """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text."""
 
     id: int
     silent: bool = False
 
 
-class Finished(_Record, kw_only=True):
+class Finished(_Record, frozen=True, kw_only=True):
     """The request ended well. Times are seconds on the scheduler's clock.
 
     queued_s: from acceptance to the first launch. prefill_s: from there to the first token.
@@ -59,7 +59,7 @@ class Finished(_Record, kw_only=True):
     decode_s: float = 0.0
 
 
-class Failed(_Record, kw_only=True):
+class Failed(_Record, frozen=True, kw_only=True):
     """The request was refused or its computation failed; the fields make OpenAI's error object."""
 
     message: str

@@ -23,7 +23,7 @@ from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
 PROMISED = -1
-"""In `Plan.token_ids`: the id that the request's last launched row sampled; only the device has it."""
+"""In `Plan.token_ids`: the id that the request's last launched row sampled; the host lacks it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

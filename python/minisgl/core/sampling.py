@@ -47,7 +47,11 @@ class SamplingParams(
     def __post_init__(self) -> None:
         for name, low, high in (("temperature", 0, 2), ("top_p", 0, 1), ("min_p", 0, 1)):
             value = getattr(self, name)
-            if not math.isfinite(value) or not low <= value <= high or (name == "top_p" and not value):
+            if (
+                not math.isfinite(value)
+                or not low <= value <= high
+                or (name == "top_p" and not value)
+            ):
                 above = "above 0 and at most 1" if name == "top_p" else f"between {low} and {high}"
                 raise InvalidSampling(f"{name} must be {above}, got {value}", param=name)
         if self.top_k < 0:

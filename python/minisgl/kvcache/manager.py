@@ -57,7 +57,7 @@ class CacheManager:
 
     def attach(self, req: Req, ids: IdArray) -> int:
         """Give `req`, which holds nothing, the cached prefix of `ids`; returns its tokens."""
-        assert req.handle is None and not req.pages
+        assert req.handle is None, "it holds pages already"
         position = self._prefix_cache.match(ids)
         self._prefix_cache.lock(position)
         req.handle = _Holding(position)

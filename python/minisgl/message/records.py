@@ -34,13 +34,13 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # --- prompts -----------------------------------------------------------------------------------
 
 
-class TextPrompt(_Record, kw_only=True):
+class TextPrompt(_Record, frozen=True, kw_only=True):
     """Text to encode as it is (special tokens are added as the tokenizer is configured)."""
 
     text: str
 
 
-class ChatPrompt(_Record, kw_only=True):
+class ChatPrompt(_Record, frozen=True, kw_only=True):
     """Messages for the checkpoint's chat template: plain JSON objects with a role and content.
 
     ``template_args`` are further variables for the template (`enable_thinking`, say).
@@ -50,7 +50,7 @@ class ChatPrompt(_Record, kw_only=True):
     template_args: dict[str, Any] = {}
 
 
-class TokenPrompt(_Record, kw_only=True):
+class TokenPrompt(_Record, frozen=True, kw_only=True):
     """Token ids, little-endian int32."""
 
     ids: bytes
@@ -62,7 +62,7 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 # --- to the tokenizer --------------------------------------------------------------------------
 
 
-class TokenizeMsg(_Record, kw_only=True):
+class TokenizeMsg(_Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws one where the client did not."""
 
     uid: Uid
@@ -71,13 +71,13 @@ class TokenizeMsg(_Record, kw_only=True):
     priority: Priority = 0
 
 
-class AbortMsg(_Record, kw_only=True):
+class AbortMsg(_Record, frozen=True, kw_only=True):
     """The client is gone or does not want the rest. Unknown uids are ignored."""
 
     uid: Uid
 
 
-class PingMsg(_Record, kw_only=True):
+class PingMsg(_Record, frozen=True, kw_only=True):
     """Goes round the whole pipeline and comes back as `PongMsg`: the loop makes progress."""
 
     seq: int
@@ -89,7 +89,7 @@ FrontendMsg = TokenizeMsg | AbortMsg | PingMsg
 # --- to the scheduler --------------------------------------------------------------------------
 
 
-class UserMsg(_Record, kw_only=True):
+class UserMsg(_Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused."""
 
     uid: Uid
@@ -98,13 +98,13 @@ class UserMsg(_Record, kw_only=True):
     priority: Priority = 0
 
 
-class AbortBackendMsg(_Record, kw_only=True):
+class AbortBackendMsg(_Record, frozen=True, kw_only=True):
     """End the request now, with `Finished(reason="abort")`. Unknown uids are ignored."""
 
     uid: Uid
 
 
-class StopMsg(_Record, kw_only=True):
+class StopMsg(_Record, frozen=True, kw_only=True):
     """The detokenizer ended this request at a stop string: free it, write no further event.
 
     ``num_tokens`` output tokens went into the text that the client was given.
@@ -114,7 +114,7 @@ class StopMsg(_Record, kw_only=True):
     num_tokens: int
 
 
-class ExitMsg(_Record, kw_only=True):
+class ExitMsg(_Record, frozen=True, kw_only=True):
     """Finish nothing, leave the loop."""
 
 
@@ -124,7 +124,7 @@ SchedulerMsg = UserMsg | AbortBackendMsg | StopMsg | PingMsg | ExitMsg
 # --- to the detokenizer ------------------------------------------------------------------------
 
 
-class DetokenizeMsg(_Record, kw_only=True):
+class DetokenizeMsg(_Record, frozen=True, kw_only=True):
     """The events of one turn of the scheduler's loop, and the pings that it saw."""
 
     events: list[Event]
@@ -134,12 +134,12 @@ class DetokenizeMsg(_Record, kw_only=True):
 # --- to the API server -------------------------------------------------------------------------
 
 
-class AcceptedReply(_Record, kw_only=True):
+class AcceptedReply(_Record, frozen=True, kw_only=True):
     uid: Uid
     num_prompt_tokens: int
 
 
-class TextReply(_Record, kw_only=True):
+class TextReply(_Record, frozen=True, kw_only=True):
     """Text that is final: no later token changes it. ``token_ids`` are those it came from."""
 
     uid: Uid
@@ -147,7 +147,7 @@ class TextReply(_Record, kw_only=True):
     token_ids: list[int]
 
 
-class FinishedReply(_Record, kw_only=True):
+class FinishedReply(_Record, frozen=True, kw_only=True):
     """The end of a request that was accepted, with the last of its text.
 
     ``stop_match`` is the stop string or stop token id that ended it, None for the model's own
@@ -169,7 +169,7 @@ class FinishedReply(_Record, kw_only=True):
     decode_s: float = 0.0
 
 
-class FailedReply(_Record, kw_only=True):
+class FailedReply(_Record, frozen=True, kw_only=True):
     """The end of a request that was refused or failed. Same fields as `minisgl.core.Failed`."""
 
     uid: Uid
@@ -179,7 +179,7 @@ class FailedReply(_Record, kw_only=True):
     param: str | None = None
 
 
-class PongMsg(_Record, kw_only=True):
+class PongMsg(_Record, frozen=True, kw_only=True):
     seq: int
 
 
@@ -192,7 +192,7 @@ T = TypeVar("T")
 
 
 def encode(batch: list[Any]) -> bytes:
-    """Records of one union, as one frame. Sockets carry lists: a turn's messages travel together."""
+    """Records of one union, as one frame: a turn's messages travel together."""
     return msgspec.msgpack.encode(batch)
 
 

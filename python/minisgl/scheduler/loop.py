@@ -68,5 +68,7 @@ def run(
             settled, flight = in_flight
             outbox.send(scheduler.commit(settled, flight.wait()))
         else:
-            assert launched or leave or not scheduler.runnable, "work is left but no step was planned"
+            assert launched or leave or not scheduler.runnable, (
+                "work is left but no step was planned"
+            )
         in_flight = launched

@@ -433,7 +433,7 @@ class Scheduler:
             assert req.num_tokens <= req.num_known or req.ended, req
             assert 0 <= req.num_flights <= 2, req
         for req in self._waiting:
-            assert not req.pages and req.handle is None and req.num_flights == 0, req
+            assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req
 
 
 def _order(req: Req) -> tuple[int, int]:

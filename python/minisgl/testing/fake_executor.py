@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import IdArray
@@ -90,11 +91,12 @@ class FakeExecutor:
             ids[ids == PROMISED] = self._last_token[table_idx]
             self._kv[self._slots(table_idx, start, end)] = ids
 
-    def _slots(self, table_idx: int, start: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _slots(self, table_idx: int, start: int, end: int) -> npt.NDArray[np.int64]:
         positions = np.arange(start, end)
         pages = self._page_table[table_idx, positions // self.page_size].astype(np.int64)
         assert (pages >= 0).all(), "a row reaches beyond its pages"
-        return pages * self.page_size + positions % self.page_size
+        slots: npt.NDArray[np.int64] = pages * self.page_size + positions % self.page_size
+        return slots
 
 
 class InstantExecutor:

@@ -1,0 +1,10 @@
+"""Runs plans on a device: weights, KV pool, tables, sampling.
+
+What it is for: turning a `Plan` into sampled token ids. What it does not know: requests, queues,
+text. Read `engine.py` first, then `device.py` (what differs between CPU and GPU).
+"""
+
+from minisgl.engine.config import EngineConfig
+from minisgl.engine.engine import Engine
+
+__all__ = ["Engine", "EngineConfig"]

@@ -1,0 +1,45 @@
+"""The engine's settings, as the user gave them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from minisgl.errors import ConfigError
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu"]
+
+DEFAULT_PAGE_SIZE = 16
+DEFAULT_MEMORY_RATIO = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """folder: a checkpoint on disk. None means: measured or derived when the engine is built.
+
+    memory_ratio: share of the device's free memory that weights, activations and KV pool may use.
+    num_pages: pages of the KV pool, instead of what memory_ratio gives. page_size: tokens a page.
+    max_running: rows of the tables. max_seq_len: caps the model's context. max_prefill_tokens:
+    prompt tokens a step.
+    """
+
+    folder: Path
+    dtype: DTypeName = "auto"
+    device: DeviceName = "auto"
+    attn: str = "auto"
+    page_size: int = DEFAULT_PAGE_SIZE
+    num_pages: int | None = None
+    memory_ratio: float = DEFAULT_MEMORY_RATIO
+    max_running: int = 256
+    max_seq_len: int | None = None
+    max_prefill_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "num_pages", "max_running", "max_seq_len", "max_prefill_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if not 0 < self.memory_ratio <= 1:
+            raise ConfigError(f"memory_ratio must be above 0, up to 1, got {self.memory_ratio}")

@@ -1,0 +1,132 @@
+"""What differs between devices: memory, uploads, and the order in which work runs.
+
+`Device` is the seam. Work handed to `enqueue` runs in order, on the device's stream, while the
+caller goes on; the `Pending` that comes back is the marker to wait for. The CPU's stream is a
+thread: torch's operators release the interpreter lock, so the scheduler plans the next step while
+this one computes, and the overlap loop behaves on a laptop as it does on a GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import Tensor
+
+from minisgl.errors import ConfigError, OutOfDeviceMemory
+
+
+class Pending(Protocol):
+    """Work that is enqueued."""
+
+    def wait(self) -> list[int]:
+        """What the work returned, on the host. Raises what the work raised."""
+
+
+class Device(ABC):
+    """One accelerator, or the CPU."""
+
+    torch_device: torch.device
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Memory that can still be allocated on the device."""
+
+    @abstractmethod
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        """Host arrays as device tensors of the same dtypes, all in one transfer.
+
+        Called inside `enqueue`d work. The tensors are valid until the second-next call.
+        """
+
+    @abstractmethod
+    def enqueue(self, work: Callable[[], Tensor]) -> Pending:
+        """Run `work` after all that was enqueued before; it returns int32 ids on the device."""
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether `error` is this device's way to say that an allocation failed."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """For the log: which device, how large."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is enqueued and let go of the device."""
+
+
+class _CpuPending:
+    def __init__(self, future: Future[Tensor]) -> None:
+        self._future = future
+
+    def wait(self) -> list[int]:
+        ids: list[int] = self._future.result().tolist()
+        return ids
+
+
+class CpuDevice(Device):
+    """The machine's own cores and memory. Mutable: it owns the thread that is its stream."""
+
+    torch_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
+
+    def free_bytes(self) -> int:
+        return min(psutil.virtual_memory().available, _cgroup_free_bytes())
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+    def enqueue(self, work: Callable[[], Tensor]) -> Pending:
+        return _CpuPending(self._stream.submit(_inference, work))
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        # torch's CPU allocator has no exception class of its own.
+        return isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        )
+
+    def describe(self) -> str:
+        threads = torch.get_num_threads()
+        return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+
+    def close(self) -> None:
+        self._stream.shutdown()
+
+
+def _inference(work: Callable[[], Tensor]) -> Tensor:
+    with torch.inference_mode():  # thread-local, so it is entered on the stream's thread
+        return work()
+
+
+def _cgroup_free_bytes() -> int:
+    """What a container's memory limit (cgroup v2) leaves; without one, more than any machine."""
+    unlimited = 1 << 62
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return unlimited
+    return unlimited if limit == "max" else max(int(limit) - used, 0)
+
+
+def create_device(name: str) -> Device:
+    """`--device` by name."""
+    if name in ("auto", "cpu"):
+        return CpuDevice()
+    raise ConfigError(f"unknown device {name!r}; one of auto, cpu")
+
+
+def out_of_memory(what: str, advice: str, error: BaseException) -> OutOfDeviceMemory:
+    """The error that says which option to turn, which way."""
+    return OutOfDeviceMemory(f"out of memory while {what}: {advice} ({error})")

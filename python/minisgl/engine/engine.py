@@ -1,0 +1,279 @@
+"""From a plan to sampled ids: build the batch, run the model, sample, remember the last tokens.
+
+`launch` returns at once; everything it does happens in stream order (`Device.enqueue`), so a step
+may rely on whatever earlier steps wrote: the KV pool, the page table, the last tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import create_attention_backend
+from minisgl.core import Batch, Context, Plan, SamplingParams, StepFailed, StepOutcome, StepResult
+from minisgl.distributed import SingleRank
+from minisgl.engine.config import EngineConfig
+from minisgl.engine.device import Device, Pending, create_device, out_of_memory
+from minisgl.engine.memory import MemoryPlan, plan_memory
+from minisgl.engine.tables import RequestTables
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import create_ops
+from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
+from minisgl.models import ModelConfig, build_model, load_model
+from minisgl.utils.arch import slow_dtype_advice
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+STALL_TARGET_S = 0.3
+"""A prefill chunk holds up running streams for about this long: a pause that a reader of a
+streamed answer notices but does not mind; the budget of the issue that asked for it."""
+
+MAX_PREFILL_TOKENS = 8192
+"""No larger chunk even where it would be fast: activations grow with it, throughput does not."""
+
+PROBE_TOKENS = 64
+"""Enough that matrix products dominate, as in a real chunk; 0.5 s for a 0.6 B model on 2 cores."""
+
+
+class Engine:
+    """A model on a device. Mutable: it owns weights, KV pool and tables. One thread launches."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Load everything, measure the prefill rate. `progress(done, total)` counts weight bytes.
+
+        Raises ConfigError (and its kinds) for a checkpoint or settings that cannot work, and
+        OutOfDeviceMemory.
+        """
+        self.device = create_device(config.device)
+        try:
+            self._build(config, progress)
+        except Exception as error:
+            self.device.close()
+            if self.device.is_out_of_memory(error):
+                raise out_of_memory(
+                    "loading", "lower --memory-ratio or --num-pages", error
+                ) from error
+            raise
+
+    def _build(self, config: EngineConfig, progress: Callable[[int, int], None] | None) -> None:
+        self.model_config = ModelConfig.from_folder(config.folder)
+        self.dtype = resolve_dtype(config, self.model_config, self.device)
+        ops = create_ops(self.device.torch_device)
+        comm = SingleRank()
+        self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device)
+        start = time.monotonic()
+        self.model = load_model(
+            config.folder,
+            dtype=self.dtype,
+            device=self.device.torch_device,
+            ops=ops,
+            comm=comm,
+            progress=progress,
+        )
+        logger.info("weights loaded in %.1f s", time.monotonic() - start)
+        logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
+        self.page_size = config.page_size
+        self.max_running = config.max_running
+        self.max_seq_len = self.memory.max_seq_len
+        self._ops = ops
+        self._tables = RequestTables(
+            self.device,
+            max_running=config.max_running,
+            max_pages=-(-self.max_seq_len // config.page_size),
+        )
+        self._attn = create_attention_backend(config.attn, ops)
+        self._context = Context(
+            kv_pool=create_kvcache_pool(
+                num_layers=self.model_config.num_layers,
+                num_pages=self.memory.num_pages,
+                page_size=config.page_size,
+                num_kv_heads=self.model_config.num_kv_heads,
+                head_dim=self.model_config.head_dim,
+                dtype=self.dtype,
+                device=self.device.torch_device,
+            ),
+            page_table=self._tables.page_table,
+            attn=self._attn,
+        )
+        self.max_prefill_tokens = config.max_prefill_tokens or self._measure_chunk()
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def launch(self, plan: Plan) -> ForwardOutput:
+        """Enqueue the step (`minisgl.core.executor.Executor`)."""
+        return ForwardOutput(
+            plan=plan, device=self.device, pending=self.device.enqueue(lambda: self._step(plan))
+        )
+
+    def _step(self, plan: Plan) -> Tensor:
+        """One step, in stream order: int32 ids [S] of the rows that sample."""
+        self._tables.update(plan)
+        batch, sample_table_idxs_S = self._batch(plan)
+        logits_SV = self.model.forward(batch)
+        next_ids_S = self._ops.sample(logits_SV, batch.sampling)
+        self._tables.last_token[sample_table_idxs_S] = next_ids_S
+        return next_ids_S
+
+    def _batch(self, plan: Plan) -> tuple[Batch, Tensor]:
+        """The step's tensors, and the table rows of those that sample."""
+        starts = np.array(plan.starts, np.int32)
+        lengths = np.array(plan.ends, np.int32) - starts
+        table_idxs = np.array(plan.table_idxs, np.int64)
+        ends_in_batch = np.cumsum(lengths, dtype=np.int64)
+        positions = np.repeat(starts - (ends_in_batch - lengths), lengths)
+        positions = (positions + np.arange(plan.num_tokens)).astype(np.int32)
+        slots = self._tables.slots(np.repeat(table_idxs, lengths), positions, self.page_size)
+        input_ids_T, positions_T, slots_T, sample_positions_S, table_idxs_B, sample_rows_S = (
+            self.device.upload(
+                [
+                    plan.token_ids,
+                    positions,
+                    slots,
+                    ends_in_batch[plan.sample_rows] - 1,
+                    table_idxs,
+                    np.array(plan.sample_rows, np.int64),
+                ]
+            )
+        )
+        if plan.num_decodes:  # promised ids are on the device only
+            ids = input_ids_T[: plan.num_decodes]
+            last = self._tables.last_token[table_idxs_B[: plan.num_decodes]]
+            decode_ids = torch.where(ids < 0, last, ids)
+            input_ids_T = torch.cat([decode_ids, input_ids_T[plan.num_decodes :]])
+        batch = Batch(
+            input_ids=input_ids_T,
+            positions=positions_T,
+            slots=slots_T,
+            sample_positions=sample_positions_S,
+            attn_metadata=self._attn.prepare(plan),
+            context=self._context,
+            sampling=self._tables.sampling_args(plan),
+        )
+        return batch, table_idxs_B[sample_rows_S]
+
+    # --- start and end -------------------------------------------------------------------------
+
+    def _measure_chunk(self) -> int:
+        """Prompt tokens that this device computes in `STALL_TARGET_S`, by a probe."""
+        num_tokens = min(PROBE_TOKENS, self.max_seq_len, self.memory.num_tokens)
+        pages = -(-num_tokens // self.page_size)
+        plan = Plan(
+            step=-1,
+            uids=[-1],
+            table_idxs=[0],
+            starts=[0],
+            ends=[num_tokens],
+            token_ids=np.zeros(num_tokens, np.int32),
+            num_decodes=0,
+            sample_rows=[0],
+            output_idxs=[0],
+            new_pages=[(0, index, index) for index in range(pages)],
+            begins=[(0, SamplingParams(temperature=0.0))],
+        )
+        seconds = []
+        for _ in range(3):  # the first warms up
+            start = time.perf_counter()
+            outcome = self.launch(plan).wait()
+            seconds.append(time.perf_counter() - start)
+            if isinstance(outcome, StepFailed):
+                raise outcome.error
+        rate = num_tokens / min(seconds[1:])
+        chunk = int(rate * STALL_TARGET_S) // PROBE_TOKENS * PROBE_TOKENS
+        chunk = max(PROBE_TOKENS, min(chunk, MAX_PREFILL_TOKENS))
+        logger.info(
+            "prefill runs at %s tokens/s here: chunks of %s tokens (--max-prefill-length)",
+            f"{rate:,.0f}",
+            f"{chunk:,}",
+        )
+        return chunk
+
+    def close(self) -> None:
+        """Finish the steps in the air and give back threads and memory. The engine is done for."""
+        self.device.close()
+        for name in ("model", "_context", "_tables", "_attn"):
+            self.__dict__.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    """A launched step: `minisgl.core.executor.Flight`."""
+
+    plan: Plan
+    device: Device
+    pending: Pending
+
+    def wait(self) -> StepOutcome:
+        """The step's ids. A failed allocation fails the step's newest requests; any other error is
+        a bug of ours and ends the worker."""
+        try:
+            return StepResult(next_ids=self.pending.wait())
+        except Exception as error:
+            if not self.device.is_out_of_memory(error):
+                raise
+            newest = self.plan.uids[self.plan.num_decodes :] or self.plan.uids[-1:]
+            advice = "lower --max-prefill-length, --max-running-requests or --memory-ratio"
+            return StepFailed(
+                error=out_of_memory("computing a step", advice, error), uids=tuple(newest)
+            )
+
+
+def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
+    """`--dtype`: auto follows the checkpoint, and says so when this CPU would do better."""
+    dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
+        logger.warning("%s", advice)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def plan_engine_memory(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: Device
+) -> MemoryPlan:
+    """The memory table of a model that is not loaded yet; what `--dry-run` shows."""
+    max_seq_len = model.max_context
+    if config.max_seq_len is not None:
+        if config.max_seq_len > model.max_context:
+            raise ConfigError(
+                f"--max-seq-len {config.max_seq_len} exceeds the {model.max_context} tokens that "
+                "the model was made for (max_position_embeddings and its rope scaling)"
+            )
+        max_seq_len = config.max_seq_len
+    skeleton = build_model(
+        model, dtype=dtype, ops=create_ops(device.torch_device), comm=SingleRank()
+    )
+    return plan_memory(
+        free_bytes=device.free_bytes(),
+        memory_ratio=config.memory_ratio,
+        weight_bytes=skeleton.num_weight_bytes,
+        activation_bytes=_activation_bytes(config, model, dtype),
+        page_bytes=MHAKVCache.page_bytes(
+            num_layers=model.num_layers,
+            page_size=config.page_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=dtype,
+        ),
+        page_size=config.page_size,
+        max_seq_len=max_seq_len,
+        max_running=config.max_running,
+        num_pages=config.num_pages,
+    )
+
+
+def _activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy."""
+    num_tokens = (config.max_prefill_tokens or MAX_PREFILL_TOKENS) + config.max_running
+    heads = model.num_heads + 2 * model.num_kv_heads
+    widest = 3 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads * model.head_dim)
+    return num_tokens * widest * dtype.itemsize + 3 * config.max_running * model.vocab_size * 4

@@ -1,0 +1,116 @@
+"""Where the memory goes: how many pages the KV pool gets, and the table that says so.
+
+::
+
+    free memory  |==================== memory_ratio =====================|----- left alone -----|
+                 |= weights =|= activations =|======= KV pool ===========|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minisgl.errors import ConfigError
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """All in bytes on one device, but for the counts.
+
+    free_bytes: before anything was loaded. activation_bytes: an upper estimate for one step.
+    """
+
+    free_bytes: int
+    memory_ratio: float
+    weight_bytes: int
+    activation_bytes: int
+    page_bytes: int
+    page_size: int
+    num_pages: int
+    max_seq_len: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_pages * self.page_size
+
+    def table(self) -> str:
+        """For people: where the memory goes and what fits."""
+        rows = [
+            ("free before loading", _size(self.free_bytes), ""),
+            ("weights", _size(self.weight_bytes), ""),
+            ("activations, at most", _size(self.activation_bytes), ""),
+            (
+                "KV pool",
+                _size(self.kv_bytes),
+                f"{self.num_pages:,} pages of {self.page_size} tokens "
+                f"({_size(self.page_bytes // self.page_size)} a token)",
+            ),
+            ("tokens that fit", f"{self.num_tokens:,}", ""),
+            (
+                "requests at full length",
+                f"{self.num_tokens // self.max_seq_len:,}",
+                f"of {self.max_seq_len:,} tokens",
+            ),
+        ]
+        return "\n".join(f"  {name:<24}{value:>12}  {note}".rstrip() for name, value, note in rows)
+
+
+def plan_memory(
+    *,
+    free_bytes: int,
+    memory_ratio: float,
+    weight_bytes: int,
+    activation_bytes: int,
+    page_bytes: int,
+    page_size: int,
+    max_seq_len: int,
+    max_running: int,
+    num_pages: int | None,
+) -> MemoryPlan:
+    """Size the KV pool. Raises ConfigError, with the numbers, when nothing useful fits.
+
+    Without `num_pages` the pool gets what memory_ratio leaves, but no more than `max_running`
+    requests at full length could fill.
+    """
+    budget = int(free_bytes * memory_ratio) - weight_bytes - activation_bytes
+    if num_pages is None:
+        most = max_running * -(-max_seq_len // page_size)
+        num_pages = min(budget // page_bytes, most)
+        if num_pages < 1:
+            raise ConfigError(
+                f"no memory is left for the KV cache: {_size(free_bytes)} are free, of which "
+                f"--memory-ratio {memory_ratio:g} may be used; weights take {_size(weight_bytes)} "
+                f"and activations up to {_size(activation_bytes)}. Free some memory, raise "
+                "--memory-ratio, or lower --max-prefill-length or --max-running-requests"
+            )
+    elif num_pages * page_bytes + weight_bytes > free_bytes:
+        raise ConfigError(
+            f"--num-pages {num_pages} needs {_size(num_pages * page_bytes)} beside "
+            f"{_size(weight_bytes)} of weights, but {_size(free_bytes)} are free; "
+            f"at most {max((free_bytes - weight_bytes) // page_bytes, 0)} pages fit"
+        )
+    return MemoryPlan(
+        free_bytes=free_bytes,
+        memory_ratio=memory_ratio,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        page_bytes=page_bytes,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_seq_len=max_seq_len,
+    )
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.2f} GiB"
+    if num_bytes >= MIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    return f"{num_bytes / 1024:.1f} KiB"

@@ -1,0 +1,112 @@
+"""The process of one engine rank: loads the model, then runs the scheduler's loop over it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from minisgl import env
+from minisgl.builtin import model_path
+from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.device import create_device
+from minisgl.engine.engine import plan_engine_memory, resolve_dtype
+from minisgl.models import ModelConfig
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
+from minisgl.server.args import ServerArgs
+from minisgl.tokenizer.tokenizer import load_tokenizer
+from minisgl.utils.hf import read_generation_defaults
+from minisgl.utils.logger import get_logger
+from minisgl.utils.process import WorkerStatus
+from minisgl.utils.zmq import Endpoints
+
+logger = get_logger(__name__)
+
+PROGRESS_EVERY_S = 2.0  # loading a large model says how far it is this often
+
+
+def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
+    """`args.model` is a folder by now (None: the built-in model). Returns on an `ExitMsg`.
+
+    Ready info: num_pages, page_size, max_seq_len, max_prefill_tokens, memory (the table); with
+    --dry-run only `memory`, and the process ends.
+    """
+    folder = Path(args.model) if args.model else model_path()
+    config = engine_config(args, folder)
+    if args.dry_run:
+        status.ready({"memory": _dry_run(config)})
+        return
+    engine = Engine(config, progress=_Progress())
+    outbox = ZmqOutbox(endpoints)
+    inbox = ZmqInbox(endpoints)
+    try:
+        scheduler = Scheduler(scheduler_config(args, folder, engine))
+        status.ready(
+            {
+                "num_pages": engine.memory.num_pages,
+                "page_size": engine.page_size,
+                "max_seq_len": engine.max_seq_len,
+                "max_prefill_tokens": engine.max_prefill_tokens,
+                "memory": engine.memory.table(),
+            }
+        )
+        run(scheduler, engine, inbox, outbox, overlap=not env.overlap_disabled())
+    finally:
+        inbox.close()
+        outbox.close()
+        engine.close()
+
+
+def engine_config(args: ServerArgs, folder: Path) -> EngineConfig:
+    return EngineConfig(
+        folder=folder,
+        dtype=args.dtype,
+        device=args.device,
+        attn=args.attn,
+        page_size=args.page_size,
+        num_pages=args.num_pages,
+        memory_ratio=args.memory_ratio,
+        max_running=args.max_running_requests,
+        max_seq_len=args.max_seq_len,
+        max_prefill_tokens=args.max_prefill_length,
+    )
+
+
+def scheduler_config(args: ServerArgs, folder: Path, engine: Engine) -> SchedulerConfig:
+    eos_ids = set(read_generation_defaults(folder).eos_token_ids)
+    if (eos_id := load_tokenizer(folder).eos_token_id) is not None:
+        eos_ids.add(eos_id)
+    return SchedulerConfig(
+        num_pages=engine.memory.num_pages,
+        page_size=engine.page_size,
+        max_seq_len=engine.max_seq_len,
+        vocab_size=engine.model_config.vocab_size,
+        eos_ids=frozenset(eos_ids),
+        max_prefill_tokens=engine.max_prefill_tokens,
+        max_running=engine.max_running,
+        max_queued=args.max_queued_requests,
+        cache=args.cache,
+    )
+
+
+def _dry_run(config: EngineConfig) -> str:
+    device = create_device(config.device)
+    try:
+        model = ModelConfig.from_folder(config.folder)
+        dtype = resolve_dtype(config, model, device)
+        return plan_engine_memory(config, model, dtype, device).table()
+    finally:
+        device.close()
+
+
+class _Progress:
+    """Logs how much of the weights is there, now and then."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PROGRESS_EVERY_S
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_EVERY_S
+            logger.info("weights: %d %% of %.2f GiB", 100 * done // max(total, 1), total / 2**30)
