@@ -174,8 +174,8 @@ class TestQueues:
             for queue in ready:
                 got += queue.get(0)
         assert {fruit.number for fruit in got if isinstance(fruit, Apple)} == {1, 2}
-        for queue in (one, two, to_one, to_two):
-            queue.close()
+        for end in (one, two, to_one, to_two):
+            end.close()
 
 
 class TestAsync:

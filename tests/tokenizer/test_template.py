@@ -1,0 +1,269 @@
+"""The same prompt as transformers' apply_chat_template, and refusals that a client can read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from text_checkpoints import make
+
+from minisgl.errors import InvalidRequest
+from minisgl.tokenizer import ChatTemplate, load_template, load_tokenizer
+
+CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content']"
+    " + '<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+LLAMA3 = """
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%Y") %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in messages if message.role != "hidden" %}
+    {%- set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'
+        + message['content'] | trim + '<|eot_id|>' %}
+    {%- if loop.index0 == 0 %}
+{{- "Year: " + date_string + "\n" }}
+    {%- endif %}
+    {{- content }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"""
+
+MISTRAL = """
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set ns = namespace(index=0) %}
+{%- for message in loop_messages %}
+    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
+        {{- raise_exception("Conversation roles must alternate user/assistant/...") }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- else %}
+        {%- generation %}
+        {{- " " + message["content"] + eos_token }}
+        {%- endgeneration %}
+    {%- endif %}
+{%- endfor %}
+"""
+
+QWEN3 = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role + '\\n' + content.split('</think>')[-1].lstrip('\\n') }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- set call = tool_call.function if tool_call.function else tool_call %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + content }}
+        {{- '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "qwen3": QWEN3}
+
+USER = {"role": "user", "content": " Hi <b>& 'you' 😀\n"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+ASSISTANT = {"role": "assistant", "content": "<think>x</think>\n\nHello."}
+CALL = {"name": "f", "arguments": {"a": "é<", "b": [1, None]}}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one": [USER],
+    "system": [SYSTEM, USER],
+    "turns": [SYSTEM, USER, ASSISTANT, USER],
+    "null fields": [{**USER, "name": None}, {**ASSISTANT, "tool_calls": None}, USER],
+}
+TOOL_CHAT: list[dict[str, Any]] = [
+    USER,
+    {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "42"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "é <&> 'q'"}}]
+
+
+def _folder(tmp_path: Path, template: Any) -> Path:
+    return make(tmp_path, "byte_level", config={"chat_template": template})
+
+
+def _ours(folder: Path) -> ChatTemplate:
+    return load_template(folder, load_tokenizer(folder).special_tokens)
+
+
+def _theirs(folder: Path, messages: list[dict[str, Any]], **args: Any) -> str:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    args = {"add_generation_prompt": True, **args}
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **args)
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_same_as_transformers(name: str, tmp_path: Path) -> None:
+    folder = _folder(tmp_path, TEMPLATES[name])
+    template = _ours(folder)
+    for chat in CHATS.values():
+        assert template.render(chat) == _theirs(folder, chat)
+    for args in ({"add_generation_prompt": False}, {"enable_thinking": False}):
+        assert template.render([USER], args) == _theirs(folder, [USER], **args)
+
+
+def test_tools_same_as_transformers(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, QWEN3)
+    prompt = _ours(folder).render(TOOL_CHAT, {"tools": TOOLS})
+    assert prompt == _theirs(folder, TOOL_CHAT, tools=TOOLS)
+    assert "é <&> 'q'" in prompt  # no HTML escapes
+
+
+def test_arguments_of_calls_may_be_json_text(tmp_path: Path) -> None:
+    """OpenAI's clients send back a call's arguments as the string that they were given."""
+    template = _ours(_folder(tmp_path, QWEN3))
+    as_text = {"name": "f", "arguments": json.dumps(CALL["arguments"])}
+    chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": as_text}]}]
+    assert template.render(chat) == template.render(TOOL_CHAT[:2])
+    broken = {"name": "f", "arguments": '{"a": '}
+    chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": broken}]}]
+    assert '"arguments": {"a": }' in template.render(chat)
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "D{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "T{{ messages[0].content }}"},
+    ]
+    folder = _folder(tmp_path, named)
+    template = _ours(folder)
+    chat = [{"role": "user", "content": "x"}]
+    assert template.render(chat) == _theirs(folder, chat) == "Dx"
+    assert template.render(chat, {"tools": TOOLS}) == _theirs(folder, chat, tools=TOOLS) == "Tx"
+
+
+def test_where_the_template_is_found(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "config")
+    assert _ours(folder).render([USER]) == "config"
+    (folder / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert _ours(folder).render([USER]) == "json"
+    (folder / "chat_template.jinja").write_text("jinja")
+    assert _ours(folder).render([USER]) == "jinja"
+
+
+def test_text_parts_are_joined(tmp_path: Path) -> None:
+    template = _ours(_folder(tmp_path, CHATML))
+    parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+    assert template.render([{"role": "user", "content": parts}]) == template.render(
+        [{"role": "user", "content": "Hi there"}]
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "match", "param"),
+    [
+        ([], "at least one message", "messages"),
+        ([{"content": "x"}], "role must be a string", "messages[0].role"),
+        ([USER, {"role": "user"}], "content is missing", "messages[1].content"),
+        ([{"role": "user", "content": 5}], "got a int", "messages[0].content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "text only, got 'image_url'",
+            "messages[0].content[0]",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "got 'text'", "messages[0].content[0]"),
+        ([{"role": "user", "content": ["x"]}], "got 'x'", "messages[0].content[0]"),
+    ],
+)
+def test_malformed_messages(messages: Any, match: str, param: str) -> None:
+    template = ChatTemplate({"default": CHATML}, {})
+    with pytest.raises(InvalidRequest, match=match) as caught:
+        template.render(messages)
+    assert caught.value.param == param
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        (MISTRAL, "roles must alternate"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ raise_exception(messages[0].tool_calls[0].function.arguments) }}", r"\\ud800"),
+    ],
+)
+def test_templates_that_refuse(source: str, match: str) -> None:
+    call = {"function": {"name": "f", "arguments": '"\\ud800"'}}
+    chat = [{"role": "assistant", "content": "x", "tool_calls": [call]}]
+    with pytest.raises(InvalidRequest, match=match) as caught:
+        ChatTemplate({"default": source}, {}).render(chat)
+    caught.value.message.encode()
+
+
+def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
+    none = _ours(make(tmp_path, "byte_level"))
+    broken = ChatTemplate({"default": "{% if %}"}, {})
+    for template in (none, broken):
+        assert not template.is_usable
+        with pytest.raises(InvalidRequest, match="/v1/completions"):
+            template.render([USER])

@@ -1,0 +1,160 @@
+"""The same ids and the same text as transformers, without importing it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from text_checkpoints import CORPUS, KINDS, SAMPLES, make
+
+from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
+from minisgl.tokenizer import load_tokenizer
+
+
+def _reference(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def _assert_same(folder: Path, samples: list[str]) -> None:
+    ours, theirs = load_tokenizer(folder), _reference(folder)
+    assert ours.vocab_size == len(theirs)
+    assert ours.eos_token_id == theirs.eos_token_id
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert set(theirs.all_special_ids) <= ours.special_ids
+    for text in samples:
+        for add in (False, True):
+            ids = ours.encode(text, add_special_tokens=add)
+            assert ids == theirs.encode(text, add_special_tokens=add), text
+        for skip in (False, True):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
+                ids, skip_special_tokens=skip
+            )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_as_transformers(kind: str, tmp_path: Path) -> None:
+    _assert_same(make(tmp_path, kind), SAMPLES + CORPUS)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pad_token": "[PAD]", "eos_token": "<|im_end|>"},
+        {"additional_special_tokens": ["<|im_start|>", "<extra>"]},
+        {"extra_special_tokens": {"image_token": "<image>"}},
+        {"eos_token": {"__type": "AddedToken", "content": "</s>", "lstrip": False}},
+        {"eos_token": "</tool>"},  # tokenizer.json has it as a plain added token
+        {
+            "added_tokens_decoder": {
+                "99999": {"content": "<new>", "special": False, "normalized": False},
+                "99998": {"content": "<new special>", "special": True},
+            }
+        },
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_tokens_named_in_the_configuration(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level", config=config)
+    text = "a[PAD]b<extra>c<image>d<new>e<new special>f<tool>g</tool>h<|im_end|></s>"
+    _assert_same(folder, [text])
+
+
+def test_old_special_tokens_map(tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": {"content": "</s>"}, "pad_token": "<pad>"})
+    )
+    _assert_same(folder, ["x</s>y<pad>"])
+
+
+def test_truncation_and_padding_are_off(tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level")
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64, pad_id=0, pad_token="<unk>")
+    backend.save(str(folder / "tokenizer.json"))
+    _assert_same(folder, [CORPUS[0], "a"])
+
+
+def test_sentencepiece_model_is_converted(tmp_path: Path) -> None:
+    import sentencepiece
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(CORPUS))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        character_coverage=0.98,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    _assert_same(tmp_path, ["Hello world", " The quick fox\n", "unseen Ωμέγα 🦜", "x</s>"])
+    ours = load_tokenizer(tmp_path)
+    stream = ours.stream()
+    ids = ours.encode("Hello 🦜 world\n")
+    assert "".join(map(stream.feed, ids)) + stream.flush() == "Hello 🦜 world\n"
+
+
+class TestErrors:
+    def test_no_tokenizer(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+            load_tokenizer(tmp_path)
+
+    def test_broken_files(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer.json").write_text("{")
+        with pytest.raises(CheckpointError, match="does not load"):
+            load_tokenizer(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text("[]")
+        with pytest.raises(CheckpointError, match="must hold a JSON object"):
+            load_tokenizer(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text("{")
+        with pytest.raises(CheckpointError, match="is no JSON"):
+            load_tokenizer(tmp_path)
+
+    def test_missing_transformers(self, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        with pytest.raises(ConfigError, match=r"pip install 'minisgl\[sentencepiece\]'"):
+            load_tokenizer(tmp_path)
+
+    @pytest.mark.parametrize(
+        "decoder",
+        [
+            tokenizers.decoders.WordPiece(),
+            tokenizers.decoders.Sequence(
+                [tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 0, 1)]
+            ),
+        ],
+        ids=["WordPiece", "Strip at the end"],
+    )
+    def test_unknown_decoder(self, decoder: Any, tmp_path: Path) -> None:
+        folder = make(tmp_path, "byte_level")
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.decoder = decoder
+        backend.save(str(folder / "tokenizer.json"))
+        with pytest.raises(UnsupportedModel, match="cannot be streamed"):
+            load_tokenizer(folder)
+
+
+def test_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level")
+    script = (
+        "import sys; from pathlib import Path; from minisgl.tokenizer import *\n"
+        f"tokenizer = load_tokenizer(Path({str(folder)!r}))\n"
+        f"load_template(Path({str(folder)!r}), tokenizer.special_tokens)\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"
