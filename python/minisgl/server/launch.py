@@ -75,6 +75,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
     with _workers(signals) as workers:
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
         workers.wait_ready()
+        print(workers.info["memory"], flush=True)
         workers.wait_ended()
 
 

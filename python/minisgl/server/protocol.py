@@ -218,23 +218,24 @@ def _arguments(text: str) -> Any:
         return text
 
 
-class _Templated(_Json, frozen=True, kw_only=True):
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="Further variables for the chat template.")
-    ] = None
-
-    def chat_prompt(self, messages: list[Message]) -> ChatPrompt:
-        return ChatPrompt(
-            messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
-            template_args=self.chat_template_kwargs or {},
-        )
+TemplateArgs = Annotated[
+    dict[str, Any] | None, Meta(description="Further variables for the chat template.")
+]
 
 
-class ChatRequest(_OpenAIFields, _Templated, frozen=True, kw_only=True):
+def _chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -> ChatPrompt:
+    return ChatPrompt(
+        messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
+        template_args=template_args or {},
+    )
+
+
+class ChatRequest(_OpenAIFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
+    chat_template_kwargs: TemplateArgs = None
 
     tools: Annotated[list[Any] | None, only([], why="tool calls are not parsed")] = None
     tool_choice: Annotated[
@@ -279,7 +280,7 @@ class ChatRequest(_OpenAIFields, _Templated, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> ChatPrompt:
-        return self.chat_prompt(self.messages)
+        return _chat_prompt(self.messages, self.chat_template_kwargs)
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         if self.max_completion_tokens is None:
@@ -335,12 +336,13 @@ class CompletionRequest(_OpenAIFields, frozen=True, kw_only=True):
         )
 
 
-class GenerateRequest(SamplingFields, _Templated, frozen=True, kw_only=True):
+class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /generate. Exactly one of text, input_ids and messages is given."""
 
     text: str | None = None
     input_ids: list[NonNegative] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    chat_template_kwargs: TemplateArgs = None
 
     @property
     def prompt(self) -> Prompt:
@@ -351,7 +353,7 @@ class GenerateRequest(SamplingFields, _Templated, frozen=True, kw_only=True):
                 "chat_template_kwargs is for messages", param="chat_template_kwargs"
             )
         if self.messages is not None:
-            return self.chat_prompt(self.messages)
+            return _chat_prompt(self.messages, self.chat_template_kwargs)
         if self.text is not None:
             return TextPrompt(text=self.text)
         return token_prompt(self.input_ids, "input_ids")

@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.server.args import ServerArgs
@@ -48,6 +48,7 @@ class Workers:
     def __init__(self) -> None:
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
+        self.info: dict[str, Any] = {}  # what they said of themselves when they were ready
         self._started_at = time.monotonic()
 
     def start_engine(self, args: ServerArgs) -> None:
@@ -70,15 +71,14 @@ class Workers:
         process = context.Process(
             target=run_worker, args=(name, theirs, body), name=name, daemon=True
         )
-        # A terminal sends Ctrl-C to every process. Blocked signals stay blocked in a new one, so
-        # it makes no traceback there before `run_worker` has set its handlers.
-        blocked = {signal.SIGINT, signal.SIGTERM}
-        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        # A terminal sends Ctrl-C to every process. A blocked signal stays blocked in a new one,
+        # so it makes no traceback there before `run_worker` ignores it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
             self.processes.append(Worker(name=name, process=process, status=ours))
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             theirs.close()  # so that the pipe ends when the worker does
 
     def wait_ready(self) -> None:
@@ -96,6 +96,7 @@ class Workers:
                     raise StartupFailed(f"the {worker.name} could not start: {status.message}")
                 seconds = time.monotonic() - self._started_at
                 logger.info("the %s is ready after %.1f s", worker.name, seconds)
+                self.info |= status.info
 
     def wait_ended(self) -> None:
         """Wait until each has ended by itself. Raises WorkerDied if one did with an error."""
