@@ -1,0 +1,189 @@
+"""An API server over a pipeline that the test writes: records in, records out, no model.
+
+The pipeline is a thread that speaks for the tokenizer, the scheduler and the detokenizer over the
+real queues. By default it answers each prompt with its own text, a word a token; words that begin
+with "!" make something else happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from minisgl.core import SamplingParams
+from minisgl.errors import EngineError
+from minisgl.message import (
+    AbortMsg,
+    AcceptedReply,
+    ChatPrompt,
+    FailedReply,
+    FinishedReply,
+    FrontendMsg,
+    PingMsg,
+    PongMsg,
+    TextPrompt,
+    TextReply,
+    TokenizeMsg,
+    UserReply,
+    ids_from_bytes,
+)
+from minisgl.server.address import bind, listen, url_of
+from minisgl.server.api_server import create_app
+from minisgl.server.frontend import Frontend
+from minisgl.server.http import HttpServer
+from minisgl.server.models import ServedModel
+from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
+
+MODEL = "scripted"
+
+
+def text_of(message: TokenizeMsg) -> str:
+    """What the prompt says: the last message of a chat, the text, or the ids as words."""
+    prompt = message.prompt
+    if isinstance(prompt, ChatPrompt):
+        return str(prompt.messages[-1]["content"])
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    return " ".join(map(str, ids_from_bytes(prompt.ids)))
+
+
+class ScriptedServer:
+    """Mutable: it records what reached the pipeline."""
+
+    def __init__(self, *, defaults: SamplingParams | None = None) -> None:
+        self.received: list[TokenizeMsg] = []
+        self.aborted: list[int] = []
+        self.silent = threading.Event()  # set: the pipeline reads and says nothing
+        self._ended = threading.Event()
+        self._endpoints = Endpoints.create()
+        self._inbox: PullQueue[FrontendMsg] = PullQueue(self._endpoints.tokenizer(0), FrontendMsg)
+        self._outbox = PushQueue(self._endpoints.api)
+        self._bound = bind("127.0.0.1", 0)
+        self.url = url_of(self._bound)
+        self._model = ServedModel(
+            name=MODEL, defaults=defaults or SamplingParams(temperature=0.25), created=1
+        )
+        self._threads = [
+            threading.Thread(target=self._pipeline),
+            threading.Thread(target=lambda: asyncio.run(self._serve())),
+        ]
+        self._started = threading.Event()
+
+    def __enter__(self) -> ScriptedServer:
+        for thread in self._threads:
+            thread.start()
+        assert self._started.wait(10)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        self._inbox.close()
+        self._outbox.close()
+        self._bound.close()
+        self._endpoints.remove()
+
+    def fail(self, error: EngineError) -> None:
+        """As the supervisor does when a worker is gone."""
+        self._loop.call_soon_threadsafe(self._frontend.fail_all, error)
+
+    def wait_aborted(self, num: int, timeout_s: float = 5) -> list[int]:
+        deadline = time.monotonic() + timeout_s
+        while len(self.aborted) < num and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.05)  # a second abort of the same request would come now
+        return self.aborted
+
+    @property
+    def num_open(self) -> int:
+        return self._frontend.num_open
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        tokenizer = PushQueue(self._endpoints.tokenizer(0))
+        replies: AsyncPullQueue[UserReply] = AsyncPullQueue(self._endpoints.api, UserReply)
+        self._frontend = Frontend([tokenizer], replies)
+        http = HttpServer(create_app(self._frontend, self._model))
+        dispatch = asyncio.create_task(self._frontend.run())
+        listen(self._bound)
+        serving = asyncio.create_task(http.serve_on(self._bound, self._started.set))
+        while not self._ended.is_set():
+            await asyncio.sleep(0.02)
+        http.should_exit = True
+        await serving
+        dispatch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await dispatch
+        tokenizer.close()
+        replies.close()
+
+    def _pipeline(self) -> None:
+        running: dict[int, Iterator[UserReply]] = {}
+        while not self._ended.is_set():
+            for message in self._inbox.get(0.001 if running else 0.02):
+                if self.silent.is_set():
+                    continue
+                if isinstance(message, PingMsg):
+                    self._outbox.put([PongMsg(seq=message.seq)])
+                elif isinstance(message, AbortMsg):
+                    self.aborted.append(message.uid)
+                    running.pop(message.uid, None)
+                else:
+                    self.received.append(message)
+                    running[message.uid] = script(message)
+            replies: list[UserReply] = []
+            for uid, answer in list(running.items()):
+                reply = next(answer, None)
+                if reply is None:
+                    del running[uid]
+                elif not isinstance(reply, PongMsg):  # stands for: nothing in this turn
+                    replies.append(reply)
+            self._outbox.put(replies)
+
+
+def script(message: TokenizeMsg) -> Iterator[UserReply]:
+    uid, words = message.uid, text_of(message).split()
+    nothing = PongMsg(seq=-1)
+    if words[:1] == ["!refuse"]:
+        yield FailedReply(
+            uid=uid, message="too long", code="context_length_exceeded", status=400, param="prompt"
+        )
+        return
+    while words[:1] == ["!wait"]:  # neither accepted nor refused
+        yield nothing
+    yield AcceptedReply(uid=uid, num_prompt_tokens=len(words))
+    limit = message.sampling.max_tokens or 1000
+    num_output = 0
+    for word in words[:limit]:
+        if word == "!fail":
+            yield FailedReply(uid=uid, message="out of luck", code="engine_error", status=500)
+            return
+        if word == "!abort":
+            break
+        if word == "!hang":
+            while True:
+                yield nothing
+        num_output += 1
+        while word == "!forever":
+            yield TextReply(uid=uid, text="more ", token_ids=[1])
+        yield TextReply(uid=uid, text=f"{word} ", token_ids=[len(word)])
+    reason = "length" if len(words) > limit else "stop"
+    yield FinishedReply(
+        uid=uid,
+        text="." if reason == "stop" else "",
+        token_ids=[0] if reason == "stop" else [],
+        reason="abort" if "!abort" in words else reason,
+        num_prompt_tokens=len(words),
+        num_output_tokens=num_output,
+        num_cached_tokens=len(words) // 2,
+        queued_s=0.25,
+        prefill_s=0.5,
+        decode_s=1.0,
+        num_chunks=3,
+        num_retractions=1,
+    )

@@ -1,0 +1,397 @@
+"""The OpenAI families as the official client sees them, over a scripted pipeline."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from scripted_server import MODEL, ScriptedServer
+
+from minisgl.errors import EngineError
+from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, ids_from_bytes
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a complete stream, as the specification of server-sent events frames it."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = response.text.split("\n\n")
+    assert frames.pop() == ""
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    data = [frame.removeprefix("data: ") for frame in frames]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def test_chat_whole(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**chat("one two three four"))
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.model == MODEL
+    assert abs(answer.created - time.time()) < 10
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "one two three four ."
+    assert choice.finish_reason == "stop"
+    assert answer.usage
+    assert answer.usage.prompt_tokens == 4
+    assert answer.usage.completion_tokens == 4
+    assert answer.usage.total_tokens == 8
+    assert answer.usage.prompt_tokens_details
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_chat_length(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**chat("one two three", max_completion_tokens=2))
+    assert answer.choices[0].message.content == "one two "
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_chat_stream(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            **chat("one 二 \U0001f600\n"), stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    *content, last, usage = chunks
+    assert content[0].choices[0].delta.role == "assistant"
+    texts = [chunk.choices[0].delta.content for chunk in content[1:]]
+    assert texts == ["one ", "二 ", "\U0001f600 ", "."]
+    assert [chunk.choices[0].finish_reason for chunk in content] == [None] * len(content)
+    assert last.choices[0].finish_reason == "stop"
+    assert last.choices[0].delta.content is None
+    assert all(chunk.usage is None for chunk in (*content, last))
+    assert usage.choices == []
+    assert usage.usage
+    assert usage.usage.total_tokens == 6
+
+
+def test_chat_stream_frames(http: httpx.Client) -> None:
+    data = events(http.post("/v1/chat/completions", json=chat("one", stream=True)))
+    assert data[-1] == "[DONE]"
+    assert all("usage" not in chunk for chunk in data[:-1])
+    data = events(
+        http.post(
+            "/v1/chat/completions",
+            json=chat("one", stream=True, stream_options={"include_usage": True}),
+        )
+    )
+    assert [chunk["usage"] is None for chunk in data[:-1]] == [True] * (len(data) - 2) + [False]
+
+
+def test_completions_of_every_prompt_form(client: openai.OpenAI, server: ScriptedServer) -> None:
+    for prompt, texts in (
+        ("a b", ["a b ."]),
+        (["a b", "c"], ["a b .", "c ."]),
+        ([7, 8], ["7 8 ."]),
+        ([[7, 8], [2**31 - 1]], ["7 8 .", "2147483647 ."]),
+    ):
+        answer = client.completions.create(model=MODEL, prompt=prompt)
+        assert [choice.text for choice in answer.choices] == texts
+        assert [choice.index for choice in answer.choices] == list(range(len(texts)))
+        assert answer.usage
+        assert answer.usage.completion_tokens == sum(text.count(" ") for text in texts)
+    assert isinstance(server.received[-1].prompt, TokenPrompt)
+    assert list(ids_from_bytes(server.received[-1].prompt.ids)) == [2**31 - 1]
+    assert server.received[-1].sampling.seed != server.received[-2].sampling.seed
+
+
+def test_completions_stream_of_several(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model=MODEL,
+        prompt=["a b c", "d"],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, usage = list(stream)
+    texts, reasons = ["", ""], [None, None]
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == ["a b c .", "d ."]
+    assert reasons == ["stop", "stop"]
+    assert usage.usage
+    assert usage.usage.prompt_tokens == 4
+
+
+def test_every_sampling_field_arrives(client: openai.OpenAI, server: ScriptedServer) -> None:
+    client.chat.completions.create(
+        **chat("a"),
+        temperature=0.5,
+        top_p=0.75,
+        seed=2**64 - 1,
+        stop=["x", "y"],
+        max_tokens=7,
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.125,
+            "ignore_eos": True,
+            "stop_token_ids": [3, 4],
+            "skip_special_tokens": False,
+            "priority": -3,
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+    )
+    message = server.received[-1]
+    sampling = message.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.75, 5)
+    assert (sampling.min_p, sampling.seed, sampling.max_tokens) == (0.125, 2**64 - 1, 7)
+    assert (sampling.stop, sampling.stop_token_ids) == (("x", "y"), (3, 4))
+    assert sampling.ignore_eos
+    assert not sampling.skip_special_tokens
+    assert message.priority == -3
+    assert isinstance(message.prompt, ChatPrompt)
+    assert message.prompt.template_args == {"enable_thinking": False}
+
+
+def test_what_is_left_out_takes_the_checkpoints_default(
+    client: openai.OpenAI, server: ScriptedServer
+) -> None:
+    client.completions.create(model=MODEL, prompt="a", stop="x")
+    sampling = server.received[-1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.25, 1.0, None)
+    assert sampling.stop == ("x",)
+    assert sampling.seed is not None
+    assert 0 <= sampling.seed < 2**63
+
+
+def test_messages_reach_the_template_as_plain_text(
+    client: openai.OpenAI, server: ScriptedServer
+) -> None:
+    part = {"type": "text", "text": "two"}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"x": 1}'},
+    }
+    client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "one"}, part], "name": "Eve"},
+            {"role": "assistant", "tool_calls": [call], "refusal": None},
+            {"role": "tool", "content": "3", "tool_call_id": "1"},
+        ],
+    )
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one\ntwo", "name": "Eve"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+            ],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+    ]
+
+
+def test_an_answer_can_be_handed_back(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(**chat("one"))
+    messages = [
+        {"role": "user", "content": "one"},
+        first.choices[0].message.model_dump(),
+        {"role": "user", "content": "two"},
+    ]
+    second = client.chat.completions.create(model=MODEL, messages=messages)
+    assert second.choices[0].message.content == "two ."
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "minisgl"
+    with pytest.raises(openai.NotFoundError, match="scripted"):
+        client.models.retrieve("org/other")
+
+
+def test_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="serves 'scripted'") as error:
+        client.completions.create(model="gpt-4", prompt="a")
+    assert error.value.code == "model_not_found"
+    assert error.value.param == "model"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_by_the_scheduler_is_a_4xx(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match="too long") as error:
+        client.chat.completions.create(**chat("!refuse"), stream=stream)
+    assert error.value.code == "context_length_exceeded"
+    assert error.value.param == "prompt"
+
+
+def test_one_refused_prompt_refuses_the_call(client: openai.OpenAI, server: ScriptedServer) -> None:
+    before = len(server.aborted)
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=MODEL, prompt=["!hang", "!refuse", "!hang"])
+    assert len(server.wait_aborted(before + 2)) == before + 2
+
+
+def test_failure_in_mid_stream(client: openai.OpenAI, http: httpx.Client) -> None:
+    stream = client.chat.completions.create(**chat("one !fail"), stream=True)
+    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "one "]
+    with pytest.raises(openai.APIError, match="out of luck"):
+        next(stream)
+    data = events(http.post("/v1/chat/completions", json=chat("one !fail", stream=True)))
+    assert data[-1]["error"]["type"] == "server_error"
+    assert "[DONE]" not in data
+
+
+@pytest.mark.parametrize("text", ["one !fail", "one !abort"])
+def test_failure_of_a_whole_answer_is_a_5xx(client: openai.OpenAI, text: str) -> None:
+    with pytest.raises(openai.InternalServerError):
+        client.chat.completions.create(**chat(text))
+
+
+def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
+    answer = http.post("/generate", json={"text": "one three", "temperature": 0}).json()
+    assert answer == {
+        "text": "one three .",
+        "token_ids": [3, 5, 0],
+        "finish_reason": "stop",
+        "stop_match": None,
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 2,
+            "total_tokens": 4,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+        "timings": {
+            "queued_s": 0.25,
+            "prefill_s": 0.5,
+            "decode_s": 1.0,
+            "num_chunks": 3,
+            "num_retractions": 1,
+        },
+    }
+    assert server.received[-1].sampling.is_greedy
+    assert isinstance(server.received[-1].prompt, TextPrompt)
+    data = events(http.post("/generate", json={"input_ids": [5, 6], "stream": True}))
+    assert data[0] == {"text": "5 ", "token_ids": [1]}
+    assert (data[-2]["text"], data[-2]["finish_reason"], data[-1]) == (".", "stop", "[DONE]")
+    chatted = http.post("/generate", json={"messages": [{"role": "user", "content": "hi"}]})
+    assert chatted.json()["text"] == "hi ."
+
+
+def test_request_ids(http: httpx.Client) -> None:
+    given = http.get("/health", headers={"X-Request-Id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    made = {
+        http.get("/health", headers={"X-Request-Id": bad}).headers["x-request-id"]
+        for bad in ("", "a b", "x" * 200)
+    }
+    assert len(made) == 3
+    assert all(len(request_id) == 32 for request_id in made)
+    assert len(http.get("/nothing").headers["x-request-id"]) == 32
+
+
+def test_the_documented_schema_is_closed(http: httpx.Client) -> None:
+    schema = http.get("/openapi.json").json()
+    references = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            references.update([node["$ref"]] if "$ref" in node else [])
+            list(map(walk, node.values()))
+        elif isinstance(node, list):
+            list(map(walk, node))
+
+    walk(schema)
+    known = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
+    assert references <= known
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+    assert body["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/ChatRequest"
+    }
+    assert http.get("/docs").status_code == 200
+
+
+# --- clients that leave, workers that die --------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+@pytest.mark.parametrize("word", ["!forever", "!hang"])
+def test_a_stream_that_is_closed_aborts_its_request(
+    server: ScriptedServer, path: str, word: str
+) -> None:
+    before = len(server.aborted)
+    body = {
+        "/v1/chat/completions": chat(f"one {word}", stream=True),
+        "/v1/completions": {"prompt": f"one {word}", "stream": True},
+        "/generate": {"text": f"one {word}", "stream": True},
+    }[path]
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", path, json=body) as response,
+    ):
+        next(response.iter_bytes())
+    assert len(server.wait_aborted(before + 1)) == before + 1
+    assert server.num_open == 0
+
+
+@pytest.mark.parametrize("text", ["!hang", "!wait"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_gives_up_waiting_aborts_its_request(
+    server: ScriptedServer, text: str, stream: bool
+) -> None:
+    before = len(server.aborted)
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.3) as http:
+        list(http.post("/v1/chat/completions", json=chat(text, stream=stream)).iter_bytes())
+    assert len(server.wait_aborted(before + 1)) == before + 1
+
+
+def test_a_finished_request_is_not_aborted(client: openai.OpenAI, server: ScriptedServer) -> None:
+    before = len(server.aborted)
+    client.chat.completions.create(**chat("one"))
+    list(client.chat.completions.create(**chat("one"), stream=True))
+    assert len(server.wait_aborted(before + 1, timeout_s=0.1)) == before
+
+
+def test_a_dead_worker_ends_every_open_call() -> None:
+    with ScriptedServer() as server, httpx.Client(base_url=server.url, timeout=10) as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/ready").json() == {"status": "ready"}
+        with http.stream(
+            "POST", "/v1/chat/completions", json=chat("one !hang", stream=True)
+        ) as response:
+            lines = response.iter_lines()
+            assert json.loads(next(lines).removeprefix("data: "))["choices"]
+            error = EngineError("the engine process was killed by signal 9")
+            error.status = 503
+            server.fail(error)
+            began = time.monotonic()
+            rest = [line for line in lines if line]
+            assert time.monotonic() - began < 1
+            assert (
+                "killed by signal 9"
+                in json.loads(rest[-1].removeprefix("data: "))["error"]["message"]
+            )
+        for response in (
+            http.get("/health"),
+            http.get("/ready"),
+            http.post("/v1/chat/completions", json=chat("one")),
+        ):
+            assert response.status_code == 503
+            assert response.json()["error"]["type"] == "server_error"
+            assert "killed by signal 9" in response.json()["error"]["message"]
+
+
+def test_ready_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.server.api_server.READY_TIMEOUT_S", 0.2)
+    with ScriptedServer() as server, httpx.Client(base_url=server.url) as http:
+        server.silent.set()
+        response = http.get("/ready")
+        assert response.status_code == 503
+        assert "no answer" in response.json()["error"]["message"]
+        assert http.get("/health").status_code == 200
