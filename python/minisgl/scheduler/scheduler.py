@@ -123,15 +123,15 @@ class Scheduler:
                 "or raise --max-queued-requests"
             )
         limit = min(config.max_seq_len, config.num_pool_tokens)
-        name, option = (
-            ("context length", "--max-seq-len")
+        name, remedy = (
+            ("context length", "")
             if config.max_seq_len <= config.num_pool_tokens
-            else ("KV cache", "--num-pages or --memory-ratio")
+            else ("KV cache", " (or serve with a higher --num-pages or --memory-ratio)")
         )
         if num_prompt >= limit:
             raise PromptTooLong(
                 f"the prompt has {num_prompt} tokens, but the {name} holds {limit} and at least "
-                f"one must be left for the answer; shorten the prompt (or raise {option})",
+                f"one must be left for the answer; shorten the prompt{remedy}",
                 limit=limit,
                 got=num_prompt,
                 param="messages",
@@ -140,7 +140,7 @@ class Scheduler:
             raise PromptTooLong(
                 f"the prompt has {num_prompt} tokens and max_tokens asks for {asked} more, "
                 f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
-                f"{limit - num_prompt} (or raise {option})",
+                f"{limit - num_prompt}{remedy}",
                 limit=limit,
                 got=num_prompt + asked,
                 param="max_tokens",

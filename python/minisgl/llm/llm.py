@@ -1,0 +1,260 @@
+"""`LLM`: prompts in, outputs out, in one process."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from minisgl import env
+from minisgl.builtin import model_path
+from minisgl.core import SamplingParams
+from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.config import DEFAULT_MEMORY_RATIO, DEFAULT_PAGE_SIZE, DeviceName, DTypeName
+from minisgl.errors import ConfigError, InvalidRequest
+from minisgl.kvcache import CacheKind
+from minisgl.llm.output import RequestOutput
+from minisgl.llm.session import Session
+from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.tokenizer import Detokenizer, PromptEncoder, load_template, load_tokenizer
+from minisgl.utils.hf import ModelSource, read_generation_defaults, resolve_checkpoint
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model to call from Python. Mutable; calls from several threads wait for each other.
+
+    Several instances can live in one process. `close` (or leaving a `with` block) gives memory and
+    threads back. The prefix cache lives as long as the instance: a conversation that is sent again
+    with one more turn computes only the new part.
+
+    ::
+
+        with LLM("Qwen/Qwen3-0.6B") as llm:
+            for output in llm.generate(["Hello", "Once upon"], SamplingParams(max_tokens=20)):
+                print(output.text)
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        model_source: ModelSource = "huggingface",
+        dtype: DTypeName = "auto",
+        device: DeviceName = "auto",
+        attn: str = "auto",
+        page_size: int = DEFAULT_PAGE_SIZE,
+        num_pages: int | None = None,
+        memory_ratio: float = DEFAULT_MEMORY_RATIO,
+        max_running_requests: int = 256,
+        max_seq_len: int | None = None,
+        max_prefill_length: int | None = None,
+        cache: CacheKind = "radix",
+        progress: bool = True,
+    ) -> None:
+        """`model`: a checkpoint folder or a model id; None is the built-in model.
+
+        The other options mean what the server's flags of the same name mean. `progress` shows
+        bars while weights load and while `generate` runs (on a terminal). Raises ConfigError for
+        a checkpoint or an option that cannot work.
+        """
+        folder = model_path()
+        if model is not None:
+            folder = resolve_checkpoint(str(model), source=model_source)
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._num_requests = 0
+        tokenizer = load_tokenizer(folder)
+        defaults = read_generation_defaults(folder)
+        template = load_template(folder, tokenizer.special_tokens)
+        self._encoder = PromptEncoder(tokenizer=tokenizer, template=template)
+        self._detokenizer = Detokenizer(tokenizer)
+        self.default_sampling_params = SamplingParams(
+            temperature=1.0 if defaults.temperature is None else defaults.temperature,
+            top_k=defaults.top_k or 0,
+            top_p=1.0 if defaults.top_p is None else defaults.top_p,
+            min_p=defaults.min_p or 0.0,
+        )
+        with self._bar("loading weights") as (bar, task):
+            self._engine = Engine(
+                EngineConfig(
+                    folder=folder,
+                    dtype=dtype,
+                    device=device,
+                    attn=attn,
+                    page_size=page_size,
+                    num_pages=num_pages,
+                    memory_ratio=memory_ratio,
+                    max_running=max_running_requests,
+                    max_seq_len=max_seq_len,
+                    max_prefill_tokens=max_prefill_length,
+                ),
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        eos_ids = set(defaults.eos_token_ids)
+        if tokenizer.eos_token_id is not None:
+            eos_ids.add(tokenizer.eos_token_id)
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                num_pages=self._engine.memory.num_pages,
+                page_size=page_size,
+                max_seq_len=self._engine.max_seq_len,
+                vocab_size=self._engine.model_config.vocab_size,
+                eos_ids=frozenset(eos_ids),
+                max_prefill_tokens=self._engine.max_prefill_tokens,
+                max_running=max_running_requests,
+                cache=cache,
+            )
+        )
+        self._is_closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt: a text, or token ids; or a list of such, which run as one batch.
+
+        sampling_params: one for all, or one for each; None takes the checkpoint's recommendation
+        (`default_sampling_params`). Raises RequestError, which names the prompt, when one cannot
+        be served; nothing of the call is left then.
+        """
+        is_one = isinstance(prompts, str) or (
+            len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+        )
+        batch: list[Any] = [prompts] if is_one else list(prompts)
+        encoded = [
+            self._encode(
+                TextPrompt(text=prompt)
+                if isinstance(prompt, str)
+                else TokenPrompt(ids=ids_to_bytes(_checked_ids(prompt)))
+            )
+            for prompt in batch
+        ]
+        return self._run(encoded, sampling_params)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_args: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
+
+        `template_args` are further variables for the checkpoint's chat template.
+        """
+        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
+        batch: list[Any] = [messages] if is_one else list(messages)
+        encoded = [
+            self._encode(
+                ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
+            )
+            for turns in batch
+        ]
+        return self._run(encoded, sampling_params)
+
+    def close(self) -> None:
+        """Give memory and threads back. A second call does nothing."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: TextPrompt | ChatPrompt | TokenPrompt) -> bytes:
+        return self._encoder.encode(prompt)
+
+    def _run(
+        self, prompts: list[bytes], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        if params is None:
+            params = self.default_sampling_params
+        if isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequest(
+                f"{len(prompts)} prompts need as many sampling_params (or one for all), "
+                f"got {len(params)}",
+                param="sampling_params",
+            )
+        with self._lock:
+            if self._is_closed:
+                raise ConfigError("this LLM is closed; make a new one")
+            requests = [
+                UserMsg(uid=self._num_requests + index, ids=ids, sampling=_with_seed(sampling))
+                for index, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
+            ]
+            self._num_requests += len(requests)
+            with self._bar("tokens") as (bar, task):
+                session = Session(
+                    requests, self._detokenizer, lambda count: bar.advance(task, count)
+                )
+                with session.catching_ctrl_c():
+                    overlap = not env.overlap_disabled()
+                    run(self._scheduler, self._engine, session, session, overlap=overlap)
+        if session.error:
+            raise session.error
+        return session.outputs()
+
+    def _bar(self, what: str) -> _Bar:
+        return _Bar(what, shown=self._progress)
+
+
+class _Bar:
+    """A progress bar for one activity, on stderr, gone when it is done."""
+
+    def __init__(self, what: str, *, shown: bool) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not shown,
+        )
+        self._what = what
+
+    def __enter__(self) -> tuple[Progress, TaskID]:
+        self._bar.start()
+        return self._bar, self._bar.add_task(self._what, total=None)
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+
+def _with_seed(sampling: SamplingParams) -> SamplingParams:
+    """A request without a seed gets one here, as it does at the server's door."""
+    if sampling.seed is not None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+
+
+def _checked_ids(prompt: Sequence[int]) -> list[int]:
+    for token_id in prompt:
+        if not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+            raise InvalidRequest(
+                f"a prompt is a text or a list of token ids, got {token_id!r} in one",
+                param="prompts",
+            )
+    return list(prompt)

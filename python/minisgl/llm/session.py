@@ -1,0 +1,134 @@
+"""One call of `LLM.generate`: an inbox and an outbox that live as long as its requests do."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from minisgl.core import Event, Failed
+from minisgl.errors import EngineError, RequestError
+from minisgl.llm.output import RequestOutput
+from minisgl.message import (
+    AbortBackendMsg,
+    AcceptedReply,
+    ExitMsg,
+    FailedReply,
+    FinishedReply,
+    PongMsg,
+    SchedulerMsg,
+    TextReply,
+    UserMsg,
+)
+from minisgl.tokenizer import Detokenizer
+
+
+class Session:
+    """The loop's inbox and outbox for a fixed set of requests. Mutable.
+
+    The first refusal or failure aborts the others and is kept in `error`; so does Ctrl-C. Either
+    way the loop runs until every request has ended, so nothing is left in the scheduler.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[UserMsg],
+        detokenizer: Detokenizer,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        self.error: RequestError | EngineError | None = None
+        self.interrupted = False
+        self._detokenizer = detokenizer
+        self._on_tokens = on_tokens
+        self._order = {request.uid: index for index, request in enumerate(requests)}
+        self._outgoing: list[SchedulerMsg] = list(requests)
+        self._open = set(self._order)
+        self._aborting = False
+        self._texts: dict[int, list[str]] = {uid: [] for uid in self._order}
+        self._ids: dict[int, list[int]] = {uid: [] for uid in self._order}
+        self._finished: dict[int, FinishedReply] = {}
+
+    def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
+        if (self.error or self.interrupted) and not self._aborting:
+            self._aborting = True
+            self._outgoing += [AbortBackendMsg(uid=uid) for uid in sorted(self._open)]
+        messages, self._outgoing = self._outgoing, []
+        if not messages and not self._open:
+            return [ExitMsg()]
+        return messages
+
+    def send(self, events: list[Event]) -> None:
+        replies, stops = self._detokenizer.handle(events)
+        self._outgoing += stops
+        for reply in replies:
+            match reply:
+                case TextReply():
+                    self._add(reply.uid, reply.text, reply.token_ids)
+                case FinishedReply():
+                    self._add(reply.uid, reply.text, reply.token_ids)
+                    self._finished[reply.uid] = reply
+                    self._open.discard(reply.uid)
+                case FailedReply():
+                    self._open.discard(reply.uid)
+                    self.error = self.error or self._error(reply)
+                case AcceptedReply() | PongMsg():
+                    pass
+
+    def pong(self, seq: int) -> None:
+        raise AssertionError("nobody pings an offline engine")
+
+    def outputs(self) -> list[RequestOutput]:
+        """In the order of the requests; all of them have finished."""
+        return [self._output(uid) for uid in self._order]
+
+    def _add(self, uid: int, text: str, token_ids: list[int]) -> None:
+        self._texts[uid].append(text)
+        self._ids[uid] += token_ids
+        self._on_tokens(len(token_ids))
+
+    def _error(self, reply: FailedReply) -> RequestError | EngineError:
+        message = reply.message
+        if len(self._order) > 1:
+            message = f"prompt {self._order[reply.uid]}: {message}"
+        return Failed(
+            uid=reply.uid,
+            message=message,
+            code=reply.code,
+            status=reply.status,
+            param=reply.param,
+        ).to_error()
+
+    def _output(self, uid: int) -> RequestOutput:
+        reply = self._finished[uid]
+        return RequestOutput(
+            text="".join(self._texts[uid]),
+            token_ids=self._ids[uid],
+            finish_reason=reply.reason,
+            stop_match=reply.stop_match,
+            num_prompt_tokens=reply.num_prompt_tokens,
+            num_output_tokens=reply.num_output_tokens,
+            num_cached_tokens=reply.num_cached_tokens,
+            queued_s=reply.queued_s,
+            prefill_s=reply.prefill_s,
+            decode_s=reply.decode_s,
+        )
+
+    @contextmanager
+    def catching_ctrl_c(self) -> Iterator[None]:
+        """Turn Ctrl-C into an abort, so that no step is torn apart; raise it at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals go to the main thread
+            return
+
+        def interrupt(signum: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+
+        previous = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        if self.interrupted:
+            raise KeyboardInterrupt

@@ -1,0 +1,51 @@
+"""Sizing the KV pool: the arithmetic, the table, and the sentences when nothing fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.engine.memory import GIB, MIB, plan_memory
+from minisgl.errors import ConfigError
+
+
+def plan(**changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "free_bytes": 10 * GIB,
+        "memory_ratio": 0.5,
+        "weight_bytes": 1 * GIB,
+        "activation_bytes": 512 * MIB,
+        "page_bytes": MIB,
+        "page_size": 16,
+        "max_seq_len": 1000,
+        "max_running": 256,
+        "num_pages": None,
+    }
+    return plan_memory(**(settings | changes))
+
+
+def test_pool_takes_what_the_ratio_leaves() -> None:
+    assert plan().num_pages == 5 * 1024 - 1024 - 512
+
+
+def test_pool_is_no_larger_than_it_can_be_filled() -> None:
+    assert plan(max_running=2).num_pages == 2 * 63  # 63 pages hold 1,000 tokens
+
+
+def test_explicit_pages_win() -> None:
+    memory = plan(num_pages=7)
+    assert memory.num_tokens == 7 * 16
+    assert "7 pages of 16 tokens" in memory.table()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"weight_bytes": 6 * GIB}, "raise --memory-ratio"),
+        ({"num_pages": 10 * 1024}, "at most 9216 pages fit"),
+    ],
+)
+def test_nothing_fits(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan(**changes)
