@@ -33,7 +33,7 @@ LIBRARY = "minisgl_cpu"
 # and without them GCC does not vectorise comparisons. Infinities and NaN keep their meaning.
 CFLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"),
-    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fvisibility=hidden"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wfatal-errors"),
 )
 LDFLAGS = ("-fopenmp",)
 
@@ -133,7 +133,13 @@ def _build(path: Path) -> None:
                 os.replace(checksum, _checksum_path(path))
             logger.info("compiled in %.1f s: %s", time.monotonic() - started, path)
     except (RuntimeError, OSError) as error:
-        raise JitUnavailable(f"compiling failed: {error}") from error
+        raise JitUnavailable(f"compiling failed: {_gist(str(error))}") from error
+
+
+def _gist(output: str) -> str:
+    """The line of the build's output that names the cause."""
+    lines = output.splitlines()
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
 
 
 @contextmanager

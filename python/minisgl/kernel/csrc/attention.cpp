@@ -112,13 +112,22 @@ INLINE void dot_block(const float* q, const T* q_raw, int q_stride, const T* con
   for (int g = 0; g < GB; g++) std::memcpy(scores + g * BLOCK, sums + g * KB, KB * 4);
 }
 
+// One head's keys are short runs far apart, which the hardware does not foresee: whoever reads the
+// keys of a block asks for its values, whoever reads values asks for the keys of the next block.
+// Decode of 8 x 1,024 in bfloat16 on one core: 4.4 ms without this, 1.5 ms with it.
+INLINE void prefetch(const void* p, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
+}
+
 // acc[m][0:HB * W] += p[m][j] * values[j][0:HB * W] over n keys, for GB query vectors.
 template <int GB, int HB, class T>
-INLINE void add_values(const float* p, const T* const* values, int h, int n, float* acc, int ld) {
+INLINE void add_values(const float* p, const T* const* values, int h, int n, float* acc, int ld,
+                       const T* const* next_keys, int ahead) {
   VF sums[GB][HB];
   for (int g = 0; g < GB; g++)
     for (int i = 0; i < HB; i++) sums[g][i] = load(acc + g * ld + h + i * W);
   for (int j = 0; j < n; j++) {
+    prefetch(next_keys[j], ahead);
     VF v[HB];
     for (int i = 0; i < HB; i++) v[i] = load(values[j] + h + i * W);
     for (int g = 0; g < GB; g++) {
@@ -132,18 +141,23 @@ INLINE void add_values(const float* p, const T* const* values, int h, int n, flo
 
 template <int GB, class T>
 void direct_scores(const float* q, const T* q_raw, int q_stride, const T* const* keys, int H, int n,
-                   float* scores) {
+                   float* scores, const T* const* values, int ahead) {
   constexpr int KB = W / GB;
-  for (int j = 0; j < n; j += KB)
+  for (int j = 0; j < n; j += KB) {
+    for (int i = 0; i < KB; i++) prefetch(values[j + i], ahead);
     dot_block<GB>(q, q_raw, q_stride, keys + j, H, scores + j);
+  }
 }
 
 template <int GB, class T>
-void direct_values(const float* p, const T* const* values, int H, int n, float* acc, int ld) {
+void direct_values(const float* p, const T* const* values, int H, int n, float* acc, int ld,
+                   const T* const* next_keys, int ahead) {
   constexpr int HB = GB == 4 ? 4 : 8;
   int h = 0;
-  for (; h + HB * W <= H; h += HB * W) add_values<GB, HB>(p, values, h, n, acc, ld);
-  for (; h + W <= H; h += W) add_values<GB, 1>(p, values, h, n, acc, ld);
+  for (; h + HB * W <= H; h += HB * W, ahead = 0)
+    add_values<GB, HB>(p, values, h, n, acc, ld, next_keys, ahead);
+  for (; h + W <= H; h += W, ahead = 0)
+    add_values<GB, 1>(p, values, h, n, acc, ld, next_keys, ahead);
   if (h < H)
     for (int g = 0; g < GB; g++) {
       VF sums = load(acc + g * ld + h);
@@ -197,16 +211,17 @@ void widen_values(const T* const* values, int H, int ld, float* values_JH) {
 
 // --- one item -----------------------------------------------------------------------------------
 
-// Addresses of BLOCK keys and values from position `begin` on; past the n-th, the n-th again, so
+// Addresses of BLOCK keys and values from position `begin` on; past `end`, the last one again, so
 // that every address is one that was written: unwritten memory may hold NaN.
 template <class T>
-void locate(const Step<T>& s, const Item& item, int begin, int n, const T** keys, const T** values) {
+void locate(const Step<T>& s, const Item& item, int begin, int end, const T** keys,
+            const T** values) {
   const int32_t* pages = s.table + s.table_idxs[item.row] * s.table_stride;
   int64_t stride = int64_t(s.num_kv_heads) * s.H, head = int64_t(item.kv_head) * s.H;
   int page = begin / s.page_size, offset = begin % s.page_size;
   int64_t at = 0;
   for (int j = 0; j < BLOCK; j++) {
-    if (j < n) {
+    if (begin + j < end) {
       at = (int64_t(pages[page]) * s.page_size + offset) * stride + head;
       if (++offset == s.page_size) offset = 0, page++;
     }
@@ -268,18 +283,25 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
       store(q + m * ld + h, h + W <= H ? load(from + h) : load_first(from + h, H - h));
   }
 
-  const T *keys[BLOCK], *values[BLOCK];
+  const T *addresses[2][2][BLOCK] = {}, **keys = addresses[0][0], **values = addresses[0][1];
+  const T **next_keys = addresses[1][0], **next_values = addresses[1][1];
+  locate(s, item, item.key_begin, item.key_end, keys, values);
   for (int begin = item.key_begin; begin < item.key_end; begin += BLOCK) {
     const int n = std::min(BLOCK, item.key_end - begin);
-    locate(s, item, begin, n, keys, values);
+    const bool more = begin + BLOCK < item.key_end;
+    if (more) locate(s, item, begin + BLOCK, item.key_end, next_keys, next_values);
+    const int ahead = more ? H * sizeof(T) : 0;  // bytes of a key to ask for
     if (direct) {
       int m = 0;
       for (; m + 4 <= M; m += 4)
-        direct_scores<4>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK);
+        direct_scores<4>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK,
+                         values, ahead);
       for (; m + 2 <= M; m += 2)
-        direct_scores<2>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK);
+        direct_scores<2>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK,
+                         values, ahead);
       for (; m < M; m++)
-        direct_scores<1>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK);
+        direct_scores<1>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK,
+                         values, ahead);
     } else {
       transpose_keys(keys, H, keys_HJ);
       widen_values(values, H, ld, values_JH);
@@ -300,10 +322,11 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
     if (direct) {
       int m = 0;
       for (; m + 4 <= M; m += 4)
-        direct_values<4>(scores + m * BLOCK, values, H, n, acc + m * ld, ld);
+        direct_values<4>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next_keys, ahead);
       for (; m + 2 <= M; m += 2)
-        direct_values<2>(scores + m * BLOCK, values, H, n, acc + m * ld, ld);
-      for (; m < M; m++) direct_values<1>(scores + m * BLOCK, values, H, n, acc + m * ld, ld);
+        direct_values<2>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next_keys, ahead);
+      for (; m < M; m++)
+        direct_values<1>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next_keys, ahead);
     } else {
       for (int m = 0; m < M; m += MR) {
         int h = 0;
@@ -313,6 +336,8 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
           product<1, true>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n);
       }
     }
+    std::swap(keys, next_keys);
+    std::swap(values, next_values);
   }
 
   if (partial) {  // [M][ld] sums, then tops, then totals
