@@ -148,7 +148,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         value = fields.get(name) if sampled else None
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
+        if type(value) not in (int, float) or not abs(value) < 2**31 or kind(value) != value:
             raise CheckpointError(f"{file}: {name} must be a number, got {value!r}")
         return kind(value)
 

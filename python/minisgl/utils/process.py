@@ -78,13 +78,12 @@ def receive_status(connection: Connection) -> Ready | StartFailed:
 def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus], None]) -> NoReturn:
     """The target of a worker process: `body` calls `status.ready` and then serves until SIGTERM.
 
-    SIGTERM raises SystemExit where the main thread is, so `body` cleans up with `try/finally`, and
-    must not hold back BaseException. `name` marks the log lines and the process's title.
+    SIGTERM raises SystemExit where the main thread is, once: `body` cleans up with `try/finally`
+    and must not hold back BaseException. `name` marks the log lines and the process's title.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _exit_cleanly)
     faulthandler.enable()  # a crash in native code then says where Python was
-    _die_with_parent()
+    _watch_for_the_end()
     with contextlib.suppress(ImportError):  # a nicety for `ps`, no dependency of ours
         importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
 
@@ -107,18 +106,35 @@ def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus],
     sys.exit(0)
 
 
-def _exit_cleanly(signum: int, frame: FrameType | None) -> None:
-    sys.exit(0)
+def _watch_for_the_end() -> None:
+    """Turn SIGTERM into SystemExit, and end with the parent.
 
+    A signal that comes just before the main thread blocks in a system call is not seen by Python
+    until that call returns (met in 1 of 6 runs that were ended when they had just started). So a
+    thread is told of the signal as well, by the wake-up descriptor, and knocks until it is seen.
+    """
+    stopping = threading.Event()
 
-def _die_with_parent() -> None:
-    """End this process, without clean-up, when the one that started it is gone."""
+    def on_sigterm(signum: int, frame: FrameType | None) -> None:
+        if not stopping.is_set():  # a second one does not break into the clean-up
+            stopping.set()
+            sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    wakeup, to_wakeup = os.pipe()
+    os.set_blocking(to_wakeup, False)
+    signal.set_wakeup_fd(to_wakeup, warn_on_full_buffer=False)
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
     parent = multiprocessing.parent_process()
-    if parent is None:
-        return  # started by hand
+    sentinels = [parent.sentinel] if parent else []  # none: started by hand
 
     def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
+        if wakeup in wait([wakeup, *sentinels]):
+            while not stopping.is_set() and not wait(sentinels, timeout=0.05):
+                signal.pthread_kill(main_thread, signal.SIGTERM)
+            wait(sentinels)
+        if sentinels:
+            os._exit(1)  # without clean-up: there is nobody to clean up for
 
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    threading.Thread(target=watch, name="end-watch", daemon=True).start()

@@ -1,0 +1,107 @@
+"""Prompts to ids, and every bad prompt to a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from text_checkpoints import make
+
+from minisgl.core import SamplingParams
+from minisgl.message import (
+    ChatPrompt,
+    FailedReply,
+    TextPrompt,
+    TokenizeMsg,
+    TokenPrompt,
+    UserMsg,
+    ids_from_bytes,
+    ids_to_bytes,
+)
+from minisgl.tokenizer import PromptEncoder, load_template, load_tokenizer
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+SAMPLING = SamplingParams(max_tokens=3, seed=7)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: Any) -> PromptEncoder:
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    make(folder, "byte_level", config={"chat_template": TEMPLATE})
+    tokenizer = load_tokenizer(folder)
+    template = load_template(folder, tokenizer.special_tokens)
+    return PromptEncoder(tokenizer=tokenizer, template=template)
+
+
+def _ids(encoder: PromptEncoder, prompt: Any) -> list[int]:
+    message = TokenizeMsg(uid=5, prompt=prompt, sampling=SAMPLING, priority=-2)
+    answer = encoder.tokenize(message)
+    assert isinstance(answer, UserMsg)
+    assert (answer.uid, answer.sampling, answer.priority) == (5, SAMPLING, -2)
+    return [int(token) for token in ids_from_bytes(answer.ids)]
+
+
+def test_text_gets_the_tokenizers_bos(encoder: PromptEncoder) -> None:
+    bos = encoder.tokenizer.bos_token_id
+    ids = _ids(encoder, TextPrompt(text="Hello"))
+    assert ids == [bos, *encoder.tokenizer.encode("Hello", add_special_tokens=False)]
+    assert _ids(encoder, TextPrompt(text="")) == [bos]
+
+
+def test_chat_gets_only_the_templates_bos(encoder: PromptEncoder) -> None:
+    chat = ChatPrompt(messages=[{"role": "user", "content": "Hello"}])
+    assert _ids(encoder, chat) == _ids(encoder, TextPrompt(text="Hello"))
+
+
+def test_ids_pass_through(encoder: PromptEncoder) -> None:
+    ids = [0, 7, 2**31 - 1]
+    assert _ids(encoder, TokenPrompt(ids=ids_to_bytes(ids))) == ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match"),
+    [
+        (TokenPrompt(ids=b""), "empty"),
+        (TokenPrompt(ids=b"abc"), "int32"),
+        (TokenPrompt(ids=ids_to_bytes([1, -1])), "negative, got -1"),
+        (TextPrompt(text="a\ud800"), "lone surrogate at character 1"),
+        (ChatPrompt(messages=[]), "at least one message"),
+        (ChatPrompt(messages=[{"role": "user", "content": "\udc00"}]), "lone surrogate"),
+        (ChatPrompt(messages=[{"role": "user", "content": [{}]}]), "text only"),
+    ],
+)
+def test_bad_prompts(encoder: PromptEncoder, prompt: Any, match: str) -> None:
+    answer = encoder.tokenize(TokenizeMsg(uid=9, prompt=prompt, sampling=SAMPLING))
+    assert isinstance(answer, FailedReply)
+    assert answer.uid == 9
+    assert answer.status == 400
+    assert match in answer.message
+
+
+@pytest.mark.parametrize("prompt", [TextPrompt(text=""), ChatPrompt(messages=[{"role": "a"}])])
+def test_nothing_to_encode(tmp_path: Path, prompt: Any) -> None:
+    """Without a bos, an empty text or template gives no ids at all."""
+    folder = make(tmp_path, "byte_level", config={"chat_template": "{{ messages[0].content }}"})
+    tokenizer = load_tokenizer(folder)
+    tokenizer._backend.post_processor = None
+    template = load_template(folder, tokenizer.special_tokens)
+    if isinstance(prompt, ChatPrompt):
+        prompt = ChatPrompt(messages=[{"role": "assistant"}])
+    answer = PromptEncoder(tokenizer=tokenizer, template=template).tokenize(
+        TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING)
+    )
+    assert isinstance(answer, FailedReply)
+    assert answer.status == 400
+    assert "empty prompt" in answer.message or "prompt is empty" in answer.message
+
+
+def test_a_bug_of_ours_costs_one_request(encoder: PromptEncoder, monkeypatch: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(type(encoder.tokenizer), "encode", fail)
+    message = TokenizeMsg(uid=1, prompt=TextPrompt(text="x"), sampling=SAMPLING)
+    answer = encoder.tokenize(message)
+    assert isinstance(answer, FailedReply)
+    assert answer.status == 500
