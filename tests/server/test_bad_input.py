@@ -1,0 +1,269 @@
+"""What must never reach a worker is answered with OpenAI's error object and a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import httpx
+import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.shared.error_object import ErrorObject
+from scripted_server import ScriptedServer
+
+CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    ErrorObject.model_validate(body["error"])
+    error: dict[str, Any] = body["error"]
+    assert len(error["message"]) > 15
+    return error
+
+
+def hello(**fields: Any) -> dict[str, Any]:
+    return {"messages": HELLO, **fields}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        (CHAT, {}, "messages", "missing"),
+        (CHAT, {"messages": []}, "messages", "length >= 1"),
+        (CHAT, {"messages": "hello"}, "messages", "array"),
+        (CHAT, {"messages": ["hello"]}, "messages[0]", "object"),
+        (CHAT, {"messages": [{}]}, "messages[0].role", "missing"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "text"),
+        (
+            CHAT,
+            {"messages": [*HELLO, {"role": "king", "content": ""}]},
+            "messages[1].role",
+            "developer",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "str"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "a", "mood": "good"}]},
+            "messages[0].mood",
+            "not known",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "a", "audio": {}}]},
+            "messages[0].audio",
+            "text",
+        ),
+        (CHAT, hello(temprature=1), "temprature", "did you mean temperature?"),
+        (CHAT, hello(guided_json={}), "guided_json", "not known"),
+        (CHAT, hello(temperature=-1), "temperature", "between 0 and 2"),
+        (CHAT, hello(temperature=2.5), "temperature", "between 0 and 2"),
+        (CHAT, hello(temperature="hot"), "temperature", "float"),
+        (CHAT, hello(top_p=0), "top_p", "above 0"),
+        (CHAT, hello(top_p=1.5), "top_p", "at most 1"),
+        (CHAT, hello(min_p=-0.1), "min_p", "between 0 and 1"),
+        (CHAT, hello(top_k=-1), "top_k", ">= 0"),
+        (CHAT, hello(max_tokens=0), "max_tokens", ">= 1"),
+        (CHAT, hello(max_tokens=-5), "max_tokens", ">= 1"),
+        (CHAT, hello(max_tokens=10**30), "max_tokens", "int"),
+        (CHAT, hello(max_tokens=True), "max_tokens", "bool"),
+        (CHAT, hello(max_tokens="5"), "max_tokens", "str"),
+        (CHAT, hello(max_tokens=5.5), "max_tokens", "float"),
+        (CHAT, hello(max_completion_tokens=0), "max_completion_tokens", ">= 1"),
+        (CHAT, hello(max_tokens=5, max_completion_tokens=6), "max_completion_tokens", "one of"),
+        (CHAT, hello(seed=2**64), "seed", "64 bits"),
+        (CHAT, hello(seed=10**400), "seed", "64 bits"),
+        (CHAT, hello(priority=2**31), "priority", "<="),
+        (CHAT, hello(stop=""), "stop", "characters"),
+        (CHAT, hello(stop=["x"] * 17), "stop", "at most 16"),
+        (CHAT, hello(stop=["x" * 1025]), "stop", "1024"),
+        (CHAT, hello(stop=[1]), "stop[0]", "str"),
+        (CHAT, hello(stop_token_ids=[-1]), "stop_token_ids[0]", ">= 0"),
+        (CHAT, hello(stream="yes"), "stream", "bool"),
+        (CHAT, hello(stream_options={}), "stream_options", "stream=true"),
+        (CHAT, hello(stream=True, stream_options={"x": 1}), "stream_options.x", "not known"),
+        (CHAT, hello(stream=True, stream_options=[]), "stream_options", "object"),
+        (CHAT, hello(chat_template_kwargs=[1]), "chat_template_kwargs", "object"),
+        (CHAT, hello(chat_template_kwargs={"x": 10**30}), None, "out of range"),
+        (TEXT, {}, "prompt", "missing"),
+        (TEXT, {"prompt": None}, "prompt", "null"),
+        (TEXT, {"prompt": []}, "prompt", "empty"),
+        (TEXT, {"prompt": [[]]}, "prompt[0]", "no token ids"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt", "mixture"),
+        (TEXT, {"prompt": [1, -1]}, "prompt", "[1]"),
+        (TEXT, {"prompt": [2**31]}, "prompt", "2147483648"),
+        (TEXT, {"prompt": [1.5]}, "prompt", "mixture"),
+        (TEXT, {"prompt": [True]}, "prompt", "mixture"),
+        (TEXT, {"prompt": [[1, "a"]]}, "prompt[0]", '"a"'),
+        (TEXT, {"prompt": ["a"] * 1025}, "prompt", "at most 1024"),
+        (GENERATE, {}, "text", "exactly one"),
+        (GENERATE, {"text": "a", "input_ids": [1]}, "text", "exactly one"),
+        (GENERATE, {"input_ids": []}, "input_ids", "no token ids"),
+        (GENERATE, {"text": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "messages"),
+        (GENERATE, {"text": "a", "n": 1}, "n", "not known"),
+    ],
+)
+def test_wrong_fields(
+    http: httpx.Client, server: ScriptedServer, path: str, body: Any, param: str | None, says: str
+) -> None:
+    before = len(server.received)
+    for stream in ({}, {"stream": True}) if "stream" not in str(body) else ({},):
+        error = refused(http.post(path, json=body | stream))
+        assert error["param"] == param, error
+        assert says in error["message"]
+        assert error["type"] == "invalid_request_error"
+    assert len(server.received) == before
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "empty"),
+        (b"{", "not valid JSON"),
+        (b'{"prompt": "a"} x', "trailing"),
+        (b"[]", "JSON object"),
+        (b'"a"', "JSON object"),
+        (b'{"prompt": "a", "temperature": NaN}', "NaN"),
+        (b'{"prompt": "a", "temperature": Infinity}', "NaN"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "NaN"),
+        (b'{"prompt": "a", "temperature": 1e999}', "out of range"),
+        (b'{"prompt": "\xff"}', "not valid UTF-8"),
+        (b'{"prompt": "\xed\xa0\x80"}', "not valid UTF-8"),
+        (b'{"prompt": "\\ud800"}', "not valid JSON"),
+        (b'{"prompt": "\\ud800 and more text"}', "not valid JSON"),
+        (b'{"\xff": 1, "prompt": "a"}', "not valid UTF-8"),
+        (b'{"prompt": ["a", ' + b"[" * 100_000, "nested too deeply"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        (b'{"prompt": "a\x00b"}', "not valid JSON"),
+    ],
+)
+def test_wrong_bytes(http: httpx.Client, body: bytes, says: str) -> None:
+    response = http.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert says in refused(response)["message"]
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_wrong_content_type(http: httpx.Client, kind: str | None) -> None:
+    headers = {"content-type": kind} if kind else {}
+    error = refused(http.post(CHAT, content=json.dumps(hello()), headers=headers), 415)
+    assert "Content-Type: application/json" in error["message"]
+
+
+def test_body_too_large(http: httpx.Client) -> None:
+    body = b'{"prompt": "' + b"a" * 2**24 + b'"}'
+    error = refused(
+        http.post(TEXT, content=body, headers={"content-type": "application/json"}), 413
+    )
+    assert "16777216" in error["message"]
+    assert http.get("/health").status_code == 200
+
+
+def test_unknown_paths_and_methods(http: httpx.Client) -> None:
+    assert "/docs" in refused(http.get("/v1/chat"), 404)["message"]
+    wrong_method = http.get(CHAT)
+    assert "POST" in refused(wrong_method, 405)["message"]
+    assert wrong_method.headers["allow"] == "POST"
+
+
+# --- every field of OpenAI's schema --------------------------------------------------------------
+
+HONOURED = {
+    "model",
+    "messages",
+    "prompt",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "max_tokens",
+    "max_completion_tokens",
+    "stream",
+    "stream_options",
+}
+CHANGES_NOTHING = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "parallel_tool_calls": True,
+}
+# field: (values that change nothing, values that are refused)
+NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
+    "audio": ([None], [{"voice": "alloy", "format": "mp3"}]),
+    "best_of": ([None, 1], [2]),
+    "echo": ([None, False], [True]),
+    "frequency_penalty": ([None, 0, 0.0], [0.5, -1]),
+    "function_call": (["none", "auto"], [{"name": "f"}]),
+    "functions": ([[]], [[{"name": "f"}]]),
+    "logit_bias": ([None, {}], [{"50256": -100}]),
+    "modalities": ([None, ["text"]], [["text", "audio"]]),
+    "moderation": ([None], [{"model": "m"}]),
+    "n": ([None, 1], [2, 0]),
+    "prediction": ([None], [{"type": "content", "content": "a"}]),
+    "presence_penalty": ([None, 0], [0.5]),
+    "prompt_cache_options": ([None, {"mode": "implicit"}], [{"mode": "explicit"}]),
+    "prompt_cache_retention": ([None, "in_memory"], ["24h"]),
+    "reasoning_effort": ([None], ["low", "none"]),
+    "response_format": ([None, {"type": "text"}], [{"type": "json_object"}]),
+    "service_tier": ([None, "auto", "default"], ["flex"]),
+    "store": ([None, False], [True]),
+    "suffix": ([None, ""], ["the end"]),
+    "tool_choice": (
+        ["none", "auto"],
+        ["required", {"type": "function", "function": {"name": "f"}}],
+    ),
+    "tools": ([[]], [[{"type": "function", "function": {"name": "f"}}]]),
+    "top_logprobs": ([None, 0], [3]),
+    "verbosity": ([None, "medium"], ["low"]),
+    "web_search_options": ([None], [{}]),
+}
+LOGPROBS: dict[str, tuple[list[Any], list[Any]]] = {
+    CHAT: ([None, False], [True]),
+    TEXT: ([None], [0, 5]),
+}
+
+
+def fields_of(params: Any) -> list[str]:
+    kinds = get_args(params.CompletionCreateParams)
+    return sorted({name for kind in kinds for name in kind.__annotations__})
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(CHAT, name) for name in fields_of(chat_params)]
+    + [(TEXT, name) for name in fields_of(text_params)],
+)
+def test_no_openai_field_is_dropped_in_silence(http: httpx.Client, path: str, field: str) -> None:
+    if field in HONOURED:
+        return  # test_api_openai.py shows how
+    base = hello() if path == CHAT else {"prompt": "hello"}
+    neutral, others = NEUTRAL.get(field, ([], []))
+    if field == "logprobs":
+        neutral, others = LOGPROBS[path]
+    if field in CHANGES_NOTHING:
+        neutral = [CHANGES_NOTHING[field]]
+    assert neutral, f"OpenAI's schema has a field that no test knows: {field}"
+    for value in neutral:
+        assert http.post(path, json=base | {field: value}).status_code == 200
+    for value in others:
+        error = refused(http.post(path, json=base | {field: value}))
+        assert error["param"] == field
+        assert field in error["message"]
+
+
+def test_neutral_values_are_compared_with_their_json_type(http: httpx.Client) -> None:
+    assert refused(http.post(CHAT, json=hello(n=True)))["param"] == "n"
+    assert refused(http.post(CHAT, json=hello(store=0)))["param"] == "store"
+    assert refused(http.post(TEXT, json={"prompt": "a", "logprobs": False}))["param"] == "logprobs"
