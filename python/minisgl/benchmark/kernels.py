@@ -95,7 +95,9 @@ def compare(
     for run in runs:
         _once(run, 3)
         counts.append(max(1, int(ROUND_S / _once(run, 3))))
-    times = [[_once(run, count) for run, count in zip(runs, counts, strict=True)] for _ in range(rounds)]
+    times = [
+        [_once(run, count) for run, count in zip(runs, counts, strict=True)] for _ in range(rounds)
+    ]
     return Comparison(
         name=name,
         dtype=str(dtype).removeprefix("torch."),
@@ -224,7 +226,9 @@ def attention(rounds: int) -> Iterator[Comparison]:
 # --- ops ---------------------------------------------------------------------------------------
 
 
-def op_calls(shape: Shape, dtype: torch.dtype, num_tokens: int) -> dict[str, Callable[[Ops], object]]:
+def op_calls(
+    shape: Shape, dtype: torch.dtype, num_tokens: int
+) -> dict[str, Callable[[Ops], object]]:
     """One call of each op, on its own data."""
     heads = shape.num_q_heads + 2 * shape.num_kv_heads
     x = torch.randn(num_tokens, shape.hidden).to(dtype)

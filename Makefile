@@ -1,0 +1,56 @@
+# Two commands: `make serve` and `make test`. Each makes the environment that it needs, once.
+#
+#   PYTHON  the interpreter to start from (3.11 or newer)
+#   VENV    where the environment goes
+#   TORCH   what to install as torch: this version's CPU build, a CUDA build, or a local wheel
+#   ARGS    flags for the server, as in  make serve ARGS="--model Qwen/Qwen3-0.6B --port 8000"
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+ARGS   ?=
+PYTEST_ARGS ?= -n 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+
+.PHONY: help serve shell test check install install-dev clean
+
+help:
+	@echo "make serve   install what is needed and serve the built-in model on http://127.0.0.1:1919"
+	@echo "make shell   the same, with a chat in this terminal"
+	@echo "make test    install what is needed and run the tests"
+	@echo "make check   lint, types, import layers"
+
+serve: install
+	$(BIN)/python -m minisgl $(ARGS)
+
+shell: install
+	$(BIN)/python -m minisgl --shell $(ARGS)
+
+test: install-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: install-dev
+	$(BIN)/ruff check python tests training scripts
+	$(BIN)/ruff format --check python tests training scripts
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV) (once; about a minute) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)'
+	$(PIP) -e .
+	$(BIN)/python -m minisgl.kernel.build || echo "no C++ kernels: the plain torch ones are used"
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

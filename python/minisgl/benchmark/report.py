@@ -1,0 +1,77 @@
+"""What every benchmark writes beside its numbers: machine, versions, commit, command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "triton", "numpy", "flashinfer-python", "transformers", "msgspec", "pyzmq")
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what something was measured. Imports torch only if the caller did."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", "-m", "minisgl.benchmark", *sys.argv[1:]]),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "gpu": _gpu_name(),
+        "versions": versions,
+    }
+
+
+def write_json(path: str | Path, results: dict[str, Any]) -> None:
+    """`results` with the environment, at `path`."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({"environment": environment(), **results}, indent=2)
+    path.write_text(content + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def _commit() -> str | None:
+    """The checkout's commit, "+" when there are changes; MINISGL_COMMIT where git is not there."""
+    folder = Path(__file__).parent
+    try:
+        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(folder, "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("MINISGL_COMMIT")
+
+
+def _git(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        ["git", *command], cwd=folder, check=True, capture_output=True, text=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _gpu_name() -> str | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
