@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 BUILTIN_NAME: Final = "minisgl-builtin"
 
 
-def launch_server(args: ServerArgs, foreground: Callable[[str], None] | None = None) -> int:
+def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None = None) -> int:
     """Serve until told to stop, and return the exit code. Called in the main thread.
 
     foreground: runs in the main thread, with the server's URL, while the server runs beside it;
@@ -82,7 +82,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
 def _serve(
     args: ServerArgs,
     signals: Signals,
-    foreground: Callable[[str], None] | None,
+    foreground: Callable[[str], object] | None,
     started_at: float,
 ) -> None:
     port = args.port if args.port is not None else 0 if args.shell else DEFAULT_PORT
@@ -161,7 +161,7 @@ class Server:
         if self._failure:
             raise self._failure
 
-    def serve_beside(self, foreground: Callable[[str], None]) -> None:
+    def serve_beside(self, foreground: Callable[[str], object]) -> None:
         """`serve` in a thread while `foreground` has the main thread and its signals."""
         started = threading.Event()
         failures: list[Exception] = []

@@ -1,0 +1,24 @@
+"""``python -m minisgl.shell --url URL``: chat with a server that is running."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from minisgl.shell.repl import run_shell
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.shell", description="Chat with a running server."
+    )
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:1919",
+        help="where the server is (default: %(default)s)",
+    )
+    return run_shell(parser.parse_args().url)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

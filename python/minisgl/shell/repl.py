@@ -1,0 +1,94 @@
+"""The loop: read a line, obey a command or stream an answer, say what it cost.
+
+With a terminal, lines come through prompt_toolkit (history, editing); with a pipe, from stdin as
+they are, so that a script can chat too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from prompt_toolkit import PromptSession
+from rich.console import Console
+
+from minisgl.shell.client import Chat, ChatError
+
+HELP: Final = """\
+/system TEXT   start again, with TEXT as what the model is told first
+/reset         start again
+/help          show this
+/exit          leave (so does Ctrl-D)
+Ctrl-C         stop the answer"""
+
+
+def run_shell(url: str) -> int:
+    """Chat with the server at `url` until the user leaves; the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    chat = Chat(url)
+    try:
+        console.print(f"Chatting with {chat.model()}. /help lists commands.", style="bold")
+        read = _reader()
+        while (line := read()) is not None:
+            if line.startswith("/"):
+                if not _obey(line, chat, console):
+                    break
+            elif line:
+                _answer(line, chat, console)
+    except ChatError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    finally:
+        chat.close()
+    return 0
+
+
+def _reader() -> Callable[[], str | None]:
+    """A function that gives the next line, or None when there is none any more."""
+    if not sys.stdin.isatty():
+        return lambda: line.strip() if (line := sys.stdin.readline()) else None
+    session: PromptSession[str] = PromptSession()
+
+    def read() -> str | None:
+        while True:
+            try:
+                return session.prompt("> ").strip()
+            except KeyboardInterrupt:  # Ctrl-C clears the line
+                continue
+            except EOFError:
+                return None
+
+    return read
+
+
+def _obey(line: str, chat: Chat, console: Console) -> bool:
+    """Do what a command says; False if that is to leave."""
+    command, _, argument = line.partition(" ")
+    if command == "/exit":
+        return False
+    if command == "/reset":
+        chat.reset()
+        console.print("A new chat.", style="dim")
+    elif command == "/system" and argument.strip():
+        chat.reset(argument.strip())
+        console.print("A new chat with this system prompt.", style="dim")
+    else:
+        if command != "/help":
+            console.print(f"There is no command {line}.", style="red", markup=False)
+        console.print(HELP, style="dim")
+    return True
+
+
+def _answer(line: str, chat: Chat, console: Console) -> None:
+    pieces = chat.ask(line)
+    try:
+        for piece in pieces:
+            console.print(piece, end="", markup=False)
+        console.print()
+        console.print(str(chat.cost), style="dim")
+    except KeyboardInterrupt:
+        pieces.close()  # closes the connection, which frees the request's pages
+        console.print("\nstopped", style="dim")
+    except ChatError as error:
+        console.print(str(error), style="red", markup=False)

@@ -1,0 +1,135 @@
+"""The shell as a user meets it: a process with a pipe or a terminal, against a scripted server."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from scripted_server import ScriptedServer
+
+from minisgl.message import ChatPrompt, TokenizeMsg
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
+        yield server
+
+
+def chat(url: str, text: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl.shell", "--url", url],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def said(message: TokenizeMsg) -> list[tuple[str, str]]:
+    assert isinstance(message.prompt, ChatPrompt)
+    return [(turn["role"], turn["content"]) for turn in message.prompt.messages]
+
+
+def test_a_piped_chat(server: ScriptedServer) -> None:
+    before = len(server.received)
+    code, output = chat(
+        server.url,
+        "one two\nthree\n\n/system be brief\nfour\n!refuse\nfive\n"
+        "/reset\nsix !fail\nseven\n/exit\nno\n",
+    )
+    assert code == 0
+    assert "one two .\n" in output
+    assert re.search(r"2 tokens; first after \d+ ms, then [\d.]+ tokens/s; 1 of 2 prompt", output)
+    assert "too long\n" in output
+    assert "out of luck\n" in output
+    assert [said(message) for message in server.received[before:]] == [
+        [("user", "one two")],
+        [("user", "one two"), ("assistant", "one two ."), ("user", "three")],
+        [("system", "be brief"), ("user", "four")],
+        [("system", "be brief"), ("user", "four"), ("assistant", "four ."), ("user", "!refuse")],
+        [("system", "be brief"), ("user", "four"), ("assistant", "four ."), ("user", "five")],
+        [("user", "six !fail")],
+        [("user", "seven")],
+    ]
+
+
+def test_unknown_commands_show_the_help(server: ScriptedServer) -> None:
+    _, output = chat(server.url, "/what\n")
+    assert "no command /what" in output
+    assert "/reset" in output
+
+
+def test_no_server() -> None:
+    code, output = chat("http://127.0.0.1:9", "hello\n")
+    assert code == 1
+    assert "there is no server at http://127.0.0.1:9" in output
+
+
+class Terminal:
+    """A pseudo-terminal with the shell in it. Mutable: `wait_for` consumes what it has seen."""
+
+    def __init__(self, url: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.shell = subprocess.Popen(
+            [sys.executable, "-m", "minisgl.shell", "--url", url],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            # Without a controlling terminal, Ctrl-C would be a character like any other.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1"},
+        )
+        os.close(theirs)
+        self._seen = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def wait_for(self, text: bytes) -> None:
+        deadline = time.monotonic() + 10
+        while text not in self._seen:
+            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
+            assert ready, f"no {text!r} in {self._seen!r}"
+            self._seen += os.read(self._ours, 4096)
+        self._seen = self._seen.partition(text)[2]
+
+    def close(self) -> None:
+        self.shell.kill()
+        self.shell.wait()
+        os.close(self._ours)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_shell(server: ScriptedServer) -> None:
+    before = len(server.aborted)
+    with closing(Terminal(server.url)) as terminal:
+        terminal.wait_for(b"> ")
+        terminal.type(b"one !forever\r")
+        terminal.wait_for(b"more more")
+        terminal.type(b"\x03")
+        terminal.wait_for(b"stopped")
+        assert len(server.wait_aborted(before + 1)) == before + 1
+        terminal.wait_for(b"> ")
+        terminal.type(b"two\r")
+        terminal.wait_for(b"prompt tokens cached")
+        terminal.wait_for(b"> ")
+        turns = said(server.received[-1])
+        assert turns[0] == ("user", "one !forever")
+        assert turns[1][1].startswith("one more more")
+        assert turns[-1] == ("user", "two")
+        terminal.type(b"\x04")
+        assert terminal.shell.wait(10) == 0
