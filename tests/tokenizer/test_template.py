@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from text_checkpoints import make
 
-from minisgl.errors import InvalidRequest
+from minisgl.errors import CheckpointError, InvalidRequest
 from minisgl.tokenizer import ChatTemplate, load_template, load_tokenizer
 
 CHATML = (
@@ -258,6 +258,12 @@ def test_templates_that_refuse(source: str, match: str) -> None:
     with pytest.raises(InvalidRequest, match=match) as caught:
         ChatTemplate({"default": source}, {}).render(chat)
     caught.value.message.encode()
+
+
+@pytest.mark.parametrize("template", [5, {"a": "b"}, ["x"], [{"name": "default"}]])
+def test_no_template_at_all(template: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must be a string or a list"):
+        _ours(_folder(tmp_path, template))
 
 
 def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_sigterm_ends_it_at_once(folder: Path) -> None:
         server = Server(folder, 0)
         start = time.perf_counter()
         server.close()
-        assert time.perf_counter() - start < 3  # 0.1 s here
+        assert time.perf_counter() - start < 8  # 0.1 s here, 10 s when it must be killed
         assert server.processes[0].exitcode == 0
 
 

@@ -122,6 +122,11 @@ class TestErrors:
         with pytest.raises(CheckpointError, match="is no JSON"):
             load_tokenizer(tmp_path)
 
+    def test_special_tokens_in_no_known_form(self, tmp_path: Path) -> None:
+        folder = make(tmp_path, "byte_level", config={"eos_token": {"text": "</s>"}})
+        with pytest.raises(CheckpointError, match="special tokens"):
+            load_tokenizer(folder)
+
     def test_missing_transformers(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setitem(sys.modules, "transformers", None)
         with pytest.raises(ConfigError, match=r"pip install 'minisgl\[sentencepiece\]'"):

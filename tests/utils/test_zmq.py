@@ -83,7 +83,7 @@ class TestQueues:
         pull: PullQueue[Fruit] = PullQueue(endpoints.api, Fruit)
         start = time.perf_counter()
         assert pull.get(0) == []
-        assert time.perf_counter() - start < 0.05
+        assert time.perf_counter() - start < 1
         start = time.perf_counter()
         assert pull.get(0.05) == []
         assert time.perf_counter() - start >= 0.045
@@ -127,7 +127,7 @@ class TestQueues:
         push.put([Apple(number=1)])
         start = time.perf_counter()
         push.close()
-        assert time.perf_counter() - start < 3
+        assert time.perf_counter() - start < 8
 
     def test_bad_frames_are_dropped(self, endpoints: Endpoints, caplog: Any) -> None:
         pull: PullQueue[Fruit] = PullQueue(endpoints.api, Fruit)

@@ -108,8 +108,9 @@ class Detokenizer:
                 logger.exception("request %d: its text could not be made", event.uid)
                 output = self._outputs.pop(event.uid, None)
                 replies.append(failed_reply(Failed.of(event.uid, error)))
-                if output and isinstance(event, Token):
-                    stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
+                if isinstance(event, Accepted | Token):  # the scheduler has it still
+                    num_tokens = output.num_tokens if output else 0
+                    stops.append(StopMsg(uid=event.uid, num_tokens=num_tokens))
         for uid in touched:
             output = self._outputs.get(uid)
             if output and output.text:

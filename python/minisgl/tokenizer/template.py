@@ -8,6 +8,7 @@ the client in the template's own words.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,8 +21,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from minisgl.errors import InvalidRequest
-from minisgl.tokenizer.tokenizer import load_tokenizer_config
+from minisgl.errors import CheckpointError, InvalidRequest
+from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -105,6 +106,7 @@ def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTempla
     """The template of the checkpoint in `folder`.
 
     From chat_template.jinja, chat_template.json or tokenizer_config.json, the first that has one.
+    Raises CheckpointError if it is no template at all.
     """
     return ChatTemplate(_find_sources(folder), special_tokens)
 
@@ -113,12 +115,18 @@ def _find_sources(folder: Path) -> dict[str, str]:
     plain = folder / "chat_template.jinja"
     if plain.is_file():
         return {"default": plain.read_text(encoding="utf-8")}
-    wrapped = folder / "chat_template.json"
-    config = json.loads(wrapped.read_text(encoding="utf-8")) if wrapped.is_file() else {}
-    found = config.get("chat_template") or load_tokenizer_config(folder).get("chat_template")
-    if isinstance(found, list):  # [{"name": "default", "template": "..."}, ...]
-        return {entry["name"]: entry["template"] for entry in found}
-    return {"default": found} if found else {}
+    found = read_json_object(folder / "chat_template.json").get("chat_template")
+    match found or load_tokenizer_config(folder).get("chat_template"):
+        case None:
+            return {}
+        case str(source):
+            return {"default": source}
+        case [*entries]:  # [{"name": "default", "template": "..."}, ...]
+            with contextlib.suppress(KeyError, TypeError):
+                return {str(entry["name"]): str(entry["template"]) for entry in entries}
+    raise CheckpointError(
+        f"the chat_template in {folder} must be a string or a list of named templates"
+    )
 
 
 def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:

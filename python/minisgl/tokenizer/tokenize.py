@@ -37,7 +37,8 @@ class PromptEncoder:
         match prompt:
             case TextPrompt(text=text):
                 ids = ids_to_bytes(self._encode_text(text, add_special_tokens=True))
-                if not ids:
+                # Whether the tokenizer would add a special token must not decide what is empty.
+                if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages, template_args=args):
                 # A template writes the special tokens itself, the beginning of sequence included.

