@@ -136,7 +136,16 @@ def test_generation_defaults(
 
 @pytest.mark.parametrize(
     "values",
-    [{"eos_token_id": "x"}, {"eos_token_id": -1}, {"top_k": 1.5}, {"min_p": "0"}, {"top_p": True}],
+    [
+        {"eos_token_id": "x"},
+        {"eos_token_id": -1},
+        {"top_k": 1.5},
+        {"min_p": "0"},
+        {"top_p": True},
+        {"top_k": float("inf")},
+        {"min_p": float("nan")},
+        {"temperature": 10**400},
+    ],
 )
 def test_generation_defaults_of_a_wrong_type(values: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(values))

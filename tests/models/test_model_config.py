@@ -28,6 +28,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 256,
     "torch_dtype": "bfloat16",
 }
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
 QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
@@ -100,12 +101,19 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"attention_bias": "no"}, "attention_bias must be true or false"),
         ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
         ({"rope_scaling": [1]}, r"rope_scaling must be one object for all layers, got \[1\]"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
+        ({"torch_dtype": []}, "torch_dtype must be one of"),
+        ({"rope_scaling": {"type": []}}, r"rope type '\[\]' is not supported"),
         ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
             "rope_parameters: low_freq_factor is missing",
         ),
+        ({"rope_theta": 0.5}, "rope_theta must be above 1, got 0.5"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "must be above low_freq_factor 1.0"),
+        ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2}}, "number from 4 to 2"),
         ({"architectures": []}, r"architectures must be a list with one name"),
         ({"quantization_config": {"bits": 4}}, "quantised checkpoints are not supported"),
     ],
@@ -119,7 +127,13 @@ def test_what_is_wrong_is_named_with_its_file(
 
 
 @pytest.mark.parametrize(
-    "types", [["full_attention"], ["full_attention", "sliding_attention", "full_attention"], "all"]
+    "types",
+    [
+        ["full_attention"],
+        ["full_attention", "sliding_attention", "full_attention"],
+        [[]] * 3,
+        "all",
+    ],
 )
 def test_layer_types_that_cannot_be(types: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="layer_types must be"):

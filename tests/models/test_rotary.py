@@ -66,6 +66,13 @@ def test_tables_are_those_of_transformers(name: str, tmp_path: Any) -> None:
     assert rope.num_buffer_bytes == 2048 * 48 * 4
 
 
+def test_original_length_outside_of_the_rope_settings_wins(tmp_path: Any) -> None:
+    theirs, ours = configs(tmp_path, YARN, original_max_position_embeddings=300)
+    assert ours.original_max_position == 300
+    expected, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    torch.testing.assert_close(frequencies(ours, 2048)[0], expected, rtol=1e-6, atol=0)
+
+
 def test_dynamic_beyond_the_trained_length_is_fixed_for_the_length_served(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

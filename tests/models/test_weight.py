@@ -86,7 +86,8 @@ def test_sharded_files_load_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", ["[]", "{", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}']
+    "index",
+    ["[]", "{", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": []}}'],
 )
 def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
     saved(tmp_path)

@@ -5,10 +5,6 @@ given when it is built, so that a layer's code is the same on one rank and on ma
 not know: weights, requests, how the ranks' processes start. Read next: `minisgl.layers.linear`.
 """
 
-from minisgl.distributed.communicator import (
-    DistributedCommunicator,
-    DistributedInfo,
-    SingleRank,
-)
+from minisgl.distributed.communicator import DistributedCommunicator, DistributedInfo, SingleRank
 
 __all__ = ["DistributedCommunicator", "DistributedInfo", "SingleRank"]

@@ -37,11 +37,32 @@ class AttentionLayer(StateLessOP):
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
         """[T, (N + 2K) * H], q then k then v -> [T, N * H]."""
+        attn: BaseAttnBackend = batch.context.attn
+        return attn.forward_qkv(qkv, self, batch)
+
+    # --- minisgl.attention.QKVSteps --------------------------------------------------------------
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q_TNH, k_TKH, v_TKH = (
             x.view(len(x), -1, self.layer.head_dim) for x in torch.split(qkv, self.sizes, dim=-1)
         )
         q_TNH, k_TKH = self.rope.forward(
-            self.q_norm.forward(q_TNH), self.k_norm.forward(k_TKH), batch.positions
+            self.q_norm.forward(q_TNH), self.k_norm.forward(k_TKH), positions_T
         )
-        attn: BaseAttnBackend = batch.context.attn
-        return attn.forward(q_TNH, k_TKH, v_TKH, self.layer, batch).flatten(1)
+        return q_TNH, k_TKH, v_TKH
+
+    @property
+    def q_norm_weight(self) -> Tensor | None:
+        return self.q_norm.weight if isinstance(self.q_norm, RMSNorm) else None
+
+    @property
+    def k_norm_weight(self) -> Tensor | None:
+        return self.k_norm.weight if isinstance(self.k_norm, RMSNorm) else None
+
+    @property
+    def norm_eps(self) -> float:
+        return self.q_norm.eps if isinstance(self.q_norm, RMSNorm) else 0.0
+
+    @property
+    def cos_sin(self) -> Tensor:
+        return self.rope.cos_sin

@@ -7,8 +7,8 @@ from torch import Tensor
 from minisgl.layers.base import BaseOP, BuildContext, Part
 
 
-class RMSNorm(BaseOP):
-    """Norm of the last axis, which has `size` elements. name: of the weight in the checkpoint."""
+class _Norm(BaseOP):
+    """Of the last axis, which has `size` elements. name: of the weight in the checkpoint."""
 
     weight: Tensor
 
@@ -16,20 +16,17 @@ class RMSNorm(BaseOP):
         super().__init__()
         self.ops, self.eps = build.ops, eps
         self.declare("weight", build.dtype, Part.whole(name, size))
+
+
+class RMSNorm(_Norm):
+    """[..., size] -> the same shape, of any leading axes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
 
-class RMSNormFused(BaseOP):
+class RMSNormFused(_Norm):
     """Adds the residual, then norms, which saves a pass over memory."""
-
-    weight: Tensor
-
-    def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
-        super().__init__()
-        self.ops, self.eps = build.ops, eps
-        self.declare("weight", build.dtype, Part.whole(name, size))
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual). There is no residual before the first block."""

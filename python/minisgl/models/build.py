@@ -60,18 +60,18 @@ def load_model(
         model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
         load_dummy(model, device=device, seed=seed, progress=progress)
         return model
-    with Checkpoint(folder) as checkpoint:
-        if config.tie_word_embeddings and _heads_differ(checkpoint):
-            logger.warning(
-                "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
-                "Hugging Face does",
-                config.fields.where,
-                LM_HEAD,
-                EMBEDDING,
-            )
-            config = dataclasses.replace(config, tie_word_embeddings=False)
-        model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
-        load_weight(model, checkpoint, device=device, progress=progress)
+    checkpoint = Checkpoint(folder)
+    if config.tie_word_embeddings and _heads_differ(checkpoint):
+        logger.warning(
+            "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
+            "Hugging Face does",
+            config.fields.where,
+            LM_HEAD,
+            EMBEDDING,
+        )
+        config = dataclasses.replace(config, tie_word_embeddings=False)
+    model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
+    load_weight(model, checkpoint, device=device, progress=progress)
     return model
 
 

@@ -6,7 +6,7 @@ Both spellings are read: `rope_theta` with `rope_scaling` and `torch_dtype` (unt
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +49,8 @@ class Fields:
         return None if self.values.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Positive and finite."""
         value = self._value(name, default)
-        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.error(name, "a positive number")
         return float(value)
 
@@ -158,9 +157,9 @@ class ModelConfig:
 def _dtype(config: Fields, folder: Path) -> torch.dtype:
     for name in ("dtype", "torch_dtype"):
         if (value := config.values.get(name)) is not None:
-            if value not in _DTYPES:
+            if str(value) not in _DTYPES:
                 raise config.error(name, f"one of {', '.join(_DTYPES)}")
-            return _DTYPES[value]
+            return _DTYPES[str(value)]
     return checkpoint_dtype(folder)
 
 
@@ -171,7 +170,7 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         raise config.error(name, "one object for all layers")
     rope = Fields(values, f"{config.where}: {name}")
-    rope_type = values.get("rope_type", values.get("type", "default"))
+    rope_type = str(values.get("rope_type", values.get("type", "default")))
     if rope_type not in ROPE_TYPES:
         raise ConfigError(
             f"{rope.where}: rope type {rope_type!r} is not supported; "
@@ -179,15 +178,20 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
         )
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * partial)
-    if (
-        not 2 <= rotary_dim <= head_dim
-        or rotary_dim % 2
-        or (rope_type, rotary_dim) == ("dynamic", 2)
-    ):
+    lowest = 4 if rope_type == "dynamic" else 2  # its exponent divides by rotary_dim - 2
+    if not lowest <= rotary_dim <= head_dim or rotary_dim % 2:
         raise ConfigError(
             f"{config.where}: {rotary_dim} of a head's {head_dim} dims would be rotated; "
-            f"expected an even number up to {head_dim}"
+            f"expected an even number from {lowest} to {head_dim}"
         )
+    theta = rope.number("rope_theta", config.number("rope_theta", 10_000.0))
+    if theta <= 1:
+        raise ConfigError(f"{config.where}: rope_theta must be above 1, got {theta}")
+    llama3 = rope_type == "llama3"
+    low = rope.number("low_freq_factor", None if llama3 else 1.0)
+    high = rope.number("high_freq_factor", None if llama3 else 4.0)
+    if low >= high:
+        raise rope.error("high_freq_factor", f"above low_freq_factor {low}")
     max_position = config.integer("max_position_embeddings")
     # A top-level field wins over the one in the object, as in Hugging Face.
     original = config.optional_integer("original_max_position_embeddings")
@@ -195,13 +199,13 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
     default_factor = max_position / original if rope_type == "yarn" else None
     return RotaryConfig(
         rope_type=rope_type,
-        theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
+        theta=theta,
         rotary_dim=rotary_dim,
         max_position=max_position,
         original_max_position=original,
         factor=1.0 if rope_type == "default" else rope.number("factor", default_factor),
-        low_freq_factor=rope.number("low_freq_factor", 1.0 if rope_type != "llama3" else None),
-        high_freq_factor=rope.number("high_freq_factor", 4.0 if rope_type != "llama3" else None),
+        low_freq_factor=low,
+        high_freq_factor=high,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
         attention_factor=rope.optional_number("attention_factor"),

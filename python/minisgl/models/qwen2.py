@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    return ModelSpec(
-        config=config,
-        windows=qwen_windows(config),
-        qkv_bias=True,
-    )
+    return ModelSpec(config=config, windows=qwen_windows(config), qkv_bias=True)
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
@@ -28,13 +24,11 @@ def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     if types is None:
         first = fields.integer("max_window_layers", minimum=0)
         return tuple(window if i >= first else None for i in range(config.num_layers))
-    known = {"full_attention", "sliding_attention"}
-    if (
-        not isinstance(types, list)
-        or len(types) != config.num_layers
-        or not known.issuperset(types)
-    ):
-        raise fields.error("layer_types", f"a list of {config.num_layers} of {sorted(known)}")
+    known = ("full_attention", "sliding_attention")
+    if type(types) is not list or len(types) != config.num_layers:
+        raise fields.error("layer_types", f"a list of {config.num_layers}")
+    if any(kind not in known for kind in types):
+        raise fields.error("layer_types", f"a list of {' and '.join(known)}")
     if window is None and "sliding_attention" in types:
         raise fields.error("layer_types", "only full_attention while no sliding window is in use")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

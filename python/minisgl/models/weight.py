@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,7 @@ from minisgl.utils.hf import read_json
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all) after each parameter."""
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Old exports saved the rotary table, which is computed here.
 _NO_PARAMETER = re.compile(r"\.rotary_emb\.inv_freq$")
 # Hugging Face's `initializer_range`: with it, random activations keep their scale over the layers.
@@ -38,35 +32,23 @@ _DUMMY_STD = 0.02
 
 
 class Checkpoint:
-    """The safetensors files of a folder, memory-mapped. A context manager.
+    """The safetensors files of a folder, memory-mapped as long as this and its tensors live.
 
     Raises CheckpointError where files are missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
-        with self._stack:  # closes what is open if a later file is damaged
-            for path in weight_files(folder):
-                try:
-                    file = self._stack.enter_context(safe_open(path, framework="pt"))
-                    self._file_of.update(dict.fromkeys(file.keys(), file))
-                except (SafetensorError, OSError) as error:
-                    raise CheckpointError(
-                        f"{path} is damaged or incomplete ({error}); download it again"
-                    ) from error
-            self._stack = self._stack.pop_all()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._file_of)
+        for path in weight_files(folder):
+            try:
+                file: Any = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{path} is damaged or incomplete ({error}); download it again"
+                ) from error
+            self._file_of.update(dict.fromkeys(file.keys(), file))
+        self.names = set(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file_of[name].get_slice(name).get_shape())
@@ -93,21 +75,22 @@ def weight_files(folder: Path) -> list[Path]:
             )
         return [single]
     weight_map = read_json(index).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+    values = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not values or any(type(name) is not str or Path(name).name != name for name in values):
         raise CheckpointError(f"{index}: weight_map must map tensor names to files of this folder")
-    if absent := sorted(name for name in names if not (folder / name).is_file()):
+    names = sorted(set(values))
+    if absent := [name for name in names if not (folder / name).is_file()]:
         raise CheckpointError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in names]
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:
     """The dtype of the first floating-point tensor; float32 where the folder holds no weights."""
     if any(folder.glob("*.safetensors")):
-        with Checkpoint(folder) as checkpoint:
-            for name in sorted(checkpoint.names):
-                if (dtype := _DTYPES.get(checkpoint.dtype(name))) not in (None, torch.float64):
-                    return dtype
+        checkpoint = Checkpoint(folder)
+        for name in sorted(checkpoint.names):
+            if (dtype := _DTYPES.get(checkpoint.dtype(name))) not in (None, torch.float64):
+                return dtype
     return torch.float32
 
 
