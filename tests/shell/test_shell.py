@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from scripted_server import ScriptedServer
@@ -108,6 +108,12 @@ class Terminal:
             self._seen += os.read(self._ours, 4096)
         self._seen = self._seen.partition(text)[2]
 
+    def wait_closed(self) -> None:
+        """Read to the end: what nobody reads holds up the process that wrote it."""
+        with suppress(OSError):  # EIO: the other side has been closed
+            while os.read(self._ours, 4096):
+                pass
+
     def close(self) -> None:
         self.shell.kill()
         self.shell.wait()
@@ -132,4 +138,5 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_shell(server: ScriptedServer) -> 
         assert turns[1][1].startswith("one more more")
         assert turns[-1] == ("user", "two")
         terminal.type(b"\x04")
+        terminal.wait_closed()
         assert terminal.shell.wait(10) == 0
