@@ -181,6 +181,9 @@ def test_arguments_of_calls_may_be_json_text(tmp_path: Path) -> None:
     as_text = {"name": "f", "arguments": json.dumps(CALL["arguments"])}
     chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": as_text}]}]
     assert template.render(chat) == template.render(TOOL_CHAT[:2])
+    assert "5" not in template.render([{**ASSISTANT, "tool_calls": []}])
+    with pytest.raises(InvalidRequest, match="TypeError"):
+        template.render([{**ASSISTANT, "tool_calls": 5}])
     broken = {"name": "f", "arguments": '{"a": '}
     chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": broken}]}]
     assert '"arguments": {"a": }' in template.render(chat)

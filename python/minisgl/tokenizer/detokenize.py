@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
 from minisgl.message import AcceptedReply, FinishedReply, StopMsg, TextReply, UserReply
@@ -103,7 +106,7 @@ class Detokenizer:
                     case Finished():
                         replies += self._on_finished(event)
                     case Failed():
-                        replies.append(self._on_failed(event))
+                        replies += self._on_failed(event)
             except Exception as error:  # costs this request, not the others
                 logger.exception("request %d: its text could not be made", event.uid)
                 output = self._outputs.pop(event.uid, None)
@@ -141,42 +144,27 @@ class Detokenizer:
             return []
         if output.match is None:
             output.end()
+        cut: dict[str, Any] = {}
+        if output.match is not None:
+            cut = {"reason": "stop", "stop_match": output.match}
+        elif event.reason == "stop" and output.last_id in output.sampling.stop_token_ids:
+            cut = {"stop_match": output.last_id}
         text, token_ids = output.take()
-        stop_match: str | int | None = output.match
-        if stop_match is None and event.reason == "stop":
-            is_stop_id = output.last_id in output.sampling.stop_token_ids
-            stop_match = output.last_id if is_stop_id else None
-        return [
-            FinishedReply(
-                uid=event.uid,
-                text=text,
-                token_ids=token_ids,
-                reason="stop" if output.match is not None else event.reason,
-                stop_match=stop_match,
-                num_prompt_tokens=event.num_prompt_tokens,
-                num_output_tokens=output.num_tokens,
-                num_cached_tokens=event.num_cached_tokens,
-                num_chunks=event.num_chunks,
-                num_retractions=event.num_retractions,
-                queued_s=event.queued_s,
-                prefill_s=event.prefill_s,
-                decode_s=event.decode_s,
-            )
-        ]
+        own = {"text": text, "token_ids": token_ids, "num_output_tokens": output.num_tokens, **cut}
+        # What the scheduler counted and timed has the same names in both records.
+        return [FinishedReply(**(msgspec.structs.asdict(event) | own))]
 
-    def _on_failed(self, event: Failed) -> UserReply:
-        output = self._outputs.pop(event.uid, None)
+    def _on_failed(self, event: Failed) -> list[UserReply]:
+        output = self._outputs.get(event.uid)
         if output is None or output.match is None:
-            return failed_reply(event)
-        # The answer was complete before the failure: only the usage of the cache is unknown.
-        text, token_ids = output.take()
-        return FinishedReply(
-            uid=event.uid,
-            text=text,
-            token_ids=token_ids,
-            reason="stop",
-            stop_match=output.match,
-            num_prompt_tokens=output.num_prompt_tokens,
-            num_output_tokens=output.num_tokens,
-            num_cached_tokens=0,
+            self._outputs.pop(event.uid, None)
+            return [failed_reply(event)]
+        # The answer was complete before the failure; only its usage of the cache is not known.
+        return self._on_finished(
+            Finished(
+                uid=event.uid,
+                reason="stop",
+                num_prompt_tokens=output.num_prompt_tokens,
+                num_output_tokens=output.num_tokens,
+            )
         )

@@ -89,15 +89,12 @@ class ChatTemplate:
         name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
         try:
             return self._templates[name].render(variables)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program: odd input may break it in any way
+            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            # The text may quote what a tool call's JSON smuggled in: lone surrogates.
+            text = str(error).encode(errors="backslashreplace").decode()
             raise InvalidRequest(
-                f"the chat template of this model refuses these messages: {_printable(error)}",
-                param="messages",
-            ) from error
-        except Exception as error:  # a template is a program: it may fail on odd input in any way
-            raise InvalidRequest(
-                "the chat template of this model fails on these messages: "
-                f"{type(error).__name__}: {_printable(error)}",
+                f"the chat template of this model refuses these messages: {kind}{text}",
                 param="messages",
             ) from error
 
@@ -143,8 +140,8 @@ def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
             f"{where}.content is missing: only an assistant's message may go without",
             param=f"{where}.content",
         )
-    if "tool_calls" in normal:
-        normal["tool_calls"] = [_normalise_call(call) for call in normal["tool_calls"]]
+    if isinstance(calls := normal.get("tool_calls"), list):
+        normal["tool_calls"] = [_normalise_call(call) for call in calls]
     return normal
 
 
@@ -203,17 +200,8 @@ def _tojson(
 ) -> str:
     """Not jinja's own filter: that one escapes for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _printable(error: Exception) -> str:
-    """Its text may quote what a tool call's JSON smuggled in: lone surrogates cannot be sent."""
-    return str(error).encode(errors="backslashreplace").decode()
 
 
 def _raise_exception(message: str) -> NoReturn:
