@@ -1,0 +1,135 @@
+"""The prefix tree against a list of what was inserted, and its rules one by one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from minisgl.core.req import IdArray
+from minisgl.kernel.radix import load_common_prefix
+from minisgl.kvcache import RadixPrefixCache
+
+
+def ids(values: list[int]) -> IdArray:
+    return np.array(values, np.int32)
+
+
+def make(page_size: int = 1) -> RadixPrefixCache:
+    return RadixPrefixCache(page_size, load_common_prefix())
+
+
+def insert(
+    cache: RadixPrefixCache, values: list[int], pages: list[int], step: int = 0
+) -> list[int]:
+    """Insert from the root; returns the pages that the cache did not take."""
+    return cache.insert(cache.match(ids([])), ids(values), pages, step)[1]
+
+
+def test_match_is_the_longest_prefix_in_whole_pages() -> None:
+    cache = make(page_size=2)
+    insert(cache, [1, 2, 3, 4, 5, 6], [10, 11, 12])
+    handle = cache.match(ids([1, 2, 3, 4, 5, 9]))
+    assert (handle.num_tokens, handle.pages()) == (4, [10, 11])
+    assert cache.match(ids([1, 9])).num_tokens == 0
+    assert cache.match(ids([1])).num_tokens == 0
+
+
+def test_split_keeps_handles_true() -> None:
+    cache = make()
+    insert(cache, [1, 2, 3, 4], [0, 1, 2, 3])
+    whole = cache.match(ids([1, 2, 3, 4]))
+    cache.lock(whole)
+    insert(cache, [1, 2, 7], [9, 9, 4])  # splits the edge that `whole` is in
+    assert whole.pages() == [0, 1, 2, 3]
+    assert cache.match(ids([1, 2, 7])).pages() == [0, 1, 4]
+    assert cache.num_evictable == 1
+    cache.unlock(whole)
+    assert cache.num_evictable == 5
+
+
+def test_pages_that_the_cache_has_stay_with_the_caller() -> None:
+    cache = make(page_size=2)
+    assert insert(cache, [1, 2, 3, 4], [0, 1]) == []
+    assert insert(cache, [1, 2, 3, 4, 5, 6], [7, 8, 2]) == [7, 8]
+    assert cache.match(ids([1, 2, 3, 4, 5, 6])).pages() == [0, 1, 2]
+
+
+def test_eviction_takes_the_least_recently_used_tail_first() -> None:
+    cache = make()
+    insert(cache, [1, 2], [0, 1])
+    insert(cache, [3, 4], [2, 3])
+    cache.match(ids([1, 2]))  # now [3, 4] is the older
+    assert cache.evict(1) == [3]
+    assert cache.evict(1) == [2]
+    assert cache.evict(10) == [0, 1]
+    assert cache.num_evictable == 0
+
+
+def test_locked_pages_are_not_evicted() -> None:
+    cache = make()
+    insert(cache, [1, 2], [0, 1])
+    insert(cache, [1, 2, 3], [8, 9, 2])
+    handle = cache.match(ids([1, 2]))
+    cache.lock(handle)
+    assert cache.evict(10) == [2]
+    cache.unlock(handle)
+    assert cache.evict(10) == [0, 1]
+
+
+def test_drop_takes_the_pages_of_failed_steps() -> None:
+    cache = make()
+    insert(cache, [1, 2], [0, 1], step=3)
+    insert(cache, [1, 2, 3], [8, 9, 2], step=5)
+    insert(cache, [4], [3], step=6)
+    assert sorted(cache.drop(5)) == [2, 3]
+    assert cache.match(ids([1, 2, 3])).pages() == [0, 1]
+
+
+@pytest.mark.parametrize("page_size", [1, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations(seed: int, page_size: int) -> None:
+    """The oracle: the set of all page-aligned prefixes that are held, each with its page."""
+    rng = random.Random(seed)
+    cache = make(page_size)
+    held: dict[tuple[int, ...], int] = {}
+    locked: list[tuple[object, tuple[int, ...]]] = []
+    next_page = 0
+    for _ in range(300):
+        values = [rng.randrange(3) for _ in range(page_size * rng.randint(0, 6))]
+        match rng.random():
+            case roll if roll < 0.5:
+                pages = list(range(next_page, next_page + len(values) // page_size))
+                next_page += len(pages)
+                refused = insert(cache, values, pages)
+                for index, page in enumerate(pages):
+                    prefix = tuple(values[: (index + 1) * page_size])
+                    assert (prefix in held) == (page in refused)
+                    held.setdefault(prefix, page)
+            case roll if roll < 0.7:
+                handle = cache.match(ids(values))
+                expected = [
+                    tuple(values[:end])
+                    for end in range(page_size, len(values) + 1, page_size)
+                    if tuple(values[:end]) in held
+                ]
+                assert handle.pages() == [held[prefix] for prefix in expected]
+                if expected and rng.random() < 0.5:
+                    cache.lock(handle)
+                    locked.append((handle, expected[-1]))
+            case roll if roll < 0.85:
+                if locked:
+                    cache.unlock(locked.pop(rng.randrange(len(locked)))[0])  # type: ignore[arg-type]
+            case _:
+                gone = cache.evict(rng.randint(1, 8))
+                kept_by = [prefix for _, prefix in locked]
+                for prefix, page in list(held.items()):
+                    if page in gone:
+                        assert not any(keeper[: len(prefix)] == prefix for keeper in kept_by)
+                        del held[prefix]
+        assert sorted(page for page, _ in cache.held_pages()) == sorted(held.values())
+        unlocked = {
+            prefix for prefix in held if not any(k[: len(prefix)] == prefix for _, k in locked)
+        }
+        assert cache.num_evictable == len(unlocked)

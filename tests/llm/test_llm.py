@@ -1,0 +1,110 @@
+"""`LLM` with the built-in model: what it gives, what it refuses, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from minisgl.errors import ConfigError, InvalidRequest, RequestError
+from minisgl.llm import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(progress=False) as llm:
+        yield llm
+
+
+def ask(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def test_chat_answers(llm: LLM) -> None:
+    (output,) = llm.chat(ask("What is 12 + 30?"), GREEDY)
+    assert "42" in output.text
+    assert output.finish_reason == "stop"
+    assert output.num_output_tokens == len(output.token_ids)
+
+
+def test_a_batch_keeps_its_order(llm: LLM) -> None:
+    sums = [(3, 4), (20, 31), (50, 8), (11, 11), (40, 25)]
+    outputs = llm.chat([ask(f"What is {a} + {b}?") for a, b in sums], GREEDY)
+    for (a, b), output in zip(sums, outputs, strict=True):
+        assert str(a + b) in output.text
+
+
+def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
+    by_text, by_text_in_list = llm.generate("count"), llm.generate(["count"])
+    assert by_text[0].token_ids == by_text_in_list[0].token_ids
+    ids = [10, 11, 12]
+    assert llm.generate(ids)[0].token_ids == llm.generate([ids, ids])[1].token_ids
+
+
+def test_params_for_each(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=1) for n in (1, 7)]
+    assert [output.num_output_tokens for output in llm.generate(["a", "b"], params)] == [1, 7]
+    with pytest.raises(InvalidRequest, match="2 prompts need as many"):
+        llm.generate(["a", "b"], params[:1])
+
+
+def test_stop_string(llm: LLM) -> None:
+    (output,) = llm.chat(
+        ask("Count from 3 to 9."), SamplingParams(temperature=0.0, max_tokens=60, stop=("6",))
+    )
+    assert output.stop_match == "6"
+    assert output.finish_reason == "stop"
+    assert "5" in output.text
+    assert "6" not in output.text
+
+
+def test_the_second_turn_is_cached(llm: LLM) -> None:
+    turns = ask("What is a radix cache?")
+    (first,) = llm.chat(turns, GREEDY)
+    turns += [{"role": "assistant", "content": first.text}, *ask("Thanks!")]
+    (second,) = llm.chat(turns, GREEDY)
+    assert second.num_cached_tokens >= first.num_prompt_tokens // 16 * 16
+
+
+def test_a_refusal_names_the_prompt_and_leaves_nothing(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"prompt 1: the prompt has \d+ tokens"):
+        llm.generate(["a", "b " * 5000])
+    assert (
+        llm.generate("a", SamplingParams(max_tokens=2, ignore_eos=True))[0].num_output_tokens == 2
+    )
+
+
+@pytest.mark.parametrize("prompt", ["", [], [1, "x"], [-1], [10**9]])
+def test_bad_prompts(llm: LLM, prompt: object) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate([prompt])  # type: ignore[list-item]
+
+
+def test_threads_wait_for_each_other(llm: LLM) -> None:
+    texts: dict[int, str] = {}
+
+    def work(a: int) -> None:
+        texts[a] = llm.chat(ask(f"What is {a} + 10?"), GREEDY)[0].text
+
+    threads = [threading.Thread(target=work, args=(a,)) for a in range(20, 24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(str(a + 10) in texts[a] for a in range(20, 24))
+
+
+def test_closed() -> None:
+    llm = LLM(progress=False, num_pages=64)
+    llm.close()
+    llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+
+
+def test_unknown_model() -> None:
+    with pytest.raises(ConfigError, match=r"there is no folder"):
+        LLM("/no/such/folder", progress=False)

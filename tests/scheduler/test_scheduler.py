@@ -1,0 +1,203 @@
+"""The scheduler's rules, one by one, on plans that a person can check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams, StepResult, Token
+from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig
+
+EOS = 99
+
+
+def make(**changes: Any) -> Scheduler:
+    settings: dict[str, Any] = {
+        "num_pages": 64,
+        "page_size": 4,
+        "max_seq_len": 200,
+        "vocab_size": 100,
+        "eos_ids": frozenset([EOS]),
+        "max_prefill_tokens": 32,
+        "max_running": 8,
+    }
+    return Scheduler(SchedulerConfig(**(settings | changes)))
+
+
+def add(
+    scheduler: Scheduler, uid: int, prompt: list[int], *, priority: int = 0, **sampling: Any
+) -> Accepted | Failed:
+    message = UserMsg(
+        uid=uid,
+        ids=ids_to_bytes(prompt),
+        sampling=SamplingParams(**sampling),
+        priority=priority,
+    )
+    return scheduler.add(message)
+
+
+def spans(plan: Plan | None) -> list[tuple[int, int, int]]:
+    assert plan is not None
+    return list(zip(plan.uids, plan.starts, plan.ends, strict=True))
+
+
+def settle(scheduler: Scheduler, plan: Plan | None, token: int = 5) -> list[Event]:
+    assert plan is not None
+    events = scheduler.commit(plan, StepResult(next_ids=[token] * len(plan.sample_rows)))
+    scheduler.check()
+    return events
+
+
+def test_decodes_come_first_and_on_top_of_the_budget() -> None:
+    scheduler = make(max_prefill_tokens=8)
+    add(scheduler, 0, [1, 2, 3])
+    assert spans(scheduler.plan()) == [(0, 0, 3)]
+    add(scheduler, 1, [7] * 20)
+    assert spans(scheduler.plan()) == [(0, 3, 4), (1, 0, 8)]
+    assert spans(scheduler.plan()) == [(0, 4, 5), (1, 8, 16)]
+
+
+def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
+    scheduler = make(max_prefill_tokens=10)
+    add(scheduler, 0, [1] * 6)
+    add(scheduler, 1, [2] * 9)
+    plan = scheduler.plan()
+    assert spans(plan) == [(0, 0, 6), (1, 0, 4)]
+    assert plan is not None
+    assert plan.sample_rows == [0]
+    assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
+
+
+def test_a_prefix_that_arrives_twice_is_computed_once() -> None:
+    scheduler = make(max_prefill_tokens=8)
+    prompt = list(range(18))
+    add(scheduler, 0, prompt)
+    add(scheduler, 1, prompt)
+    assert spans(scheduler.plan()) == [(0, 0, 8)]
+    assert spans(scheduler.plan()) == [(0, 8, 16)]
+    # The second starts in the step that finishes the first, with its four full pages.
+    assert spans(scheduler.plan()) == [(0, 16, 18), (1, 16, 18)]
+
+
+def test_one_token_is_left_to_compute_of_a_cached_prompt() -> None:
+    scheduler = make()
+    for uid in range(2):
+        add(scheduler, uid, list(range(16)), max_tokens=1)
+        plan = scheduler.plan()
+        assert spans(plan) == [(uid, 12 if uid else 0, 16)]
+        settle(scheduler, plan)
+
+
+def test_promised_tokens_are_not_planned_past_the_end() -> None:
+    scheduler = make()
+    add(scheduler, 0, [1, 2], max_tokens=2)
+    first, second = scheduler.plan(), scheduler.plan()
+    assert scheduler.plan() is None
+    assert second is not None
+    assert second.token_ids.tolist() == [-1]
+    assert [type(event) for event in settle(scheduler, first)] == [Token]
+    events = settle(scheduler, second)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "length"
+    assert not scheduler.runnable
+
+
+def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded() -> None:
+    scheduler = make()
+    add(scheduler, 0, [1, 2])
+    first, second = scheduler.plan(), scheduler.plan()
+    token, end = settle(scheduler, first, token=EOS)
+    assert token == Token(uid=0, id=EOS, silent=True)
+    assert isinstance(end, Finished)
+    assert (end.reason, end.num_output_tokens) == ("stop", 1)
+    assert settle(scheduler, second) == []
+    assert scheduler.kv_usage == 0
+
+
+def test_priority_then_arrival() -> None:
+    scheduler = make(max_running=1)
+    for uid, priority in enumerate([0, 1, -1, 0]):
+        add(scheduler, uid, [uid + 1], priority=priority, max_tokens=1)
+    order = []
+    while plan := scheduler.plan():
+        order += plan.uids
+        settle(scheduler, plan)
+    assert order == [2, 0, 3, 1]
+
+
+def test_the_last_in_the_order_gives_its_pages() -> None:
+    scheduler = make(num_pages=6, page_size=1, max_seq_len=6)
+    add(scheduler, 0, [1, 2], max_tokens=4)
+    settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [3], max_tokens=5)
+    uids = set()
+    retracted = False
+    while plan := scheduler.plan():
+        uids |= set(plan.uids)
+        retracted |= scheduler.stats.num_retractions > 0
+        settle(scheduler, plan)
+    assert uids == {0, 1}
+    assert scheduler.stats.num_finished == 2
+
+
+def test_aborts() -> None:
+    scheduler = make(max_running=1)
+    add(scheduler, 0, [1, 2])
+    add(scheduler, 1, [1, 2])
+    plan = scheduler.plan()
+    for uid in (1, 0):  # waiting, and in flight
+        (end,) = scheduler.handle(AbortBackendMsg(uid=uid))
+        assert isinstance(end, Finished)
+        assert end.reason == "abort"
+    assert scheduler.handle(AbortBackendMsg(uid=0)) == []
+    assert scheduler.handle(AbortBackendMsg(uid=77)) == []
+    assert settle(scheduler, plan) == []
+    assert not scheduler.runnable
+    assert scheduler.kv_usage == 0
+
+
+def test_stop_counts_what_the_client_was_given() -> None:
+    scheduler = make()
+    add(scheduler, 0, [1, 2])
+    for _ in range(3):
+        settle(scheduler, scheduler.plan())
+    (end,) = scheduler.handle(StopMsg(uid=0, num_tokens=2))
+    assert isinstance(end, Finished)
+    assert (end.reason, end.num_output_tokens) == ("stop", 2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "says"),
+    [
+        ([], {}, "the prompt is empty"),
+        ([1, 100], {}, "between 0 and 99, got 100"),
+        ([-3], {}, "between 0 and 99, got -3"),
+        ([1] * 60, {}, "the prompt has 60 tokens, but the context length holds 60"),
+        ([1] * 50, {"max_tokens": 11}, "61 in all, but the context length holds 60; ask for at"),
+    ],
+)
+def test_refusals_say_the_numbers(prompt: list[int], sampling: dict[str, Any], says: str) -> None:
+    answer = add(make(max_seq_len=60), 0, prompt, **sampling)
+    assert isinstance(answer, Failed)
+    assert says in answer.message
+    assert answer.status == 400
+
+
+def test_what_can_never_fit_the_pool_is_refused() -> None:
+    answer = add(make(num_pages=5), 0, [1] * 15, max_tokens=6)
+    assert isinstance(answer, Failed)
+    assert "the KV cache holds 20" in answer.message
+    assert "--num-pages" in answer.message
+    accepted = add(make(num_pages=5), 0, [1] * 15)
+    assert isinstance(accepted, Accepted)
+    assert accepted.sampling.max_tokens == 5
+
+
+def test_a_full_queue_is_busy() -> None:
+    scheduler = make(max_queued=1)
+    add(scheduler, 0, [1])
+    answer = add(scheduler, 1, [1])
+    assert isinstance(answer, Failed)
+    assert answer.status == 429
