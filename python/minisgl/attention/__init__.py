@@ -5,7 +5,7 @@ What it is for: `BaseAttnBackend` with its implementations, chosen once by
 Read next: `minisgl.attention.torch_backend`, which says in plain torch what every backend computes.
 """
 
-from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata
+from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
 from minisgl.attention.registry import ATTENTION_BACKENDS, create_attention_backend
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "AttnLayer",
     "BaseAttnBackend",
     "BaseAttnMetadata",
+    "QKVSteps",
     "create_attention_backend",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -29,6 +30,28 @@ class AttnLayer:
     window: int | None = None
 
 
+class QKVSteps(Protocol):
+    """What happens to projected queries, keys and values before attention, and the parts of it.
+
+    q_norm_weight, k_norm_weight: [H], or None where the family has no norm of queries and keys.
+    norm_eps: theirs. cos_sin: float32 [P, R], see `Ops.apply_rope`.
+    """
+
+    layer: AttnLayer
+
+    @property
+    def q_norm_weight(self) -> Tensor | None: ...
+    @property
+    def k_norm_weight(self) -> Tensor | None: ...
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def cos_sin(self) -> Tensor: ...
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, (N + 2K) * H] -> q [T, N, H] and k [T, K, H], normed and rotated; v [T, K, H]."""
+
+
 class BaseAttnMetadata:
     """What a backend derives from a plan once per step, for all layers."""
 
@@ -41,6 +64,14 @@ class BaseAttnBackend(ABC):
     @abstractmethod
     def prepare(self, plan: Plan) -> BaseAttnMetadata:
         """The step's metadata, for `Batch.attn_metadata`."""
+
+    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
+        """From projected q, k, v, side by side, to attended heads, [T, N * H].
+
+        A backend that norms, rotates and stores in one kernel of its own replaces this.
+        """
+        q_TNH, k_TKH, v_TKH = steps.split(qkv, batch.positions)
+        return self.forward(q_TNH, k_TKH, v_TKH, steps.layer, batch).flatten(1)
 
     @abstractmethod
     def forward(

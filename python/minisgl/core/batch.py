@@ -51,6 +51,8 @@ class Batch:
     (page * page_size + offset) where each token's KV goes; -1 is padding.
     sample_positions: int64 [S], which of the T tokens yield logits.
     attn_metadata: what the attention backend's `prepare` made of the plan.
+    rows: int32 [4, B], each row's table index, first of the T tokens, number of tokens, and end
+    of its context; for backends that read them on the device.
     """
 
     input_ids: Tensor
@@ -60,3 +62,4 @@ class Batch:
     attn_metadata: Any
     context: Context
     sampling: BatchSamplingArgs
+    rows: Tensor | None = None
