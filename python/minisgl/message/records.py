@@ -105,7 +105,9 @@ class AbortBackendMsg(_Record, frozen=True, kw_only=True):
 
 
 class StopMsg(_Record, frozen=True, kw_only=True):
-    """The detokenizer ended this request at a stop string: free it, write no further event.
+    """The detokenizer cut this text at a stop string: end it with `Finished(reason="stop")`.
+
+    Nothing is answered if it has ended meanwhile: that `Finished` is under way.
 
     ``num_tokens`` output tokens went into the text that the client was given.
     """
