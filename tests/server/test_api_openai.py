@@ -164,9 +164,7 @@ def test_what_is_left_out_takes_the_checkpoints_default(
     assert 0 <= sampling.seed < 2**63
 
 
-def test_messages_reach_the_template_as_plain_text(
-    client: openai.OpenAI, server: ScriptedServer
-) -> None:
+def test_messages_reach_the_tokenizer(client: openai.OpenAI, server: ScriptedServer) -> None:
     part = {"type": "text", "text": "two"}
     call = {
         "id": "1",
@@ -186,14 +184,8 @@ def test_messages_reach_the_template_as_plain_text(
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages == [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "one\ntwo", "name": "Eve"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
-            ],
-        },
+        {"role": "user", "content": [{"type": "text", "text": "one"}, part], "name": "Eve"},
+        {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
 

@@ -97,6 +97,7 @@ def hello(**fields: Any) -> dict[str, Any]:
         (CHAT, hello(stream=True, stream_options=[]), "stream_options", "object"),
         (CHAT, hello(chat_template_kwargs=[1]), "chat_template_kwargs", "object"),
         (CHAT, hello(chat_template_kwargs={"x": 10**30}), None, "out of range"),
+        (CHAT, hello(chat_template_kwargs={"messages": []}), "chat_template_kwargs", "a field"),
         (TEXT, {}, "prompt", "missing"),
         (TEXT, {"prompt": None}, "prompt", "null"),
         (TEXT, {"prompt": []}, "prompt", "empty"),

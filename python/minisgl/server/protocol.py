@@ -178,45 +178,18 @@ class Message(_Json, frozen=True, kw_only=True):
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
-        """The message as chat templates expect it: plain text, `developer` as `system`."""
+        """The message for `ChatPrompt`. Chat templates know `developer` as `system`."""
         self.refuse_unsupported(f"{path}.")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise InvalidRequest(
                 f"{path}.content must be text or a list of text parts", param=f"{path}.content"
             )
-        if isinstance(self.content, list):
-            text = "\n".join(part.text for part in self.content)
-        else:
-            text = self.content or ""
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": text,
-        }
-        for name in ("name", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
-                message[name] = value
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": call.id,
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": _arguments(call.function.arguments),
-                    },
-                }
-                for call in self.tool_calls
-            ]
-        return message
+        named = {name: getattr(self, name) for name in _TEMPLATE_FIELDS}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role} | {name: value for name, value in named.items() if value is not None}
 
 
-def _arguments(text: str) -> Any:
-    """OpenAI sends a call's arguments as a JSON string, chat templates print an object."""
-    try:
-        return msgspec.json.decode(text.encode())
-    except msgspec.DecodeError:
-        return text
-
+_TEMPLATE_FIELDS: Final = ("content", "name", "tool_call_id", "tool_calls")
 
 TemplateArgs = Annotated[
     dict[str, Any] | None, Meta(description="Further variables for the chat template.")
@@ -224,6 +197,11 @@ TemplateArgs = Annotated[
 
 
 def _chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -> ChatPrompt:
+    if template_args and "messages" in template_args:
+        raise InvalidRequest(
+            "chat_template_kwargs must not hold messages: those are a field of the request",
+            param="chat_template_kwargs",
+        )
     return ChatPrompt(
         messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
         template_args=template_args or {},

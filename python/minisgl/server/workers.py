@@ -95,7 +95,8 @@ class Workers:
                 if isinstance(status, StartFailed):
                     raise StartupFailed(f"the {worker.name} could not start: {status.message}")
                 seconds = time.monotonic() - self._started_at
-                logger.info("the %s is ready after %.1f s", worker.name, seconds)
+                pid = worker.process.pid
+                logger.info("the %s is ready after %.1f s (pid %d)", worker.name, seconds, pid)
                 self.info |= status.info
 
     def wait_ended(self) -> None:

@@ -1,0 +1,306 @@
+"""A real server with the built-in model: its processes start, serve, fail and end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+# 1,024 tokens: less than the built-in model's context, so that the pool is a limit of its own.
+POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
+
+
+class RunningServer:
+    """``python -m minisgl`` as a child process with a socket folder of its own."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self.sockets = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minisgl", "--port", "0", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+        )
+        self.output = {"out": "", "err": ""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self.process.stdout), ("err", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: Any) -> None:
+        for line in stream:
+            self.output[name] += line
+
+    def wait_for(self, pattern: str, where: str = "out") -> str:
+        deadline = time.monotonic() + 60
+        while not (found := re.search(pattern, self.output[where])):
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+        return found[1]
+
+    @property
+    def url(self) -> str:
+        return self.wait_for(r"Serving \S+ on (http://\S+)")
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def pid(self, worker: str) -> int:
+        return int(self.wait_for(rf"the {worker} is ready after .* \(pid (\d+)\)", "err"))
+
+    def family(self) -> list[psutil.Process]:
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def ended(self, timeout_s: float = 10) -> int:
+        """The exit code, once the process has ended and what it wrote is read."""
+        code = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.ended()
+
+
+def assert_nothing_left(server: RunningServer, family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert list(server.sockets.iterdir()) == []
+    assert "Traceback" not in server.output["err"], server.output["err"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    server = RunningServer(tmp_path_factory.mktemp("s"), *POOL)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Any]:
+    servers: list[RunningServer] = []
+
+    def start(*args: str) -> RunningServer:
+        servers.append(RunningServer(tmp_path, *args))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def ask(text: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "minisgl-builtin", "messages": messages, **fields}
+
+
+# --- serving -------------------------------------------------------------------------------------
+
+
+def test_chat_streaming_and_not(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ask("What is a radix cache?", max_tokens=24))
+    assert whole.usage
+    assert 0 < whole.usage.completion_tokens <= 24
+    chunks = list(
+        client.chat.completions.create(
+            **ask("What is a radix cache?", max_tokens=24),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == whole.choices[0].message.content  # greedy, and the second hits the cache
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    usage = chunks[-1].usage
+    assert usage
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.prompt_tokens_details
+    assert usage.prompt_tokens_details.cached_tokens
+
+
+def test_stop_strings_are_cut_and_length_is_told(client: openai.OpenAI) -> None:
+    prompt = "The quick brown fox"
+    free = client.completions.create(
+        model="minisgl-builtin", prompt=prompt, max_tokens=32, extra_body={"ignore_eos": True}
+    )
+    text = free.choices[0].text
+    assert free.choices[0].finish_reason == "length"
+    stop = text[len(text) // 2 :][:3]
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="minisgl-builtin", prompt=prompt, max_tokens=32, stop=stop, stream=stream
+        )
+        parts = list(answer) if stream else [answer]
+        assert "".join(part.choices[0].text for part in parts) == text[: text.index(stop)]
+        assert parts[-1].choices[0].finish_reason == "stop"
+
+
+def test_prompts_of_every_form_agree(client: openai.OpenAI, server: RunningServer) -> None:
+    generated = httpx.post(
+        f"{server.url}/generate", json={"text": "One two", "max_tokens": 4}, timeout=60
+    ).json()
+    assert len(generated["token_ids"]) == generated["usage"]["completion_tokens"]
+    both = client.completions.create(
+        model="minisgl-builtin", prompt=["One two", "One two"], max_tokens=4
+    )
+    assert [choice.text for choice in both.choices] == [generated["text"]] * 2
+
+
+def test_an_aborted_stream_gives_its_pages_back(
+    client: openai.OpenAI, server: RunningServer
+) -> None:
+    # Each takes a third of the pool; if one in ten kept its pages, the last could not finish.
+    prompt = [100] * 300
+    for _ in range(10):
+        stream = client.completions.create(
+            model="minisgl-builtin", prompt=prompt, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        stream.close()
+    answer = client.completions.create(
+        model="minisgl-builtin",
+        prompt=[101] * 1000,
+        max_tokens=20,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage
+    assert answer.usage.completion_tokens == 20
+    assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("completions", {"prompt": ""}, "empty"),
+        ("completions", {"prompt": [100] * 1100, "max_tokens": 1}, "1,?024"),
+        ("completions", {"prompt": [100] * 5000, "max_tokens": 1}, "5,?000"),
+        ("completions", {"prompt": [100] * 1000, "max_tokens": 500}, "1,?024"),
+        ("completions", {"prompt": [2**31 - 1]}, "2,?147,?483,?647"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_only_the_workers_can_refuse(
+    server: RunningServer, path: str, body: dict[str, Any], says: str, stream: bool
+) -> None:
+    response = httpx.post(f"{server.url}/v1/{path}", json=body | {"stream": stream}, timeout=60)
+    assert response.status_code == 400, response.text
+    assert re.search(says, response.json()["error"]["message"]), response.text
+    assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+
+
+# --- starting ------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded(launch: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        server = launch("--port", port)
+        assert server.ended() == 1
+    assert f"port {port} is in use" in server.output["err"]
+    assert "--port" in server.output["err"]
+    assert "starting the engine" not in server.output["err"]
+
+
+def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
+    server = launch("--model", "/no/such/model")
+    assert server.ended() == 1
+    assert "there is no folder /no/such/model" in server.output["err"]
+    assert_nothing_left(server, [])
+
+
+def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
+    server = launch("--model", str(folder))
+    assert server.ended(60) == 1
+    assert re.search("the (engine|tokenizer) could not start: .", server.output["err"])
+    assert_nothing_left(server, [])
+
+
+def test_ctrl_c_while_it_starts(launch: Any) -> None:
+    server = launch()
+    server.wait_for("(starting the engine)", "err")
+    family = server.family()
+    os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
+    assert server.ended() == 0
+    assert_nothing_left(server, family)
+
+
+# --- ending --------------------------------------------------------------------------------------
+
+
+def test_sigterm_ends_open_streams_and_everything(launch: Any, server: RunningServer) -> None:
+    """Beside the module's server: two on one machine do not meet."""
+    other = launch("--num-tokenizer", "2", *POOL)
+    with other.client() as client:
+        family = other.family()
+        assert len(family) >= 5
+        stream = client.completions.create(
+            model="minisgl-builtin", prompt="a", stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        other.process.terminate()
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+    assert other.ended() == 0
+    assert_nothing_left(other, family)
+    assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+
+
+@pytest.mark.parametrize("worker", ["engine", "tokenizer"])
+def test_a_killed_worker_ends_the_server(launch: Any, worker: str) -> None:
+    server = launch(*POOL)
+    with server.client() as client:
+        family = server.family()
+        stream = client.completions.create(
+            model="minisgl-builtin",
+            prompt="a",
+            stream=True,
+            max_tokens=1000,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        os.kill(server.pid(worker), signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(openai.APIError, match=f"the {worker} process was killed by signal 9"):
+            list(stream)
+        assert time.monotonic() - began < 2
+    assert server.ended() == 1
+    assert f"the {worker} process was killed by signal 9" in server.output["err"]
+    assert_nothing_left(server, family)
+
+
+def test_workers_do_not_outlive_a_killed_server(launch: Any) -> None:
+    server = launch(*POOL)
+    assert server.url
+    family = server.family()
+    server.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
