@@ -288,6 +288,18 @@ def test_request_ids(http: httpx.Client) -> None:
     assert len(http.get("/nothing").headers["x-request-id"]) == 32
 
 
+def test_a_bug_of_ours_is_a_500(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_(*args: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("minisgl.server.frontend.Frontend.submit", break_)
+    response = http.post("/v1/chat/completions", json=chat("one"), headers={"x-request-id": "r"})
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == "r"
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+
+
 def test_the_documented_schema_is_closed(http: httpx.Client) -> None:
     schema = http.get("/openapi.json").json()
     references = set()

@@ -6,7 +6,7 @@ import string
 import uuid
 from typing import Final
 
-from fastapi import FastAPI, Response
+from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,15 +15,17 @@ from minisgl.server import errors, generate, models, openai_chat, openai_complet
 from minisgl.server.frontend import Frontend
 from minisgl.server.models import ServedModel
 from minisgl.server.openapi import DocumentedAPI
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 # A step of the engine, which the ping has to wait for, aims at 0.3 s on a CPU.
 READY_TIMEOUT_S: Final = 3.0
 
 
-def create_app(frontend: Frontend, model: ServedModel) -> FastAPI:
+def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
     app = DocumentedAPI(title="Mini-SGLang", redoc_url=None)
     errors.install(app)
-    app.add_middleware(RequestIds)
     app.include_router(openai_chat.router(frontend, model))
     app.include_router(openai_completions.router(frontend, model))
     app.include_router(generate.router(frontend, model))
@@ -47,7 +49,7 @@ def create_app(frontend: Frontend, model: ServedModel) -> FastAPI:
             raise error
         return _status("ready")
 
-    return app
+    return RequestIds(app)  # outermost: what FastAPI says of a crash gets an id too
 
 
 def _status(word: str) -> Response:
@@ -55,7 +57,11 @@ def _status(word: str) -> Response:
 
 
 class RequestIds:
-    """Gives each response an X-Request-Id: the request's own if that is decent, else a new one."""
+    """Gives each response an X-Request-Id: the request's own if that is decent, else a new one.
+
+    Also the end of the way for exceptions that FastAPI has answered and raises again: uvicorn
+    would close the connection on them.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,7 +78,10 @@ class RequestIds:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("request %s met a bug of the server", request_id)
 
 
 _DECENT: Final = frozenset(string.ascii_letters + string.digits + "-_.:/+=@")

@@ -167,8 +167,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         "--memory-ratio",
         metavar="R",
         type=_ratio,
-        help="share of the memory that is free once the weights are loaded which the KV cache "
-        f"may take, above 0 and below 1 (default: {defaults.memory_ratio})",
+        help="share of the free memory that weights, activations and KV cache together may use, "
+        f"above 0 and at most 1 (default: {defaults.memory_ratio})",
     )
     group.add_argument(
         "--num-pages",
@@ -225,8 +225,8 @@ def _ratio(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, got {text!r}")
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text!r}")
     return value
 
 

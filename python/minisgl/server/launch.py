@@ -16,22 +16,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError, EngineError, InvalidSampling
 from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.args import DEFAULT_PORT, ServerArgs
+from minisgl.server.signals import Signals
 from minisgl.server.workers import Worker, Workers
 from minisgl.utils.hf import read_generation_defaults, resolve_checkpoint
 from minisgl.utils.logger import get_logger, setup_logging
@@ -103,9 +101,13 @@ def _serve(
             with signals.lent():
                 server.serve_beside(foreground)
         else:
-            signals.first = server.stop
-            text = ready_text(name, url_of(bound), time.monotonic() - started_at)
-            asyncio.run(server.serve(lambda: print(text, flush=True)))
+
+            def on_ready() -> None:
+                signals.first = server.stop
+                seconds = time.monotonic() - started_at
+                print(ready_text(name, url_of(bound), seconds), flush=True)
+
+            asyncio.run(server.serve(on_ready))
 
 
 @contextlib.contextmanager
@@ -211,48 +213,6 @@ class Server:
         if not self._http.should_exit:
             self._failure = error
             self._end(error)
-
-
-def _interrupt() -> NoReturn:
-    raise KeyboardInterrupt
-
-
-_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class Signals:
-    """SIGINT and SIGTERM as one request to end: `first` is called once, then `second`."""
-
-    def __init__(self) -> None:
-        self.first: Callable[[], None] = _interrupt
-        self.second: Callable[[], None] = _interrupt
-        self._num_seen = 0
-
-    def __enter__(self) -> Signals:
-        self._before = [(number, signal.signal(number, self._handle)) for number in _NUMBERS]
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._before:
-            signal.signal(number, handler)
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """SIGINT is somebody else's in this block; SIGTERM leaves it."""
-        self.first = sys.exit
-        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, ours)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self._num_seen += 1
-        if self._num_seen == 1:
-            self.first()
-        else:
-            self.second()
-            os._exit(128 + signum)
 
 
 def _checkpoint(args: ServerArgs) -> tuple[Path, str]:

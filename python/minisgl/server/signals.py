@@ -1,0 +1,56 @@
+"""Ctrl-C and SIGTERM as one request to end, whatever the server is doing at that moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Final, NoReturn, Self
+
+_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+class Signals:
+    """Handles both signals inside its `with` block. Mutable: what they mean changes on the way.
+
+    The first one calls `first`; at the start that raises KeyboardInterrupt. One more calls
+    `second` and ends this process on the spot.
+    """
+
+    def __init__(self) -> None:
+        self.first: Callable[[], None] = _interrupt
+        self.second: Callable[[], None] = _interrupt
+        self._num_seen = 0
+
+    def __enter__(self) -> Self:
+        self._before = [(number, signal.signal(number, self._handle)) for number in _NUMBERS]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """In this block SIGINT is somebody else's KeyboardInterrupt; SIGTERM leaves the block."""
+        self.first = sys.exit
+        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, ours)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._num_seen += 1
+        if self._num_seen == 1:
+            self.first()
+        else:
+            self.second()
+            os._exit(128 + signum)

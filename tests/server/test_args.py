@@ -1,0 +1,95 @@
+"""The command line: values that cannot work are told in a sentence, with exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from minisgl.server.args import ServerArgs, parse_args
+
+
+def test_defaults_and_every_flag() -> None:
+    assert parse_args([]) == ServerArgs()
+    args = parse_args(
+        shlex.split(
+            "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
+            "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
+            "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
+            "--attn torch --num-pages 5 --dry-run --log-level debug"
+        )
+    )
+    same = {"shell", "memory_ratio"}  # they exclude others of these
+    for field in dataclasses.fields(ServerArgs):
+        assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
+    assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
+    assert parse_args(["--shell"]).shell
+    assert pickle.loads(pickle.dumps(args)) == args
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--port 70000", "--port: must be a whole number from 0 to 65535, got '70000'"),
+        ("--port x", "from 0 to 65535"),
+        ("--page-size 0", "from 1 to 1024"),
+        ("--num-tokenizer -1", "from 0 to 64"),
+        ("--max-seq-len 1", "at least 2"),
+        ("--memory-ratio 1.1", "above 0 and at most 1"),
+        ("--memory-ratio nan", "above 0 and at most 1"),
+        ("--dtype int4", "invalid choice: 'int4'"),
+        ("--served-model-name ", "printable name"),
+        ("--num-pages 5 --memory-ratio 0.5", "give one of them"),
+        ("--dry-run --shell", "serves nothing"),
+        ("--mod x", "unrecognized arguments: --mod"),
+        ("--tensor-parallel 2", "unrecognized arguments: --tensor-parallel"),
+    ],
+)
+def test_what_cannot_work(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(line.split(" "))
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
+    assert said.count("\n") == 2
+
+
+def test_help_tells_meaning_and_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions: list[argparse.Action] = []
+    add = argparse._ActionsContainer._add_action
+
+    def keep(self: argparse._ActionsContainer, action: argparse.Action) -> argparse.Action:
+        actions.append(action)
+        return add(self, action)
+
+    monkeypatch.setattr(argparse._ActionsContainer, "_add_action", keep)
+    with pytest.raises(SystemExit):
+        parse_args(["--help"])
+    assert "Serve a language model" in capsys.readouterr().out
+    values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
+    assert len(values) == 18
+    for action in values:
+        help_ = action.help or ""
+        assert "(default: " in help_, action.option_strings
+        default = dataclasses.asdict(ServerArgs())[action.dest]
+        if default is not None:
+            assert re.search(rf"\(default: {re.escape(str(default))}\)", help_), action.dest
+
+
+def test_neither_the_api_process_nor_the_shell_imports_torch() -> None:
+    check = (
+        "import sys, minisgl.__main__, minisgl.server.launch, minisgl.server.api_server, "
+        "minisgl.server.http, minisgl.shell; "
+        "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
