@@ -12,7 +12,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "triton", "numpy", "flashinfer-python", "transformers", "msgspec", "pyzmq")
+import psutil
+
+BUSY_SHARE = 0.2  # of two cores, a server and its client are left with less than one each
+
+_PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "flashinfer-python",
+    "transformers",
+    "msgspec",
+    "pyzmq",
+    "aiohttp",
+)
 
 
 def environment() -> dict[str, Any]:
@@ -33,6 +46,18 @@ def environment() -> dict[str, Any]:
         "gpu": _gpu_name(),
         "versions": versions,
     }
+
+
+def machine_load() -> dict[str, float]:
+    """How busy the machine is before a measurement; a warning is printed when it is.
+
+    busy_share: of all cores, over half a second. load_1min: runnable tasks (0 where unknown).
+    """
+    busy = psutil.cpu_percent(interval=0.5) / 100
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > BUSY_SHARE:
+        print(f"note: other work takes {busy:.0%} of this machine; timings will show it")
+    return {"busy_share": round(busy, 3), "load_1min": round(load, 2)}
 
 
 def write_json(path: str | Path, results: dict[str, Any]) -> None:

@@ -1,0 +1,329 @@
+"""Measures any OpenAI-compatible server: latency per token, throughput, goodput under an SLO.
+
+Arrivals: `--rate` (open-loop Poisson), a trace's own times, `--concurrency` (closed loop), or all
+at once; `--sweep` raises the rate until the goodput breaks. `--repeat` runs again with new prompts
+of the same lengths (a prefix cache would answer the old ones), so that `compare` knows the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from minisgl.benchmark import workload as workloads
+from minisgl.benchmark.client import Target, run_sharded
+from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.summary import Slo, summarize
+from minisgl.benchmark.workload import Workload
+from minisgl.errors import ConfigError
+
+GOODPUT_SHARE = 0.9  # a rate is carried when this share of its requests meets the SLO
+SWEEP_STEPS = 12  # doublings and bisections of `--sweep auto` at most
+CLIENT_BUSY = 0.8  # of a core: above it the client's own time may be in the numbers
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark online", description=__doc__.splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:1919", help="the server (default: %(default)s)")
+    add("--model", help="its name of the model (default: the first of /v1/models)")
+    add("--api", choices=("completions", "chat", "generate"), default="completions")
+    add("--text", action="store_true", help="prompts as text instead of token ids")
+    add("--api-key", help="sent as a bearer token")
+    add("--extra", type=json.loads, default={}, metavar="JSON", help="more fields for each body")
+    add("--allow-eos", action="store_true", help="leave out ignore_eos: answers may be shorter")
+
+    group = parser.add_argument_group("workload")
+    add = group.add_argument
+    add("--workload", choices=("random", "shared-prefix", "multi-turn", "trace"), default="random")
+    add("--requests", type=int, default=256, help="requests, or conversations (default: 256)")
+    add("--input", type=_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
+    add("--output", type=_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
+    add("--vocab-size", type=int, default=1000, help="ids are drawn below this (default: 1000)")
+    add("--seed", type=int, default=0)
+    add("--groups", type=int, default=8, help="shared-prefix: different prefixes (default: 8)")
+    add("--prefix", type=int, default=512, help="shared-prefix: tokens of each (default: 512)")
+    add("--turns", type=int, default=4, help="multi-turn: turns of each (default: 4)")
+    add("--think", type=float, default=0.0, help="multi-turn: seconds between turns (default: 0)")
+    add("--trace", type=Path, metavar="FILE", help="trace: Mooncake or Qwen-Bailian JSON lines")
+    add("--start", type=int, default=0, help="trace: first request (default: 0)")
+    add("--scale", type=float, default=1.0, help="trace: factor of all lengths (default: 1)")
+    add("--max-len", type=int, help="trace: prompt and answer at most, after scaling")
+    add("--speed", type=float, default=1.0, help="trace: how much faster requests come")
+
+    group = parser.add_argument_group("load")
+    add = group.add_argument
+    add("--rate", type=float, help="sessions a second, Poisson")
+    add("--concurrency", type=int, help="sessions at once, closed loop")
+    add("--sweep", type=_rates, metavar="auto|R,R,...", help="rates to try; auto finds the limit")
+    add("--slo", type=_slo, default=Slo(), help="as ttft=500,tpot=50 in ms; also itl, e2e")
+    add("--repeat", type=int, default=1, help="runs with new prompts (default: 1)")
+    add("--client-processes", type=int, default=1, help="processes of this client (default: 1)")
+    add("--timeout", type=float, default=600.0, help="seconds without news that end a request")
+    add("--json", metavar="FILE", help="write the results there")
+    args = parser.parse_args(argv)
+    if (args.workload == "trace") != (args.trace is not None):
+        parser.error("--workload trace and --trace FILE go together")
+    if sum(value is not None for value in (args.rate, args.concurrency, args.sweep)) > 1:
+        parser.error("give one of --rate, --concurrency and --sweep")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
+    load = machine_load()
+    try:
+        server = describe_server(args.url)
+        target = Target(
+            url=args.url,
+            model=args.model or server["model"],
+            api=args.api,
+            text=args.text,
+            ignore_eos=not args.allow_eos,
+            api_key=args.api_key,
+            timeout_s=args.timeout,
+            extra=args.extra,
+        )
+        before = scrape(args.url)
+        result: dict[str, Any] = {"kind": "online", "target": _public(target), "server": server}
+        result |= {"slo": asdict(args.slo), "load_before": load}
+        if args.sweep is not None:
+            result |= {"kind": "sweep", **sweep(target, args)}
+        else:
+            result["runs"] = [run_once(target, args, run) for run in range(args.repeat)]
+        result["server_counters"] = difference(before, scrape(args.url))
+    except ConfigError as error:
+        Console(stderr=True).print(f"[red]{error}")
+        return 2
+    if args.json:
+        write_json(args.json, result)
+    failed = [run for run in result.get("runs", []) if run["summary"]["num_failed"]]
+    return 1 if failed else 0
+
+
+def make_workload(args: argparse.Namespace, run: int) -> Workload:
+    """Each run has its own seed: new prompts, and for random workloads other lengths."""
+    seed, vocab_size = args.seed + run, args.vocab_size
+    if args.workload == "random":
+        return workloads.random_requests(args.requests, args.input, args.output, vocab_size, seed)
+    if args.workload == "shared-prefix":
+        return workloads.shared_prefix(
+            args.requests, args.groups, args.prefix, args.input, args.output, vocab_size, seed
+        )
+    if args.workload == "multi-turn":
+        return workloads.multi_turn(
+            args.requests, args.turns, args.input, args.output, args.think, vocab_size, seed
+        )
+    return workloads.trace(
+        args.trace,
+        vocab_size=vocab_size,
+        scale=args.scale,
+        max_len=args.max_len,
+        speed=args.speed,
+        start=args.start,
+        count=args.requests,
+        seed=seed,
+    )
+
+
+def run_once(
+    target: Target, args: argparse.Namespace, run: int, rate: float | None = None
+) -> dict[str, Any]:
+    """One run of the workload; prints it and returns what `summarize` says, with its notes."""
+    work = make_workload(args, run)
+    count, rate = len(work.sessions), rate or args.rate
+    concurrency = args.concurrency
+    if rate is not None:
+        work = work.arriving(workloads.poisson_times(count, rate, args.seed + run))
+        arrivals: dict[str, Any] = {"arrivals": "poisson", "rate": rate}
+    elif concurrency is not None:
+        arrivals = {"arrivals": "closed loop", "concurrency": concurrency}
+    elif work.sessions[0].at_s is not None:
+        arrivals = {"arrivals": "trace"}
+    else:
+        work, arrivals = work.arriving([0.0] * count), {"arrivals": "all at once"}
+    num_turns = sum(len(session.turns) for session in work.sessions)
+    with _Bar(num_turns) as bar:
+        start = time.perf_counter()
+        records, cpu_s = run_sharded(
+            target,
+            work.sessions,
+            concurrency=concurrency,
+            processes=args.client_processes,
+            on_progress=bar,
+        )
+        wall_s = time.perf_counter() - start
+    busiest = max(cpu_s) / wall_s
+    result = {
+        "workload": {**work.notes, **arrivals, "sessions": count},
+        "client": {"processes": len(cpu_s), "busiest_share": round(busiest, 3)},
+        **summarize(records, args.slo),
+    }
+    if busiest > CLIENT_BUSY:
+        result["client"]["warning"] = "a client process was busy: use more --client-processes"
+    show(result)
+    return result
+
+
+def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    """Points of rising rate; `auto` doubles from 1 until the goodput breaks, then bisects."""
+    points: list[dict[str, Any]] = []
+
+    def carried(rate: float) -> bool:
+        points.append({"rate": rate, **run_once(target, args, len(points), rate)})
+        return bool(points[-1]["summary"]["goodput_share"] >= GOODPUT_SHARE)
+
+    rates, low, high, step = list(args.sweep), 0.0, 0.0, 0
+    for rate in rates:
+        low = rate if carried(rate) else low
+    while not rates and step < SWEEP_STEPS and (not high or high / max(low, 1e-9) > 1.2):
+        rate = (low + high) / 2 if high else max(2 * low, 1.0)
+        if carried(rate):
+            low = rate
+        else:
+            high = rate
+        step += 1
+        if rate < 0.05:
+            break
+    points.sort(key=lambda point: float(point["rate"]))
+    Console().print(
+        f"highest rate with {GOODPUT_SHARE:.0%} of requests in the SLO: {low:g} a second"
+    )
+    return {"points": points, "summary": {"max_rate_per_s": low}, "carried_share": GOODPUT_SHARE}
+
+
+# --- the server's own words --------------------------------------------------------------------
+
+
+def describe_server(url: str) -> dict[str, Any]:
+    """The served model's name. Raises ConfigError when nobody answers."""
+    try:
+        response = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=10)
+        response.raise_for_status()
+        return {"model": response.json()["data"][0]["id"], "header": response.headers.get("server")}
+    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"{url}/v1/models does not answer as an OpenAI-compatible server does "
+            f"({type(error).__name__}: {error}); start one, or say --url"
+        ) from error
+
+
+def scrape(url: str) -> dict[str, float]:
+    """The samples of /metrics (Prometheus text format); none where there is no such page."""
+    try:
+        response = httpx.get(f"{url.rstrip('/')}/metrics", timeout=10)
+    except httpx.HTTPError:
+        return {}
+    if response.status_code != 200:
+        return {}
+    lines = re.findall(r"(?m)^([a-zA-Z_:][^ #{]*(?:\{[^\n]*\})?) ([-+0-9.eE]+)", response.text)
+    return {name: float(value) for name, value in lines}
+
+
+def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What the counters gained in between; buckets of histograms are left out."""
+    return {
+        name: round(value - before.get(name, 0.0), 6)
+        for name, value in after.items()
+        if re.search(r"(_total|_sum|_count)(\{|$)", name) and value != before.get(name, 0.0)
+    }
+
+
+# --- for people --------------------------------------------------------------------------------
+
+
+def show(result: dict[str, Any]) -> None:
+    summary = result["summary"]
+    table = Table(title=f"{result['workload']}", title_justify="left")
+    for column in ("ms", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(column, justify="right")
+    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "late_ms"):
+        values = summary[name]
+        if values:
+            table.add_row(name[:-3].upper(), *(f"{values[key]:,.2f}" for key in values))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{summary['num_requests']} requests ({summary['num_failed']} failed) in "
+        f"{summary['duration_s']:.2f} s: {summary['requests_per_s']:.2f} requests/s, "
+        f"{summary['output_tokens_per_s']:,.0f} output tokens/s, "
+        f"{summary['total_tokens_per_s']:,.0f} tokens/s in and out, "
+        f"goodput {summary['goodput_per_s']:.2f}/s ({summary['goodput_share']:.0%}), "
+        f"cached {summary['cached_share'] or 0:.1%} of the prompts; "
+        f"tokens counted by {result['tokens_counted_by']}"
+    )
+    for error, count in result["errors"].items():
+        console.print(f"[red]{count} x {error}")
+    if warning := result["client"].get("warning"):
+        console.print(f"[yellow]{warning}")
+
+
+class _Bar:
+    """Requests that ended, and output tokens. Mutable: it counts. A call adds to it."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._progress = Progress(
+            TextColumn("requests"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[tokens]:,} tokens"),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=num_requests, tokens=0)
+        self._tokens = 0
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        self._progress.start()
+        return self._add
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _add(self, requests: int, tokens: int) -> None:
+        self._tokens += tokens
+        self._progress.update(self._task, advance=requests, tokens=self._tokens)
+
+
+def _public(target: Target) -> dict[str, Any]:
+    """Without the key."""
+    return {name: value for name, value in asdict(target).items() if name != "api_key"}
+
+
+def _span(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    try:
+        span = (int(low), int(high or low))
+    except ValueError:
+        span = (0, 0)
+    if not 1 <= span[0] <= span[1]:
+        raise argparse.ArgumentTypeError(f"expected LOW:HIGH or one number of tokens, got {text!r}")
+    return span
+
+
+def _rates(text: str) -> list[float]:
+    """Empty for auto."""
+    try:
+        return [] if text == "auto" else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected auto or rates as 1,2,4, got {text!r}") from None
+
+
+def _slo(text: str) -> Slo:
+    try:
+        return Slo.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

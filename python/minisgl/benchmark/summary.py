@@ -1,0 +1,187 @@
+"""From what the client saw to numbers: latency distributions, throughput, goodput.
+
+Definitions. TTFT: from sending a request to its first token. ITL: of each token after the first,
+the time since the token before it; tokens that arrive in one chunk arrived together, so the first
+of them has the whole gap and the others 0: nothing is averaged away. TPOT: of a request, (end -
+first token) / (tokens - 1). E2E: from sending to the end of the stream. Goodput: requests a second
+that met every part of the SLO (as in DistServe, Zhong et al., OSDI 2024).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.errors import ConfigError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One request as the client saw it; seconds of one clock, 0 is the start of the run.
+
+    Mutable: it is filled while the stream runs. due: when it was to be sent (None: closed loop).
+    chunks: (arrival, tokens) of each chunk that carried output; tokens is 0 where the chunk did
+    not say. num_output: what the server's usage says, None without it. finish_at: arrival of a
+    last chunk without text.
+    """
+
+    session: int
+    turn: int
+    due: float | None
+    sent: float = 0.0
+    ended: float = 0.0
+    chunks: list[tuple[float, int]] = field(default_factory=list)
+    finish_at: float | None = None
+    finish_reason: str | None = None
+    num_prompt: int | None = None
+    num_output: int | None = None
+    num_cached: int | None = None
+    error: str | None = None
+
+    def token_times(self) -> tuple[list[float], str]:
+        """When each output token arrived, and how the tokens were counted.
+
+        "ids": the chunks name their tokens. "usage": the chunks do not, but the total is known:
+        each chunk is one token, an end without text is one if the total says so, and what is
+        still missing came together with others. "chunks": nothing says so; each chunk is one.
+        """
+        if any(count for _, count in self.chunks):
+            return [at for at, count in self.chunks for _ in range(count)], "ids"
+        times = [at for at, _ in self.chunks]
+        if self.num_output is None:
+            return times, "chunks"
+        if self.num_output > len(times) and self.finish_at is not None:
+            times.append(self.finish_at)
+        # Which chunk they came with is unknown, and of no effect: their gap is 0 in any.
+        missing = max(self.num_output - len(times), 0) if times else 0
+        return times[:1] + times[:1] * missing + times[1:], "usage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Bounds in milliseconds; None is no bound. `itl_ms` bounds a request's largest ITL."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """`ttft=500,tpot=50`; raises ConfigError."""
+        bounds = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            try:
+                if name not in ("ttft", "tpot", "itl", "e2e"):
+                    raise ValueError(name)
+                bounds[f"{name}_ms"] = float(value)
+            except ValueError:
+                raise ConfigError(
+                    f"an SLO reads like ttft=500,tpot=50 (ms; also itl, e2e), got {part!r}"
+                ) from None
+        return cls(**bounds)
+
+    def met(self, values: dict[str, float]) -> bool:
+        for name in self.__dataclass_fields__:
+            bound = getattr(self, name)
+            if bound is not None and values[name] > bound:
+                return False
+        return True
+
+
+def distribution(values: Sequence[float] | Floats) -> dict[str, float]:
+    """mean, p50, p90, p99, max (NumPy's linear interpolation); empty for no values."""
+    if not len(values):
+        return {}
+    array = np.asarray(values, np.float64)
+    p50, p90, p99 = np.percentile(array, [50, 90, 99])
+    named = {"mean": array.mean(), "p50": p50, "p90": p90, "p99": p99, "max": array.max()}
+    return {name: round(float(value), 4) for name, value in named.items()}
+
+
+def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
+    """A finished request's own numbers, in milliseconds."""
+    gaps = np.diff(times)
+    return {
+        "ttft_ms": (times[0] - record.sent) * 1e3,
+        "tpot_ms": (times[-1] - times[0]) / (len(times) - 1) * 1e3 if len(times) > 1 else 0.0,
+        "itl_ms": float(gaps.max()) * 1e3 if len(gaps) else 0.0,
+        "e2e_ms": (record.ended - record.sent) * 1e3,
+    }
+
+
+def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
+    """One run: `summary` (numbers to compare), `requests` (columns), `curves` (for plots)."""
+    done = [record for record in records if record.error is None and record.chunks]
+    per_request: list[dict[str, float]] = []
+    itl: list[Floats] = []
+    counted: dict[str, int] = {}
+    num_output = 0
+    for record in done:
+        times, how = record.token_times()
+        counted[how] = counted.get(how, 0) + 1
+        num_output += len(times)
+        per_request.append(request_values(times, record))
+        itl.append(np.diff(times) * 1e3)
+    columns = {
+        name: [round(values[name], 3) for values in per_request]
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+    }
+    all_itl = np.concatenate(itl) if itl else np.empty(0)
+    gaps = [np.diff([at for at, _ in record.chunks]) * 1e3 for record in done]
+    start = min((record.sent for record in records), default=0.0)
+    duration = max((record.ended for record in records), default=0.0) - start
+    met = [slo.met(values) for values in per_request]
+    num_prompt = sum(record.num_prompt or 0 for record in done)
+    num_cached = sum(record.num_cached or 0 for record in done)
+    late = [(record.sent - record.due) * 1e3 for record in records if record.due is not None]
+    several = [v for v, ids in zip(columns["tpot_ms"], itl, strict=True) if len(ids)]
+    summary: dict[str, Any] = {
+        "num_requests": len(records),
+        "num_failed": len(records) - len(done),
+        "duration_s": round(duration, 3),
+        "requests_per_s": _rate(len(done), duration),
+        "output_tokens_per_s": _rate(num_output, duration),
+        "total_tokens_per_s": _rate(num_output + num_prompt, duration),
+        "num_prompt_tokens": num_prompt,
+        "num_output_tokens": num_output,
+        "cached_share": round(num_cached / num_prompt, 4) if num_prompt else None,
+        "goodput_per_s": _rate(sum(met), duration),
+        "goodput_share": round(sum(met) / len(records), 4) if records else 0.0,
+        "ttft_ms": distribution(columns["ttft_ms"]),
+        "itl_ms": distribution(all_itl),
+        "chunk_gap_ms": distribution(np.concatenate(gaps) if gaps else []),
+        "tpot_ms": distribution(several),
+        "e2e_ms": distribution(columns["e2e_ms"]),
+        "late_ms": distribution(late),
+    }
+    sent = [round(record.sent - start, 4) for record in done]
+    cached = [record.num_cached for record in done]
+    return {
+        "summary": summary,
+        "tokens_counted_by": counted,
+        "errors": Counter(
+            record.error or "no output" for record in records if record.error or not record.chunks
+        ),
+        "requests": {"sent_s": sent, "num_cached": cached, **columns},
+        "curves": {"itl_ms": _quantiles(all_itl)},
+    }
+
+
+def _rate(count: int, duration_s: float) -> float:
+    return round(count / duration_s, 3) if duration_s > 0 else 0.0
+
+
+def _quantiles(values: Floats) -> list[float]:
+    """0 to 100 % in steps of 0.5 %: a curve without a value per token."""
+    if not len(values):
+        return []
+    return [round(float(v), 3) for v in np.percentile(values, np.linspace(0, 100, 201))]

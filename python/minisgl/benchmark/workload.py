@@ -1,0 +1,231 @@
+"""What is asked of a server: sessions of turns, with arrival times or without.
+
+A session is one client: its turns follow each other, each after the answer to the one before. A
+plain request is a session of one turn. Prompts are made as token ids; a client that sends text
+says each id as an English word, so equal ids stay an equal prefix there too.
+
+Sources: Poisson arrivals as in Orca and vLLM; the 256-request random workload is the field's (the
+nano-vllm README); trace formats are Mooncake's (Qin et al., FAST 2025) and Qwen-Bailian's (Wang et
+al., "KVCache Cache in the Wild", ATC 2025).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.errors import ConfigError
+
+Ids = npt.NDArray[np.int32]
+
+FIRST_ID = 100  # below are special tokens or raw bytes in many vocabularies
+
+_COMMON_WORDS = """
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work number night
+point home water room mother area money story fact month lot right study book eye job word
+business issue side kind head house service friend father power hour game line end member law
+"""
+
+
+def as_text(ids: Ids) -> str:
+    """One common word per id: mostly one token in a large vocabulary; the server's usage knows."""
+    words = _COMMON_WORDS.split()
+    return " ".join(words[i % len(words)] for i in ids.tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """ids: what the user adds to the conversation. think_s: pause before it is sent."""
+
+    ids: Ids
+    max_tokens: int
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """at_s: when its first turn is sent, from the start; None when a free client takes it."""
+
+    turns: tuple[Turn, ...]
+    at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """`notes` say how it was made, what was clipped or left out: they go into the result."""
+
+    sessions: list[Session]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def arriving(self, times: Sequence[float]) -> Workload:
+        """The same sessions at these times."""
+        sessions = [
+            Session(turns=session.turns, at_s=float(at))
+            for session, at in zip(self.sessions, times, strict=True)
+        ]
+        return Workload(sessions=sessions, notes=self.notes)
+
+
+def poisson_times(count: int, rate_per_s: float, seed: int) -> list[float]:
+    """Arrival times of an open-loop Poisson process, the first at 0."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate_per_s, count)
+    gaps[0] = 0.0
+    return [float(at) for at in gaps.cumsum()]
+
+
+def random_requests(
+    count: int, inputs: tuple[int, int], outputs: tuple[int, int], vocab_size: int, seed: int
+) -> Workload:
+    """Unrelated prompts; lengths uniform, both bounds included."""
+    rng = np.random.default_rng(seed)
+    sessions = []
+    for _ in range(count):
+        num_input, num_output = (
+            int(rng.integers(*span, endpoint=True)) for span in (inputs, outputs)
+        )
+        turn = Turn(ids=_random_ids(rng, num_input, vocab_size), max_tokens=num_output)
+        sessions.append(Session(turns=(turn,)))
+    notes = {"kind": "random", "inputs": inputs, "outputs": outputs, "seed": seed}
+    return Workload(sessions=sessions, notes=notes)
+
+
+def shared_prefix(
+    count: int,
+    groups: int,
+    prefix: int,
+    inputs: tuple[int, int],
+    outputs: tuple[int, int],
+    vocab_size: int,
+    seed: int,
+) -> Workload:
+    """`groups` prefixes of `prefix` tokens, taken in turn; `inputs` are the tokens that follow."""
+    rng = np.random.default_rng(seed)
+    prefixes = [_random_ids(rng, prefix, vocab_size) for _ in range(groups)]
+    base = random_requests(count, inputs, outputs, vocab_size, seed + 1)
+    sessions = [
+        Session(
+            turns=(
+                Turn(
+                    ids=np.concatenate([prefixes[index % groups], session.turns[0].ids]),
+                    max_tokens=session.turns[0].max_tokens,
+                ),
+            )
+        )
+        for index, session in enumerate(base.sessions)
+    ]
+    notes = {**base.notes, "kind": "shared-prefix", "groups": groups, "prefix": prefix}
+    return Workload(sessions=sessions, notes=notes)
+
+
+def multi_turn(
+    count: int,
+    turns: int,
+    inputs: tuple[int, int],
+    outputs: tuple[int, int],
+    think_s: float,
+    vocab_size: int,
+    seed: int,
+) -> Workload:
+    """Conversations: each turn sends everything before it, the answers included."""
+    base = random_requests(count * turns, inputs, outputs, vocab_size, seed)
+    flat = [session.turns[0] for session in base.sessions]
+    sessions = []
+    for start in range(0, len(flat), turns):
+        first, *rest = flat[start : start + turns]
+        later = [Turn(ids=turn.ids, max_tokens=turn.max_tokens, think_s=think_s) for turn in rest]
+        sessions.append(Session(turns=(first, *later)))
+    notes = {**base.notes, "kind": "multi-turn", "turns": turns, "think_s": think_s}
+    return Workload(sessions=sessions, notes=notes)
+
+
+def trace(
+    path: Path,
+    *,
+    vocab_size: int,
+    scale: float = 1.0,
+    max_len: int | None = None,
+    speed: float = 1.0,
+    start: int = 0,
+    count: int | None = None,
+    seed: int = 0,
+) -> Workload:
+    """Requests `start` to `start + count` of a trace, as token ids with the trace's prefixes.
+
+    Mooncake: blocks of 512 tokens, times in milliseconds. Qwen-Bailian (known by its `chat_id`):
+    blocks of 16, seconds. Every length is multiplied by `scale`; a request that is longer than
+    `max_len` tokens even so loses the end of its prompt; arrivals come `speed` times as fast.
+    Another `seed` gives other tokens with the same structure.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = lines[start : None if count is None else start + count]
+    if not lines:
+        raise ConfigError(f"{path} has no requests from number {start} on")
+    sessions, num_clipped = [], 0
+    first_at: float | None = None
+    for number, line in enumerate(lines, start + 1):
+        try:
+            row = json.loads(line)
+            bailian = "chat_id" in row
+            at = float(row["timestamp"]) / (1 if bailian else 1000)
+            num_input = max(round(row["input_length"] * scale), 1)
+            num_output = max(round(row["output_length"] * scale), 1)
+            ids = _block_ids(row["hash_ids"], (16 if bailian else 512) * scale, vocab_size, seed)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: expected an object with timestamp, input_length, "
+                f"output_length and hash_ids, but {type(error).__name__}: {error}"
+            ) from error
+        first_at = at if first_at is None else first_at
+        if max_len is not None and num_input + num_output > max_len:
+            num_clipped += 1
+            num_output = min(num_output, max_len // 2)
+            num_input = min(num_input, max_len - num_output)
+        turn = Turn(ids=ids[:num_input], max_tokens=num_output)
+        sessions.append(Session(turns=(turn,), at_s=(at - first_at) / speed))
+    notes = {
+        "kind": "trace",
+        "file": path.name,
+        "start": start,
+        "scale": scale,
+        "speed": speed,
+        "max_len": max_len,
+        "num_clipped": num_clipped,
+        "reusable_share": round(reusable_share(sessions), 4),
+    }
+    return Workload(sessions=sessions, notes=notes)
+
+
+def reusable_share(sessions: Sequence[Session]) -> float:
+    """Share of prompt tokens that an endless prefix cache would have, in units of 16 tokens."""
+    seen: set[bytes] = set()
+    hits = total = 0
+    for session in sessions:
+        ids = session.turns[0].ids
+        total += len(ids)
+        data = ids.tobytes()
+        for end in range(64, len(data) + 1, 64):
+            hits += 16 * (data[:end] in seen)
+            seen.add(data[:end])
+    return hits / max(total, 1)
+
+
+def _block_ids(hash_ids: Sequence[int], block_tokens: float, vocab_size: int, seed: int) -> Ids:
+    """Equal ids give equal tokens. Block boundaries depend on the block's place only."""
+    parts = []
+    for index, hash_id in enumerate(hash_ids):
+        size = round((index + 1) * block_tokens) - round(index * block_tokens)
+        parts.append(_random_ids(np.random.default_rng((seed, hash_id)), size, vocab_size))
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def _random_ids(rng: np.random.Generator, count: int, vocab_size: int) -> Ids:
+    if vocab_size <= FIRST_ID:
+        raise ConfigError(f"the vocabulary must be larger than {FIRST_ID}, got {vocab_size}")
+    return rng.integers(FIRST_ID, vocab_size, count, dtype=np.int32)
