@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.cpu_backend import CpuAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
@@ -13,14 +15,21 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 ATTENTION_BACKENDS = ("auto", "cpu", "torch")
+"""Of the CPU; those of a GPU are `minisgl.attention.cuda.CUDA_BACKENDS`."""
+
+CPU = torch.device("cpu")
 
 
-def create_attention_backend(name: str, ops: Ops) -> BaseAttnBackend:
-    """The backend called `name`; "auto" is the fastest that works here.
+def create_attention_backend(name: str, ops: Ops, device: torch.device = CPU) -> BaseAttnBackend:
+    """The backend called `name` on `device`; "auto" is the fastest that works here.
 
-    Raises ConfigError for a name that is not in `ATTENTION_BACKENDS`, and for one that was asked
-    for by name and does not work here.
+    Raises ConfigError for a name that the device does not know, and for one that was asked for by
+    name and does not work here.
     """
+    if device.type == "cuda":
+        from minisgl.attention.cuda import create_cuda_backend
+
+        return create_cuda_backend(name, ops, device)
     if name not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"unknown attention backend {name!r}; choose one of {', '.join(ATTENTION_BACKENDS)}"

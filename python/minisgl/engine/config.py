@@ -9,20 +9,23 @@ from typing import Literal
 from minisgl.errors import ConfigError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-DeviceName = Literal["auto", "cpu"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 DEFAULT_PAGE_SIZE = 16
-DEFAULT_MEMORY_RATIO = 0.5
+DEFAULT_MEMORY_RATIO = 0.5  # of a CPU; a GPU, which is there for this alone, gives more
+DEFAULT_CUDA_GRAPH_MAX_BS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """folder: a checkpoint on disk. None means: measured or derived when the engine is built.
 
-    memory_ratio: share of the device's free memory that weights, activations and KV pool may use.
+    memory_ratio: share of the device's free memory that weights, activations and KV pool may use;
+    None is the device's default.
     num_pages: pages of the KV pool, instead of what memory_ratio gives. page_size: tokens a page.
     max_running: rows of the tables. max_seq_len: caps the model's context. max_prefill_tokens:
-    prompt tokens a step.
+    prompt tokens a step. dummy_weight: random weights instead of the checkpoint's.
+    cuda_graph_max_bs: rows of the largest CUDA graph, 0 for none; a CPU has none.
     """
 
     folder: Path
@@ -31,15 +34,19 @@ class EngineConfig:
     attn: str = "auto"
     page_size: int = DEFAULT_PAGE_SIZE
     num_pages: int | None = None
-    memory_ratio: float = DEFAULT_MEMORY_RATIO
+    memory_ratio: float | None = None
     max_running: int = 256
     max_seq_len: int | None = None
     max_prefill_tokens: int | None = None
+    dummy_weight: bool = False
+    cuda_graph_max_bs: int = DEFAULT_CUDA_GRAPH_MAX_BS
 
     def __post_init__(self) -> None:
         for name in ("page_size", "num_pages", "max_running", "max_seq_len", "max_prefill_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        if not 0 < self.memory_ratio <= 1:
+        if self.cuda_graph_max_bs < 0:
+            raise ConfigError(f"cuda_graph_max_bs must be 0 or more, got {self.cuda_graph_max_bs}")
+        if self.memory_ratio is not None and not 0 < self.memory_ratio <= 1:
             raise ConfigError(f"memory_ratio must be above 0, up to 1, got {self.memory_ratio}")

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention import create_attention_backend
+from minisgl.attention import BaseAttnMetadata, create_attention_backend
 from minisgl.core import Batch, Context, Plan, SamplingParams, StepFailed, StepOutcome, StepResult
 from minisgl.distributed import SingleRank
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, Pending, create_device, out_of_memory
+from minisgl.engine.inputs import StepTensors, make_arrays
 from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.engine.tables import RequestTables
 from minisgl.errors import ConfigError
@@ -37,8 +38,7 @@ streamed answer notices but does not mind; the budget of the issue that asked fo
 MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
 
-PROBE_TOKENS = 64
-"""Enough that matrix products dominate, as in a real chunk; 0.5 s for a 0.6 B model on 2 cores."""
+CHUNK_MULTIPLE = 64  # a measured chunk is rounded down to it
 
 
 class Engine:
@@ -79,6 +79,7 @@ class Engine:
             device=self.device.torch_device,
             ops=ops,
             comm=comm,
+            dummy=config.dummy_weight,
             progress=progress,
         )
         logger.info("weights loaded in %.1f s", time.monotonic() - start)
@@ -92,7 +93,8 @@ class Engine:
             max_running=config.max_running,
             max_pages=-(-self.max_seq_len // config.page_size),
         )
-        self._attn = create_attention_backend(config.attn, ops)
+        self._attn = create_attention_backend(config.attn, ops, self.device.torch_device)
+        self._runner = self.device.create_runner(min(config.cuda_graph_max_bs, config.max_running))
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,
@@ -118,55 +120,42 @@ class Engine:
 
     def _step(self, plan: Plan) -> Tensor:
         """One step, in stream order: int32 ids [S] of the rows that sample."""
-        self._tables.update(plan)
-        batch, sample_table_idxs_S = self._batch(plan)
-        logits_SV = self.model.forward(batch)
-        next_ids_S = self._ops.sample(logits_SV, batch.sampling)
-        self._tables.last_token[sample_table_idxs_S] = next_ids_S
-        return next_ids_S
+        arrays = make_arrays(plan, self._tables, self.page_size, self._runner.padded_rows(plan))
+        step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
+        attn_metadata = self._attn.prepare(plan)
+        next_ids = self._runner.run(arrays.shape, lambda: self._compute(step, attn_metadata))
+        return next_ids[: len(plan.sample_rows)]
 
-    def _batch(self, plan: Plan) -> tuple[Batch, Tensor]:
-        """The step's tensors, and the table rows of those that sample."""
-        starts = np.array(plan.starts, np.int32)
-        lengths = np.array(plan.ends, np.int32) - starts
-        table_idxs = np.array(plan.table_idxs, np.int64)
-        ends_in_batch = np.cumsum(lengths, dtype=np.int64)
-        positions = np.repeat(starts - (ends_in_batch - lengths), lengths)
-        positions = (positions + np.arange(plan.num_tokens)).astype(np.int32)
-        slots = self._tables.slots(np.repeat(table_idxs, lengths), positions, self.page_size)
-        input_ids_T, positions_T, slots_T, sample_positions_S, table_idxs_B, sample_rows_S = (
-            self.device.upload(
-                [
-                    plan.token_ids,
-                    positions,
-                    slots,
-                    ends_in_batch[plan.sample_rows] - 1,
-                    table_idxs,
-                    np.array(plan.sample_rows, np.int64),
-                ]
-            )
-        )
-        if plan.num_decodes:  # promised ids are on the device only
-            ids = input_ids_T[: plan.num_decodes]
-            last = self._tables.last_token[table_idxs_B[: plan.num_decodes]]
-            decode_ids = torch.where(ids < 0, last, ids)
-            input_ids_T = torch.cat([decode_ids, input_ids_T[plan.num_decodes :]])
+    def _compute(self, step: StepTensors, attn_metadata: BaseAttnMetadata) -> Tensor:
+        """int32 ids [S], padding included; everything here is on the device."""
+        page_table, last_token = self._tables.page_table, self._tables.last_token
+        page_table[step.page_rows, step.page_columns] = step.pages.int()
+        input_ids_T = step.token_ids
+        if step.num_decodes:  # promised ids are on the device only
+            ids = input_ids_T[: step.num_decodes]
+            promised = last_token[step.rows[0, : step.num_decodes]]
+            decode_ids = torch.where(ids < 0, promised, ids)
+            input_ids_T = torch.cat([decode_ids, input_ids_T[step.num_decodes :]])
         batch = Batch(
             input_ids=input_ids_T,
-            positions=positions_T,
-            slots=slots_T,
-            sample_positions=sample_positions_S,
-            attn_metadata=self._attn.prepare(plan),
+            positions=step.positions,
+            slots=step.slots,
+            sample_positions=step.sample_positions,
+            attn_metadata=attn_metadata,
             context=self._context,
-            sampling=self._tables.sampling_args(plan),
+            sampling=step.sampling,
+            rows=step.rows,
         )
-        return batch, table_idxs_B[sample_rows_S]
+        logits_SV = self.model.forward(batch)
+        next_ids_S = self._ops.sample(logits_SV, batch.sampling)
+        last_token[step.sample_table_idxs] = next_ids_S
+        return next_ids_S
 
     # --- start and end -------------------------------------------------------------------------
 
     def _measure_chunk(self) -> int:
         """Prompt tokens that this device computes in `STALL_TARGET_S`, by a probe."""
-        num_tokens = min(PROBE_TOKENS, self.max_seq_len, self.memory.num_tokens)
+        num_tokens = min(self.device.probe_tokens, self.max_seq_len, self.memory.num_tokens)
         pages = -(-num_tokens // self.page_size)
         plan = Plan(
             step=-1,
@@ -189,8 +178,8 @@ class Engine:
             if isinstance(outcome, StepFailed):
                 raise outcome.error
         rate = num_tokens / min(seconds[1:])
-        chunk = int(rate * STALL_TARGET_S) // PROBE_TOKENS * PROBE_TOKENS
-        chunk = max(PROBE_TOKENS, min(chunk, MAX_PREFILL_TOKENS))
+        chunk = int(rate * STALL_TARGET_S) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+        chunk = max(CHUNK_MULTIPLE, min(chunk, MAX_PREFILL_TOKENS))
         logger.info(
             "prefill runs at %s tokens/s here: chunks of %s tokens (--max-prefill-length)",
             f"{rate:,.0f}",
@@ -254,7 +243,7 @@ def plan_engine_memory(
     )
     return plan_memory(
         free_bytes=device.free_bytes(),
-        memory_ratio=config.memory_ratio,
+        memory_ratio=config.memory_ratio or device.default_memory_ratio,
         weight_bytes=skeleton.num_weight_bytes,
         activation_bytes=_activation_bytes(config, model, dtype),
         page_bytes=MHAKVCache.page_bytes(

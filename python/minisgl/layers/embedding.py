@@ -58,7 +58,7 @@ class VocabParallelEmbedding(_VocabShare):
 
 
 class ParallelLMHead(StateLessOP):
-    """[S, D] -> float32 logits [S, V], whole on each rank. `table` is the embedding when tied."""
+    """[S, D] -> logits [S, V] as `Ops.sample` takes them, whole on each rank. `table` is the embedding when tied."""
 
     def __init__(self, table: _VocabShare) -> None:
         super().__init__()
@@ -74,4 +74,4 @@ class ParallelLMHead(StateLessOP):
     def forward(self, x_SD: Tensor) -> Tensor:
         table = self.table
         share = table.ops.linear(x_SD, table.weight)
-        return table.comm.all_gather(share, dim=-1)[:, : table.vocab_size].float()
+        return table.ops.logits(table.comm.all_gather(share, dim=-1)[:, : table.vocab_size])

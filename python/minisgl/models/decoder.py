@@ -54,7 +54,7 @@ class BaseLLMModel(BaseOP, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """float32 logits [S, V] of `batch.sample_positions`; writes this step's KV."""
+        """Logits [S, V], as `Ops.logits` makes them, of `batch.sample_positions`; writes this step's KV."""
 
 
 class Decoder(BaseLLMModel):

@@ -1,0 +1,146 @@
+"""One NVIDIA GPU: a stream of its own, pinned staging, one upload a step, events as markers.
+
+::
+
+    host     | plan n | launch n | settle n-1 |  plan n+1  | launch n+1 | settle n |
+    stream            | upload n | step n ........................ | ids n -> host |
+
+Nothing but `Pending.wait` waits for the device, and that only for the ids of its own step: they
+are copied to pinned memory right behind the step, and an event tells when they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from minisgl.engine.device import Device, EagerRunner, Pending, Runner
+from minisgl.errors import ConfigError
+
+STAGING_BYTES = 4 << 20
+"""Of a step's arrays: 8,192 prompt tokens and 256 rows are 0.2 MB. A larger step, which a user's
+--max-prefill-length can make, gets memory of its own."""
+RING = 4
+"""Staging buffers: at most two steps are in the air, so none is waited for."""
+ALIGNMENT = 16  # bytes; what vector loads want
+
+
+class _Ready:
+    """Ids on their way to the host."""
+
+    def __init__(self, ids: Tensor, event: torch.cuda.Event) -> None:
+        self._ids, self._event = ids, event
+
+    def wait(self) -> list[int]:
+        self._event.synchronize()
+        ids: list[int] = self._ids.tolist()
+        return ids
+
+
+class _Failed:
+    """Work that could not be enqueued."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> list[int]:
+        raise self._error
+
+
+class _Staging:
+    """One pinned buffer and the event of the copy that last read it. Mutable."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        self.array = self.buffer.numpy()
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+class CudaDevice(Device):
+    """Mutable: stream, staging ring and the pinned buffers of ids. One thread enqueues."""
+
+    probe_tokens = 4096
+    default_memory_ratio = 0.9
+
+    def __init__(self, index: int = 0) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "--device cuda: torch finds no CUDA device here (is the driver installed, and is "
+                "torch a CUDA build?); --device cpu runs without"
+            )
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._staging = [_Staging(STAGING_BYTES) for _ in range(RING)]
+        self._on_device = torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self.torch_device)
+        self._num_uploads = 0
+        self._ids: list[Tensor] = [torch.empty(0, dtype=torch.int32) for _ in range(RING)]
+        self._num_works = 0
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free + unused
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        offsets = []
+        end = 0
+        for array in arrays:
+            offsets.append(end)
+            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        if end <= STAGING_BYTES:
+            staging, on_device = self._staging[self._num_uploads % RING], self._on_device
+            staging.copied.synchronize()
+        else:
+            staging = _Staging(end)  # pinned memory is kept until its copies are done
+            on_device = torch.empty(end, dtype=torch.uint8, device=self.torch_device)
+        self._num_uploads += 1
+        tensors = []
+        for array, offset in zip(arrays, offsets, strict=True):
+            where = slice(offset, offset + array.nbytes)
+            staging.array[where].view(array.dtype).reshape(array.shape)[...] = array
+            dtype = getattr(torch, array.dtype.name)
+            tensors.append(on_device[where].view(dtype).view(array.shape))
+        on_device[:end].copy_(staging.buffer[:end], non_blocking=True)
+        staging.copied.record()
+        return tensors
+
+    def enqueue(self, work: Callable[[], Tensor]) -> Pending:
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            try:
+                ids = work()
+            except Exception as error:  # the flight tells, when it is waited for
+                return _Failed(error)
+            return self._download(ids)
+
+    def _download(self, ids: Tensor) -> _Ready:
+        slot = self._num_works % RING
+        self._num_works += 1
+        if len(self._ids[slot]) < len(ids):
+            self._ids[slot] = torch.empty(max(len(ids), 256), dtype=torch.int32, pin_memory=True)
+        host = self._ids[slot][: len(ids)]
+        host.copy_(ids, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return _Ready(host, event)
+
+    def create_runner(self, max_graph_rows: int) -> Runner:
+        if not max_graph_rows:
+            return EagerRunner()
+        from minisgl.engine.graph import GraphRunner
+
+        return GraphRunner(max_graph_rows)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, torch.cuda.OutOfMemoryError)
+
+    def describe(self) -> str:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.torch_device)

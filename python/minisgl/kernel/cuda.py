@@ -1,0 +1,51 @@
+"""The GPU's twins of `Ops`, in Triton; what is not here is torch's, which is good at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from minisgl.core import BatchSamplingArgs
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.triton import elementwise, sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CudaOps(Ops):
+    """Stateless, as `Ops`. Safe to capture in a CUDA graph: nothing waits for the device."""
+
+    name = "triton"
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return elementwise.add_rms_norm(x, residual, weight, eps)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return elementwise.gated(gate_up, silu=True)
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return elementwise.gated(gate_up, silu=False)
+
+    def logits(self, x_SV: Tensor) -> Tensor:
+        return x_SV  # `sample` computes in float32; a copy of 256 Qwen rows is 156 MB
+
+    def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
+        if args.all_greedy:
+            return sample.choose(logits_SV)
+        if any(x is not None for x in (args.top_ks, args.top_ps, args.min_ps)):
+            return super().sample(logits_SV.float(), args)
+        return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs)
+
+
+def num_cores(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,121 @@
+"""From projected q, k, v to what attention needs: norm per head, rotate, store k and v.
+
+One program a token: it reads the row of the projection once, writes q contiguous and k and v into
+their slots of the pool. Separate kernels would read and write each of them three times.
+
+Axes: T tokens, N query heads, K key/value heads, H head dim, R rotary dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def norm_rope_store(
+    qkv: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    slots_T: Tensor,
+    positions_T: Tensor,
+    cos_sin_PR: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> Tensor:
+    """qkv [T, (N + 2K) * H] -> q [T, N, H]; k and v go to slots_T of the pool, -1 to nowhere.
+
+    As `Ops.rms_norm` (where there are weights), `Ops.apply_rope` and `Ops.store_kv` one after
+    another, with their roundings. qkv is contiguous.
+    """
+    num_tokens = len(qkv)
+    q_TNH = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    rotary_dim = cos_sin_PR.shape[1]
+    heads = triton.next_power_of_2(num_q_heads + 2 * num_kv_heads)
+    half = triton.next_power_of_2(max(rotary_dim // 2, 1))
+    normed = q_weight is not None
+    _norm_rope_store[(num_tokens,)](
+        qkv, q_TNH, k_pool, v_pool, slots_T, positions_T, cos_sin_PR,
+        q_weight if normed else qkv, k_weight if normed else qkv, eps,
+        N=num_q_heads, K=num_kv_heads, H=head_dim, R=rotary_dim, NORM=normed,
+        HEADS=heads, HALF=half, REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
+        num_warps=min(max(heads * half // 512, 1), 8),
+    )  # fmt: skip
+    return q_TNH
+
+
+@triton.jit
+def _norm_rope_store(
+    qkv_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, cos_sin_ptr,
+    q_weight_ptr, k_weight_ptr, eps,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    head = tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, HALF)[None, :]
+    is_q, is_k, is_v = head < N, (head >= N) & (head < N + K), head >= N + K
+    pair = (head < N + 2 * K) & (dim < R // 2)
+    row = qkv_ptr + token * (N + 2 * K) * H + head * H
+    low = tl.load(row + dim, mask=pair, other=0.0)
+    high = tl.load(row + R // 2 + dim, mask=pair, other=0.0)
+    rest_dim = R + tl.arange(0, REST)[None, :]
+    in_rest = (head < N + 2 * K) & (rest_dim < H)
+    dtype = low.dtype
+    if R < H:
+        rest = tl.load(row + rest_dim, mask=in_rest, other=0.0)
+    if NORM:
+        low32, high32 = low.to(tl.float32), high.to(tl.float32)
+        square = tl.sum(low32 * low32 + high32 * high32, 1)
+        if R < H:
+            rest32 = rest.to(tl.float32)
+            square += tl.sum(rest32 * rest32, 1)
+        scale = tl.rsqrt(square / H + eps)[:, None]
+        weight_low = _head_weight(q_weight_ptr, k_weight_ptr, is_q, is_k, dim, dim < R // 2)
+        weight_high = _head_weight(
+            q_weight_ptr, k_weight_ptr, is_q, is_k, R // 2 + dim, dim < R // 2
+        )
+        low = tl.where(is_v, low, weight_low * (low32 * scale).to(dtype))
+        high = tl.where(is_v, high, weight_high * (high32 * scale).to(dtype))
+        if R < H:
+            weight_rest = _head_weight(
+                q_weight_ptr, k_weight_ptr, is_q, is_k, rest_dim, rest_dim < H
+            )
+            rest = tl.where(is_v, rest, weight_rest * (rest32 * scale).to(dtype))
+    cos = tl.load(cos_sin_ptr + position * R + dim, mask=dim < R // 2, other=0.0).to(dtype)
+    sin = tl.load(cos_sin_ptr + position * R + R // 2 + dim, mask=dim < R // 2, other=0.0)
+    sin = sin.to(dtype)
+    # Each product is rounded before the sum, as in the reference.
+    turned_low = (low * cos).to(dtype) - (high * sin).to(dtype)
+    turned_high = (high * cos).to(dtype) + (low * sin).to(dtype)
+    low = tl.where(is_v, low, turned_low)
+    high = tl.where(is_v, high, turned_high)
+
+    q_row = q_ptr + (token * N + head) * H
+    k_row = k_ptr + (slot * K + head - N) * H
+    v_row = v_ptr + (slot * K + head - N - K) * H
+    stored = slot >= 0
+    tl.store(q_row + dim, low, mask=pair & is_q)
+    tl.store(q_row + R // 2 + dim, high, mask=pair & is_q)
+    tl.store(k_row + dim, low, mask=pair & is_k & stored)
+    tl.store(k_row + R // 2 + dim, high, mask=pair & is_k & stored)
+    tl.store(v_row + dim, low, mask=pair & is_v & stored)
+    tl.store(v_row + R // 2 + dim, high, mask=pair & is_v & stored)
+    if R < H:
+        tl.store(q_row + rest_dim, rest, mask=in_rest & is_q)
+        tl.store(k_row + rest_dim, rest, mask=in_rest & is_k & stored)
+        tl.store(v_row + rest_dim, rest, mask=in_rest & is_v & stored)
+
+
+@triton.jit
+def _head_weight(q_weight_ptr, k_weight_ptr, is_q, is_k, dim, mask):
+    q_weight = tl.load(q_weight_ptr + dim, mask=mask & is_q, other=0.0)
+    return q_weight + tl.load(k_weight_ptr + dim, mask=mask & is_k, other=0.0)

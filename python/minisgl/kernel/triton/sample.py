@@ -1,0 +1,96 @@
+"""Greedy and random choice in two passes over the logits, without a sort or a copy of them.
+
+The noise is that of `minisgl.kernel.philox`, generated where it is used. The largest of
+logit / temperature + Gumbel noise is a draw from the softmax (the Gumbel-max trick), so neither
+maximum nor normaliser is needed first.
+
+Axes: S rows that sample, V vocabulary, C chunks of it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 4096
+"""Vocabulary entries a program: 38 programs a row of Qwen's 151,936."""
+
+LARGEST_UNIFORM = tl.constexpr(1 - 2**-24)
+SMALLEST_TEMPERATURE = tl.constexpr(1e-30)  # so that no division overflows
+
+
+def choose(
+    logits_SV: Tensor,
+    temperatures_S: Tensor | None = None,
+    seeds_S: Tensor | None = None,
+    output_idxs_S: Tensor | None = None,
+) -> Tensor:
+    """int32 [S]: the first largest logit; with temperatures, see `Ops.sample` without filters."""
+    num_rows, num_vocab = logits_SV.shape
+    chunks = triton.cdiv(num_vocab, CHUNK)
+    best_SC = torch.empty((num_rows, chunks), dtype=torch.float32, device=logits_SV.device)
+    where_SC = torch.empty((num_rows, chunks), dtype=torch.int32, device=logits_SV.device)
+    out_S = torch.empty(num_rows, dtype=torch.int32, device=logits_SV.device)
+    random = temperatures_S is not None
+    _best_of_chunk[(num_rows, chunks)](
+        logits_SV, logits_SV.stride(0),
+        temperatures_S if random else logits_SV,
+        seeds_S if random else logits_SV,
+        output_idxs_S if random else logits_SV,
+        best_SC, where_SC, num_vocab, chunks, RANDOM=random, CHUNK=CHUNK,
+    )  # fmt: skip
+    _best_of_row[(num_rows,)](
+        best_SC, where_SC, out_S, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
+    )
+    return out_S
+
+
+@triton.jit
+def _best_of_chunk(
+    logits_ptr, stride, temperature_ptr, seed_ptr, output_idx_ptr, best_ptr, where_ptr,
+    num_vocab, chunks, RANDOM: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    chunk = tl.program_id(1)
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = ids < num_vocab
+    row_ptr = logits_ptr + row.to(tl.int64) * stride
+    score = tl.load(row_ptr + ids, mask=inside, other=-float("inf")).to(tl.float32)
+    if RANDOM:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0:
+            seed = tl.load(seed_ptr + row)
+            index = tl.load(output_idx_ptr + row)
+            groups = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+            low = (index & 0xFFFFFFFF).to(tl.uint32)
+            high = ((index >> 32) & 0xFFFFFFFF).to(tl.uint32)
+            zero = tl.zeros([CHUNK // 4], tl.uint32)
+            w0, w1, w2, w3 = tl.philox(seed, groups.to(tl.uint32), low + zero, high + zero, zero)
+            word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+            noise = _gumbel(word)
+            score = score / tl.maximum(temperature, SMALLEST_TEMPERATURE) + noise
+    best, where = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(best_ptr + row * chunks + chunk, best)
+    tl.store(where_ptr + row * chunks + chunk, chunk * CHUNK + where)
+
+
+@triton.jit
+def _gumbel(word):
+    uniform = (word.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    x = tl.minimum(uniform, LARGEST_UNIFORM)
+    # log1p(-x) by Kahan's correction: what rounding 1 - x loses is divided out again.
+    rest = 1.0 - x
+    exact = rest == 1.0
+    log1p = tl.where(exact, -x, tl.log(rest) * (x / tl.where(exact, 1.0, 1.0 - rest)))
+    return -tl.log(-log1p)
+
+
+@triton.jit
+def _best_of_row(best_ptr, where_ptr, out_ptr, chunks, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    chunk = tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+    _, first = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(out_ptr + row, tl.load(where_ptr + row * chunks + first))

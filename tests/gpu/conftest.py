@@ -1,0 +1,25 @@
+"""GPU tests are skipped where there is no GPU; `TRITON_INTERPRET=1` runs the kernels' on a CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/gpu" not in item.path.as_posix():
+            continue
+        item.add_marker(pytest.mark.gpu)
+        interpretable = INTERPRET and item.path.name == "test_triton_ops.py"
+        if not torch.cuda.is_available() and not interpretable:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cpu" if INTERPRET else "cuda")

@@ -1,0 +1,128 @@
+"""Each Triton op against its plain-torch reference, in every dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minisgl.core import BatchSamplingArgs
+from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.triton import rotary
+from minisgl.kvcache.pool import LayerPool
+
+REFERENCE, FAST = Ops(), CudaOps()
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# One unit in the last place of the largest value, or two where two roundings can part.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def check(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    error = (got.double() - want.double()).abs().max() / want.double().abs().max()
+    assert error <= TOLERANCE[want.dtype], f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1024), (7, 48), (64, 5120), (3, 1)])
+def test_norms(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(rows)
+    x, residual = (torch.randn(2, rows, size, device=device) * 3).to(dtype)
+    weight = torch.randn(size, device=device).to(dtype)
+    check(FAST.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    got = FAST.add_rms_norm(x, residual, weight, 1e-6)
+    want = REFERENCE.add_rms_norm(x, residual, weight, 1e-6)
+    check(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(1, 3072), (5, 81), (33, 1025)])
+def test_activations(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(size)
+    x = (torch.randn(rows, 2 * size, device=device) * 3).to(dtype)
+    check(FAST.silu_and_mul(x), REFERENCE.silu_and_mul(x))
+    check(FAST.gelu_and_mul(x), REFERENCE.gelu_and_mul(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "rotary_dim"), [((16, 8), 128, 128), ((5, 1), 20, 20), ((4, 2), 80, 32)]
+)
+def test_norm_rope_store(
+    heads: tuple[int, int],
+    head_dim: int,
+    rotary_dim: int,
+    normed: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(head_dim)
+    num_q, num_kv = heads
+    tokens, pages, page_size = 9, 5, 4
+    qkv = torch.randn(tokens, (num_q + 2 * num_kv) * head_dim, device=device).to(dtype)
+    weights = torch.randn(2, head_dim, device=device).to(dtype)
+    table = torch.randn(50, rotary_dim, device=device)
+    positions = torch.randint(0, 50, (tokens,), device=device, dtype=torch.int32)
+    slots = torch.randperm(pages * page_size, device=device)[:tokens].int()
+    slots[3] = -1
+    pools = []
+    for _ in range(2):
+        shape = (2, pages, page_size, num_kv, head_dim)
+        k, v = torch.full(shape, 7.0, dtype=dtype, device=device)
+        pools.append(LayerPool(k=k, v=v))
+    q = rotary.norm_rope_store(
+        qkv,
+        pools[0].k,
+        pools[0].v,
+        slots,
+        positions,
+        table,
+        weights[0] if normed else None,
+        weights[1] if normed else None,
+        1e-6,
+        num_q_heads=num_q,
+        num_kv_heads=num_kv,
+        head_dim=head_dim,
+    )
+    sizes = [num_q * head_dim, num_kv * head_dim, num_kv * head_dim]
+    want_q, want_k, want_v = (x.view(tokens, -1, head_dim) for x in qkv.split(sizes, -1))
+    if normed:
+        want_q = REFERENCE.rms_norm(want_q, weights[0], 1e-6)
+        want_k = REFERENCE.rms_norm(want_k, weights[1], 1e-6)
+    want_q, want_k = REFERENCE.apply_rope(want_q, want_k, table, positions)
+    REFERENCE.store_kv(want_k, want_v.contiguous(), slots, pools[1])
+    check(q, want_q.contiguous())
+    check(pools[0].k, pools[1].k)
+    assert torch.equal(pools[0].v, pools[1].v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_vocab", [5, 4096, 10_001])
+def test_greedy(num_vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(num_vocab)
+    logits = torch.randn(6, num_vocab, device=device).to(dtype)
+    logits[2, num_vocab // 2 :] = 9.0  # a tie: the first wins
+    got = FAST.sample(logits, BatchSamplingArgs(all_greedy=True))
+    want = torch.stack([(row == row.max()).nonzero()[0, 0] for row in logits.float()])
+    assert got.dtype == torch.int32
+    assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("num_vocab", [5, 4097, 9000])
+def test_random_choice_is_the_reference(num_vocab: int, device: torch.device) -> None:
+    torch.manual_seed(num_vocab)
+    rows = 16
+    logits = (torch.randn(rows, num_vocab, device=device) * 2).bfloat16()
+    args = BatchSamplingArgs(
+        all_greedy=False,
+        temperatures=torch.linspace(0, 1.5, rows, device=device),
+        seeds=torch.randint(-(2**62), 2**62, (rows,), device=device),
+        output_idxs=torch.arange(rows, device=device) * 2**30,
+    )
+    got, want = FAST.sample(logits, args), REFERENCE.sample(logits.float(), args)
+    assert got.tolist() == want.tolist()
