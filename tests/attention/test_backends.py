@@ -11,10 +11,11 @@ from torch import Tensor
 
 from minisgl.attention import ATTENTION_BACKENDS, AttnLayer, create_attention_backend
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
-from minisgl.kernel.ops import create_ops
+from minisgl.kernel.ops import Ops, create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
 CPU = torch.device("cpu")
+BACKENDS = pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS if name != "auto"])
 # Relative to the largest output: float32 sums in another order; the 16-bit ones round the result.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
@@ -174,7 +175,7 @@ def expected(step: Step) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS if name != "auto"])
+@BACKENDS
 def test_backend_matches_sdpa(name: str, case: Case, dtype: torch.dtype) -> None:
     step = make_step(case, dtype, name)
     out = step.batch.context.attn.forward(step.q, step.k, step.v, step.layer, step.batch)
@@ -184,7 +185,7 @@ def test_backend_matches_sdpa(name: str, case: Case, dtype: torch.dtype) -> None
     assert error <= TOLERANCE[dtype], f"relative error {error:.2e}"
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS if name != "auto"])
+@BACKENDS
 def test_other_slots_and_layers_stay_as_they_are(name: str) -> None:
     step = make_step(CASES[2], torch.float32, name)
     pool = step.batch.context.kv_pool
@@ -194,7 +195,120 @@ def test_other_slots_and_layers_stay_as_they_are(name: str) -> None:
     assert torch.equal(after[step.batch.slots], step.k)
     untouched = torch.ones(len(after), dtype=torch.bool)
     untouched[step.batch.slots] = False
-    assert after[untouched].equal(before.flatten(0, 1)[untouched]) or torch.equal(
-        after[untouched].nan_to_num(7.0), before.flatten(0, 1)[untouched].nan_to_num(7.0)
+    torch.testing.assert_close(
+        after[untouched], before.flatten(0, 1)[untouched], rtol=0, atol=0, equal_nan=True
     )
     assert pool.layer(0).k.isnan().all()
+
+
+@BACKENDS
+def test_padding_is_not_stored(name: str) -> None:
+    step = make_step(CASES[0], torch.float32, name)
+    pool = step.batch.context.kv_pool.layer(1)
+    slot = int(step.batch.slots[1])
+    step.batch.slots[1] = -1
+    before = pool.k.flatten(0, 1).nan_to_num(7.0)
+    step.batch.context.attn.forward(step.q, step.k, step.v, step.layer, step.batch)
+    after = pool.k.flatten(0, 1).nan_to_num(7.0)
+    assert torch.equal(after[slot], before[slot])
+    assert (after != before).any(-1).any(-1).sum() == len(step.batch.slots) - 1
+
+
+@BACKENDS
+def test_a_row_reads_what_another_row_of_the_step_writes(name: str) -> None:
+    """Both rows have the first page in common; row 0 computes it in this very step."""
+    case = Case(name="shared", rows=((0, 200), (64, 150)), page_size=64)
+    step = make_step(case, torch.float32, name)
+    table = step.batch.context.page_table
+    first, second = step.plan.table_idxs
+    table[second, 0] = table[first, 0]
+    (k0, v0), (k1, v1) = step.contexts
+    k1[:64], v1[:64] = k0[:64], v0[:64]
+    out = step.batch.context.attn.forward(step.q, step.k, step.v, step.layer, step.batch)
+    want = expected(step)
+    assert (out.double() - want).abs().max() / want.abs().max() <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_cpu_backend_with_other_numbers_of_threads(threads: int) -> None:
+    """The cut into items depends on the threads; the sums may differ in their last bits only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for case in (CASES[1], CASES[2], CASES[-1]):
+            step = make_step(case, torch.float32, "cpu")
+            out = step.batch.context.attn.forward(step.q, step.k, step.v, step.layer, step.batch)
+            want = expected(step)
+            assert (out.double() - want).abs().max() / want.abs().max() <= 2e-6
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_cpu_backend_refuses_what_does_not_fit() -> None:
+    step = make_step(CASES[0], torch.float32, "cpu")
+    attend = step.batch.context.attn.forward
+    with pytest.raises(ValueError, match="of one dtype"):
+        attend(step.q, step.k.half(), step.v, step.layer, step.batch)
+    with pytest.raises(ValueError, match="1 key heads do not fit a pool of 2"):
+        attend(step.q, step.k[:, :1], step.v[:, :1], step.layer, step.batch)
+    step.batch.slots.resize_(2)
+    with pytest.raises(ValueError, match="the rows have 3 tokens, the inputs 2"):
+        attend(step.q[:2], step.k[:2], step.v[:2], step.layer, step.batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """`minisgl.attention.QKVSteps`, with the plain-torch ops."""
+
+    layer: AttnLayer
+    q_norm_weight: Tensor | None
+    k_norm_weight: Tensor | None
+    norm_eps: float
+    cos_sin: Tensor
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ops, H = Ops(), self.layer.head_dim
+        q_end = self.layer.num_q_heads * H
+        k_end = q_end + self.layer.num_kv_heads * H
+        q, k, v = (
+            part.view(len(qkv), -1, H)
+            for part in (qkv[:, :q_end], qkv[:, q_end:k_end], qkv[:, k_end:])
+        )
+        if self.q_norm_weight is not None:
+            q = ops.rms_norm(q, self.q_norm_weight, self.norm_eps)
+        if self.k_norm_weight is not None:
+            k = ops.rms_norm(k, self.k_norm_weight, self.norm_eps)
+        return (*ops.apply_rope(q, k, self.cos_sin, positions_T), v)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (20, 20), (80, 32), (128, 128)])
+@pytest.mark.parametrize("norm", [False, True])
+def test_cpu_backend_norms_rotates_and_stores(
+    norm: bool, head_dim: int, rotary: int, dtype: torch.dtype
+) -> None:
+    """One call against the plain-torch steps one by one, both the output and the cache."""
+    case = Case(name="qkv", rows=(*MIXED, (600, 601)), head_dim=head_dim)
+    fused, plain = (make_step(case, dtype, name) for name in ("cpu", "torch"))
+    layer = fused.layer
+    angles = torch.rand(700, rotary // 2) * 7
+    steps = Steps(
+        layer=layer,
+        q_norm_weight=torch.rand(head_dim).to(dtype) + 0.5 if norm else None,
+        k_norm_weight=torch.rand(head_dim).to(dtype) + 0.5 if norm else None,
+        norm_eps=1e-6,
+        cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1),
+    )
+    width = (layer.num_q_heads + 2 * layer.num_kv_heads) * head_dim
+    qkv = torch.randn(len(fused.q), width).to(dtype)
+    ours = fused.batch.context.attn.forward_qkv(qkv, steps, fused.batch)
+    theirs = plain.batch.context.attn.forward_qkv(qkv, steps, plain.batch)
+    assert ours.shape == theirs.shape
+    pairs = [(ours, theirs)]
+    for kind in ("k", "v"):
+        a, b = (getattr(step.batch.context.kv_pool.layer(1), kind) for step in (fused, plain))
+        assert torch.equal(a.isnan(), b.isnan())
+        pairs.append((a.nan_to_num(), b.nan_to_num()))
+    for a, b in pairs:
+        error = (a.double() - b.double()).abs().max() / b.double().abs().max()
+        assert error <= 2 * TOLERANCE[dtype], f"relative error {error:.2e}"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata
+from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
 from minisgl.core import Batch, Plan
 from minisgl.core.req import IdArray
 
@@ -27,6 +27,7 @@ class CpuAttnBackend(BaseAttnBackend):
     def __init__(self, library: Any) -> None:
         """`library` is what `minisgl.kernel.jit.load_library` returned."""
         self._attend = library.paged_attention
+        self._attend_qkv = library.qkv_attention
 
     def prepare(self, plan: Plan) -> CpuAttnMetadata:
         rows = np.array((plan.table_idxs, plan.starts, plan.ends), dtype=np.int32)
@@ -52,3 +53,26 @@ class CpuAttnBackend(BaseAttnBackend):
             torch.get_num_threads(),
         )
         return out_TNH
+
+    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
+        layer = steps.layer
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        out = torch.empty(len(qkv), layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
+        self._attend_qkv(
+            qkv,
+            steps.q_norm_weight,
+            steps.k_norm_weight,
+            steps.norm_eps,
+            steps.cos_sin,
+            batch.positions,
+            pool.k,
+            pool.v,
+            batch.slots,
+            batch.context.page_table,
+            batch.attn_metadata.rows,
+            out,
+            layer.scale,
+            layer.window or 0,
+            torch.get_num_threads(),
+        )
+        return out

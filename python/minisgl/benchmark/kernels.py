@@ -234,35 +234,20 @@ def op_calls(
     x = torch.randn(num_tokens, shape.hidden).to(dtype)
     residual = torch.randn_like(x)
     weight = torch.randn(shape.hidden).to(dtype)
-    head_weight = torch.randn(shape.head_dim).to(dtype)
     qkv = torch.randn(num_tokens, heads * shape.head_dim).to(dtype)
-    q, k, v = (
-        part.view(num_tokens, -1, shape.head_dim)
-        for part in qkv.split(
-            [n * shape.head_dim for n in (shape.num_q_heads, *[shape.num_kv_heads] * 2)], dim=-1
-        )
-    )
+    q_end = shape.num_q_heads * shape.head_dim
+    k_end = q_end + shape.num_kv_heads * shape.head_dim
+    q = qkv[:, :q_end].view(num_tokens, -1, shape.head_dim)
+    k = qkv[:, q_end:k_end].view(num_tokens, -1, shape.head_dim)
     gate_up = torch.randn(num_tokens, 2 * shape.intermediate).to(dtype)
     cos_sin = torch.randn(4096, shape.head_dim)
     positions = torch.randint(0, 4096, (num_tokens,), dtype=torch.int32)
-    pool = MHAKVCache(
-        num_layers=1,
-        num_pages=num_tokens,
-        page_size=16,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=CPU,
-    ).layer(0)
-    slots = torch.randperm(num_tokens * 16)[:num_tokens].int()
     return {
         "rms_norm": lambda ops: ops.rms_norm(x, weight, 1e-6),
-        "rms_norm of q heads": lambda ops: ops.rms_norm(q, head_weight, 1e-6),
         "add_rms_norm": lambda ops: ops.add_rms_norm(x, residual, weight, 1e-6),
         "apply_rope": lambda ops: ops.apply_rope(q, k, cos_sin, positions),
         "silu_and_mul": lambda ops: ops.silu_and_mul(gate_up),
         "gelu_and_mul": lambda ops: ops.gelu_and_mul(gate_up),
-        "store_kv": lambda ops: ops.store_kv(k, v, slots, pool),
     }
 
 

@@ -107,7 +107,7 @@ def _is_whole(path: Path) -> bool:
 
 def _build(path: Path) -> None:
     from tvm_ffi import cpp
-    from tvm_ffi.utils import FileLock
+    from tvm_ffi.utils.lockfile import FileLock
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _build(path: Path) -> None:
 def _gist(output: str) -> str:
     """The line of the build's output that names the cause."""
     lines = output.splitlines()
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+    return next((line for line in lines if "error:" in line), lines[0] if lines else "")
 
 
 @contextmanager

@@ -19,9 +19,12 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.philox import gumbel_noise
+from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
+
+logger = get_logger(__name__)
 
 
 class Ops:
@@ -96,10 +99,6 @@ class Ops:
         pool.k.view(-1, *pool.k.shape[2:])[slots] = k_TKH[taken]
         pool.v.view(-1, *pool.v.shape[2:])[slots] = v_TKH[taken]
 
-    def logits(self, x_SV: Tensor) -> Tensor:
-        """The head's products as `sample` wants them: here float32, whatever they were."""
-        return x_SV.float()
-
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         """The next token id of each row, int32 [S].
 
@@ -165,9 +164,14 @@ def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) 
 
 
 def create_ops(device: torch.device) -> Ops:
-    """The fastest twin for `device`; chosen once, where the engine is built."""
-    if device.type == "cuda":
-        from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+    """The fastest twin for `device`; called once, where the engine is built."""
+    from minisgl.kernel.cpu import CpuOps
+    from minisgl.kernel.jit import JitUnavailable, load_library
 
-        return CudaOps()
-    return Ops()
+    if device.type != "cpu":
+        return Ops()
+    try:
+        return CpuOps(load_library())
+    except JitUnavailable as error:
+        logger.warning("ops: plain torch, slower (%s)", error)
+        return Ops()

@@ -20,6 +20,7 @@
 #include <cmath>
 #include <vector>
 
+#include "rows.h"
 #include "tensor.h"
 
 namespace {
@@ -34,9 +35,9 @@ constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
 template <class T>
 struct Step {
-  const T *q, *k, *v;
+  const T* q;
   T *out, *k_pool, *v_pool;
-  int64_t q_stride, k_stride, v_stride, table_stride;  // elements between tokens, rows
+  int64_t q_stride, table_stride;  // elements between tokens, rows
   const int32_t *slots, *table, *table_idxs, *starts, *ends;
   int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
   float scale;
@@ -383,8 +384,9 @@ void merge(const Step<T>& s, const Merge& work, const std::vector<float*>& parti
 
 // --- all items ----------------------------------------------------------------------------------
 
-template <class T>
-void run(const Step<T>& s, int num_threads) {
+// prepare(t, key slot, value slot) makes token t's query and fills its slots.
+template <class T, class Prepare>
+void run(const Step<T>& s, int num_threads, Prepare prepare) {
   const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
   std::vector<Item> tiles;
   double work = 0;  // query vectors x keys
@@ -444,9 +446,8 @@ void run(const Step<T>& s, int num_threads) {
     static thread_local Scratch scratch;
 #pragma omp for schedule(static)
     for (int t = 0; t < s.num_tokens; t++) {
-      if (s.slots[t] < 0) continue;
-      std::memcpy(s.k_pool + s.slots[t] * width, s.k + t * s.k_stride, width * sizeof(T));
-      std::memcpy(s.v_pool + s.slots[t] * width, s.v + t * s.v_stride, width * sizeof(T));
+      if (s.slots[t] >= 0)
+        prepare(t, s.k_pool + s.slots[t] * width, s.v_pool + s.slots[t] * width);
     }
     // The barrier here keeps the contract: everything is stored before anything attends.
 #pragma omp for schedule(dynamic)
@@ -459,47 +460,109 @@ void run(const Step<T>& s, int num_threads) {
 
 bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype().bits == 32; }
 
+// What both doors share. rows [3, B]: table indices, starts, ends.
+template <class T>
+Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
+                  const TensorView& v_pool, const TensorView& slots, const TensorView& page_table,
+                  const TensorView& rows, const TensorView& out, double scale, int64_t window) {
+  const int64_t K = k_pool.size(2);
+  CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
+        "attention: the pools must be contiguous [pages, page size, heads, head dim]");
+  CHECK(k_pool.size(3) == H && N % K == 0, "attention: " << N << " query heads of " << H
+                                                         << " do not fit a pool of " << K
+                                                         << " heads of " << k_pool.size(3));
+  CHECK(k_pool.dtype() == out.dtype() && v_pool.dtype() == out.dtype(),
+        "attention: the inputs and the pool must share a dtype");
+  CHECK(is_int32(slots) && slots.IsContiguous() && slots.size(0) == num_tokens &&
+            is_int32(page_table) && page_table.stride(1) == 1 && is_int32(rows) &&
+            rows.IsContiguous() && out.IsContiguous(),
+        "attention: slots, page table and rows must be int32, packed");
+  Step<T> s;
+  s.q = s.out = data<T>(out), s.q_stride = N * H;
+  s.k_pool = data<T>(k_pool), s.v_pool = data<T>(v_pool);
+  s.slots = data<int32_t>(slots), s.table = data<int32_t>(page_table);
+  s.table_stride = page_table.stride(0);
+  s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
+  s.starts = s.table_idxs + s.num_rows, s.ends = s.starts + s.num_rows;
+  s.num_tokens = num_tokens, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
+  s.page_size = k_pool.size(1), s.window = window, s.scale = scale;
+  int64_t tokens = 0;
+  for (int row = 0; row < s.num_rows; row++) tokens += s.ends[row] - s.starts[row];
+  CHECK(tokens == num_tokens,
+        "attention: the rows have " << tokens << " tokens, the inputs " << num_tokens);
+  return s;
+}
+
 }  // namespace
 
 // q [T, N, H] and k, v [T, K, H]: tokens may be apart, heads are packed. out [T, N, H], pools
-// [pages, page size, K, H] contiguous, all of one dtype. slots [T], page_table [R, P], rows
-// [3, B] = table indices, starts, ends: int32. window 0: none.
+// [pages, page size, K, H], all of one dtype. slots [T], page_table [R, P], rows [3, B]: int32.
+// window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
                      TensorView slots, TensorView page_table, TensorView rows, TensorView out,
                      double scale, int64_t window, int64_t num_threads) {
-  CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
-        "paged_attention: the pools must be contiguous [pages, page size, heads, head dim]");
-  const int64_t T_ = q.size(0), N = q.size(1), H = q.size(2), K = k_pool.size(2);
   for (const TensorView& x : {q, k, v})
-    CHECK(x.ndim() == 3 && x.size(0) == T_ && x.size(2) == H && x.stride(2) == 1 &&
-              (x.stride(1) == H || x.size(1) == 1),
-          "paged_attention: q, k and v must be [tokens, heads, head dim] with packed heads");
-  CHECK(k.size(1) == K && v.size(1) == K && k_pool.size(3) == H && N % K == 0,
-        "paged_attention: " << k.size(1) << " key heads of " << H << " do not fit a pool of " << K
-                            << " heads of " << k_pool.size(3) << " with " << N << " query heads");
-  for (const TensorView& x : {k, v, k_pool, v_pool, out})
-    CHECK(x.dtype() == q.dtype(), "paged_attention: q, k, v, out and the pool must share a dtype");
-  CHECK(is_int32(slots) && slots.IsContiguous() && slots.size(0) == T_ && is_int32(page_table) &&
-            page_table.stride(1) == 1 && is_int32(rows) && rows.IsContiguous() &&
-            out.IsContiguous(),
-        "paged_attention: slots, page table and rows must be int32, packed");
+    CHECK(x.ndim() == 3 && x.size(0) == q.size(0) && x.size(2) == q.size(2) &&
+              x.dtype() == out.dtype() && x.stride(2) == 1 &&
+              (x.stride(1) == x.size(2) || x.size(1) == 1),
+          "attention: q, k and v must be [tokens, heads, head dim] with packed heads, of one dtype");
+  CHECK(k.size(1) == k_pool.size(2) && v.size(1) == k_pool.size(2),
+        "attention: " << k.size(1) << " key heads do not fit a pool of " << k_pool.size(2));
   with_dtype(q.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Step<T> s;
-    s.q = data<T>(q), s.k = data<T>(k), s.v = data<T>(v), s.out = data<T>(out);
-    s.k_pool = data<T>(k_pool), s.v_pool = data<T>(v_pool);
-    s.q_stride = q.stride(0), s.k_stride = k.stride(0), s.v_stride = v.stride(0);
-    s.slots = data<int32_t>(slots), s.table = data<int32_t>(page_table);
-    s.table_stride = page_table.stride(0);
-    s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
-    s.starts = s.table_idxs + s.num_rows, s.ends = s.starts + s.num_rows;
-    s.num_tokens = T_, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
-    s.page_size = k_pool.size(1), s.window = window, s.scale = scale;
-    int64_t tokens = 0;
-    for (int row = 0; row < s.num_rows; row++) tokens += s.ends[row] - s.starts[row];
-    CHECK(tokens == T_, "paged_attention: the rows have " << tokens << " tokens, q " << T_);
-    run(s, num_threads);
+    Step<T> s = make_step<T>(q.size(0), q.size(1), q.size(2), k_pool, v_pool, slots, page_table,
+                             rows, out, scale, window);
+    s.q = data<T>(q), s.q_stride = q.stride(0);
+    const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
+    run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
+      std::memcpy(k_slot, data<T>(k) + t * k.stride(0), bytes);
+      std::memcpy(v_slot, data<T>(v) + t * v.stride(0), bytes);
+    });
+  });
+}
+
+// As paged_attention, from what the projection gave: qkv [T, (N + 2K) * H]. Queries and keys are
+// normed with q_weight and k_weight [H] (None: not), then rotated by cos_sin float32 [P, R] at
+// positions int32 [T]. Queries wait in `out` until their tile is written over them.
+void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
+                   tvm::ffi::Optional<TensorView> k_weight, double eps, TensorView cos_sin,
+                   TensorView positions, TensorView k_pool, TensorView v_pool, TensorView slots,
+                   TensorView page_table, TensorView rows, TensorView out, double scale,
+                   int64_t window, int64_t num_threads) {
+  CHECK(k_pool.ndim() == 4 && qkv.ndim() == 2 && out.ndim() == 2, "attention: wrong axes");
+  const int64_t K = k_pool.size(2), H = k_pool.size(3), N = out.size(1) / H, R = cos_sin.size(1);
+  CHECK(qkv.size(1) == (N + 2 * K) * H && qkv.stride(1) == 1 && qkv.dtype() == out.dtype() &&
+            qkv.size(0) == out.size(0) && out.size(1) % H == 0,
+        "attention: qkv must be [tokens, (" << N << " + 2 * " << K << ") * " << H << "]");
+  CHECK(is_int32(positions) && positions.IsContiguous() && cos_sin.IsContiguous() &&
+            cos_sin.dtype().code == kDLFloat && cos_sin.dtype().bits == 32,
+        "attention: positions must be int32, cosines and sines float32, packed");
+  for (const auto& weight : {q_weight, k_weight})
+    CHECK(!weight || ((*weight).numel() == H && (*weight).dtype() == qkv.dtype()),
+          "attention: norm weights must be one per head dim, of the dtype of qkv");
+  check_rotary(H, R);
+  with_dtype(qkv.dtype(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Step<T> s = make_step<T>(qkv.size(0), N, H, k_pool, v_pool, slots, page_table, rows, out, scale,
+                             window);
+    const T* weights[] = {q_weight ? data<T>(*q_weight) : nullptr,
+                          k_weight ? data<T>(*k_weight) : nullptr};
+    run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
+      const T* row = data<T>(qkv) + t * qkv.stride(0);
+      Angles<T> angles(data<float>(cos_sin) + data<int32_t>(positions)[t] * R, R);
+      for (int64_t head = 0; head < N + K; head++) {
+        const T* from = row + head * H;
+        T* to = head < N ? s.out + (t * N + head) * H : k_slot + (head - N) * H;
+        if (const T* weight = weights[head >= N]) {
+          norm_row(from, weight, to, H, eps);
+          from = to;
+        }
+        rotate_row(from, angles, to, H);
+      }
+      std::memcpy(v_slot, row + (N + K) * H, K * H * sizeof(T));
+    });
   });
 }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, paged_attention);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(qkv_attention, qkv_attention);

@@ -4,9 +4,11 @@
 // comes. Intrinsics appear only where the extensions have no word (float16, bfloat16 products).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -60,9 +62,13 @@ INLINE VF load(const float* p) {
   return v;
 }
 INLINE VF load(const bf16* p) {
+#if defined(__AVX512F__)  // GCC 12 widens in two halves
+  return (VF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
   VH h;
   std::memcpy(&h, p, sizeof(h));
   return bit_cast<VF>(__builtin_convertvector(h, VU) << 16);
+#endif
 }
 INLINE float half_to_float(uint16_t h) {
   uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
@@ -93,11 +99,18 @@ INLINE VF load(const f16* p) {
 }
 
 INLINE void store(float* p, VF v) { std::memcpy(p, &v, sizeof(v)); }
-INLINE void store(bf16* p, VF v) {
+// To the nearest bfloat16, ties to even, in the upper half of each lane.
+INLINE VU round_bf16(VF v) {
   VU bits = bit_cast<VU>(v);
   VU rounded = bits + 0x7fff + (bits >> 16 & 1);
-  rounded = (v == v) ? rounded : bits | 0x400000;  // NaN stays NaN
-  VH h = __builtin_convertvector(rounded >> 16, VH);
+  return (v == v) ? rounded : bits | 0x400000;  // NaN stays NaN
+}
+INLINE void store(bf16* p, VF v) {
+#if defined(__AVX512BF16__)  // one instruction for eight; it takes subnormal numbers for 0
+  VH h = bit_cast<VH>(_mm512_cvtneps_pbh((__m512)v));
+#else
+  VH h = __builtin_convertvector(round_bf16(v) >> 16, VH);
+#endif
   std::memcpy(p, &h, sizeof(h));
 }
 INLINE void store(f16* p, VF v) {
@@ -127,10 +140,32 @@ INLINE void store_first(T* p, VF v, int n) {
 // v as memory of type T would give it back.
 template <class T>
 INLINE VF round_to(VF v) {
-  if constexpr (sizeof(T) == 4) return v;
-  T buffer[W];
-  store(buffer, v);
-  return load(buffer);
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+#if defined(__AVX512BF16__)
+    __m256i h = bit_cast<__m256i>(_mm512_cvtneps_pbh((__m512)v));
+    return (VF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
+#else
+    return bit_cast<VF>(round_bf16(v) & 0xffff0000);
+#endif
+  } else {
+    T buffer[W];
+    store(buffer, v);
+    return load(buffer);
+  }
+}
+
+// p[0:n] in vectors, the last one short: f(vector, index) for each.
+template <class T, class F>
+INLINE void each(const T* p, int n, F f) {
+  int i = 0;
+  for (; i + W <= n; i += W) f(load(p + i), i);
+  if (i < n) f(load_first(p + i, n - i), i);
+}
+template <class T>
+INLINE void store_until(T* p, int i, int n, VF v) {
+  i + W <= n ? store(p + i, v) : store_first(p + i, v, n - i);
 }
 
 // --- across lanes -------------------------------------------------------------------------------
@@ -198,7 +233,7 @@ INLINE bool any(VI mask) {
 
 // --- functions ----------------------------------------------------------------------------------
 
-// e**x to about 1 ulp; 0 below -87.3 (the smallest normal result), so exp(-inf) is 0.
+// e**x to about 1 ulp; 0 below -87.3 (the smallest normal result), infinity above 88.7.
 // Cody-Waite reduction with the Cephes coefficients of expf (Moshier).
 INLINE VF exp(VF x) {
   VF clamped = min(max(x, splat(-87.3f)), splat(88.7f));
@@ -213,7 +248,7 @@ INLINE VF exp(VF x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   VF scaled = bit_cast<VF>(bit_cast<VI>(p) + (bit_cast<VI>(shifted) << 23));
-  return select(x < -87.3f, splat(0), scaled);
+  return select(x < -87.3f, splat(0), select(x > 88.7f, splat(INFINITY), scaled));
 }
 
 // ln x to about 1 ulp, for normal x > 0 (Cephes logf).

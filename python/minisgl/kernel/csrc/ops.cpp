@@ -1,0 +1,141 @@
+// The small ops between the matrix products: norms, rotary embedding, gated activations.
+//
+// Each rounds where `minisgl.kernel.ops` rounds, so 16-bit results differ only where a float32
+// intermediate does in its last bit. What they save is passes over memory and, at few tokens,
+// most of the 5 to 20 microseconds that a chain of torch ops costs.
+#include "rows.h"
+#include "tensor.h"
+
+namespace {
+
+// Below this many elements a second thread costs more than it brings.
+constexpr int64_t SERIAL = 32768;
+
+// The last axis of a tensor, row by row. Contiguous, or of 2 or 3 axes with any strides.
+template <class T>
+struct Rows {
+  T* base;
+  int64_t count, inner, outer_stride, inner_stride;
+  int width;
+  explicit Rows(const TensorView& x) : base(data<T>(x)) {
+    width = x.size(-1);
+    count = width ? x.numel() / width : 0;
+    inner = x.ndim() == 3 ? x.size(1) : 1;
+    inner_stride = x.ndim() == 3 ? x.stride(1) : 0;
+    outer_stride = x.ndim() == 2 || x.ndim() == 3 ? x.stride(0) : width;
+    CHECK(x.IsContiguous() || x.ndim() == 2 || x.ndim() == 3, "strides of more than 3 axes");
+    CHECK(width == 1 || x.stride(-1) == 1, "the last axis must be contiguous");
+  }
+  T* operator[](int64_t i) const {
+    return base + i / inner * outer_stride + i % inner * inner_stride;
+  }
+};
+
+void check_same(const TensorView& a, const TensorView& b, const char* name) {
+  CHECK(a.dtype() == b.dtype(), name << ": the tensors must share a dtype");
+}
+
+template <class F>
+void parallel(int64_t count, int64_t width, int64_t num_threads, F f) {
+  if (count * width < SERIAL) num_threads = 1;
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(static)
+  for (int64_t i = 0; i < count; i++) f(i);
+}
+
+INLINE VF silu(VF x) { return x / (1.0f + exp(-x)); }
+
+INLINE VF gelu_tanh(VF x) {
+  VF inner = 0.7978845608f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
+  // 0.5 * (1 + tanh(y)) is 1 / (1 + e**(-2y))
+  return x / (1.0f + exp(-2.0f * inner));
+}
+
+template <class F>
+void gate(const TensorView& gate_up, const TensorView& out, int64_t num_threads, F activation) {
+  check_same(gate_up, out, "gated activation");
+  with_dtype(out.dtype(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Rows<T> from(gate_up), to(out);
+    const int n = to.width;
+    CHECK(from.count == to.count && from.width == 2 * n, "gated activation: [.., 2F] to [.., F]");
+    parallel(to.count, n, num_threads, [&](int64_t row) {
+      const T *x = from[row], *up = x + n;
+      T* y = to[row];
+      each(x, n, [&](VF v, int i) {
+        VF u = i + W <= n ? load(up + i) : load_first(up + i, n - i);
+        store_until(y, i, n, round_to<T>(activation(v)) * u);
+      });
+    });
+  });
+}
+
+}  // namespace
+
+void rms_norm(TensorView x, TensorView weight, TensorView out, double eps, int64_t num_threads) {
+  check_same(x, weight, "rms_norm");
+  with_dtype(x.dtype(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Rows<T> from(x), to(out);
+    CHECK(weight.numel() == from.width, "rms_norm: " << weight.numel() << " weights for rows of "
+                                                     << from.width);
+    const T* w = data<T>(weight);
+    parallel(from.count, from.width, num_threads,
+             [&](int64_t i) { norm_row(from[i], w, to[i], from.width, eps); });
+  });
+}
+
+// total = x + residual; out = rms_norm(total)
+void add_rms_norm(TensorView x, TensorView residual, TensorView weight, TensorView out,
+                  TensorView total, double eps, int64_t num_threads) {
+  for (const TensorView& other : {residual, weight}) check_same(x, other, "add_rms_norm");
+  with_dtype(x.dtype(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Rows<T> a(x), b(residual), to(out), sums(total);
+    const int n = a.width;
+    CHECK(b.count == a.count && b.width == n && weight.numel() == n, "add_rms_norm: shapes differ");
+    const T* w = data<T>(weight);
+    parallel(a.count, n, num_threads, [&](int64_t row) {
+      const T* y = b[row];
+      T* t = sums[row];
+      each(a[row], n, [&](VF v, int i) {
+        store_until(t, i, n, v + (i + W <= n ? load(y + i) : load_first(y + i, n - i)));
+      });
+      norm_row(t, w, to[row], n, eps);
+    });
+  });
+}
+
+// q [T, N, H], k [T, K, H], cos_sin float32 [P, R], positions int32 [T].
+void apply_rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions,
+                TensorView q_out, TensorView k_out, int64_t num_threads) {
+  check_same(q, k, "apply_rope");
+  with_dtype(q.dtype(), [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    Rows<T> from[] = {Rows<T>(q), Rows<T>(k)}, to[] = {Rows<T>(q_out), Rows<T>(k_out)};
+    const int H = from[0].width, R = cos_sin.size(1);
+    check_rotary(H, R);
+    const float* table = data<float>(cos_sin);
+    const int32_t* at = data<int32_t>(positions);
+    const int64_t heads = from[0].inner + from[1].inner;
+    parallel(q.size(0), heads * H, num_threads, [&](int64_t token) {
+      Angles<T> angles(table + at[token] * int64_t(R), R);
+      for (int i = 0; i < 2; i++)
+        for (int64_t head = token * from[i].inner; head < (token + 1) * from[i].inner; head++)
+          rotate_row(from[i][head], angles, to[i][head], H);
+    });
+  });
+}
+
+void silu_and_mul(TensorView gate_up, TensorView out, int64_t num_threads) {
+  gate(gate_up, out, num_threads, silu);
+}
+
+void gelu_and_mul(TensorView gate_up, TensorView out, int64_t num_threads) {
+  gate(gate_up, out, num_threads, gelu_tanh);
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, rms_norm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_rms_norm, add_rms_norm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_rope, apply_rope);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_and_mul, gelu_and_mul);

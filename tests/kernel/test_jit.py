@@ -1,0 +1,187 @@
+"""The compiler's cache: shared, damaged, absent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.attention import create_attention_backend
+from minisgl.errors import ConfigError
+from minisgl.kernel import jit
+from minisgl.kernel.ops import Ops, create_ops
+from minisgl.kernel.radix import common_prefix_length, load_common_prefix
+
+# What TVM_FFI_DLL_EXPORT_TYPED_FUNC makes of a function, without the C++ headers, which take
+# seconds to compile.
+SOURCE = """
+#include <tvm/ffi/c_api.h>
+extern "C" int __tvm_ffi_answer(void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {
+  *result = {};
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = 42;
+  return 0;
+}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One small source and an empty cache; the folder of the cache."""
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "answer.cpp").write_text(SOURCE)
+    monkeypatch.setattr(jit, "CSRC", sources)
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def libraries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.so"))
+
+
+def test_builds_once_and_again_when_something_changed(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert jit.load_library().answer() == 42
+    (first,) = libraries(small)
+    made = first.stat().st_mtime_ns
+    assert jit.load_library().answer() == 42
+    assert libraries(small) == [first]
+    assert first.stat().st_mtime_ns == made
+
+    source = jit.CSRC / "answer.cpp"
+    source.write_text(SOURCE.replace("42", "43"))
+    assert jit.load_library().answer() == 43
+    assert len(libraries(small)) == 2
+
+    before = jit._library_path(jit._compiler())
+    monkeypatch.setattr(jit, "CFLAGS", (*jit.CFLAGS, "-g"))
+    assert jit._library_path(jit._compiler()) != before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "no checksum"])
+def test_a_damaged_library_is_built_again(small: Path, damage: str) -> None:
+    assert jit.load_library().answer() == 42
+    (library,) = libraries(small)
+    content = library.read_bytes()
+    library.unlink()  # this process has the file mapped: damage a new one
+    library.write_bytes(content)
+    if damage == "truncated":
+        library.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        library.write_bytes(content[:-100] + bytes(100))
+    else:
+        library.with_suffix(".sha256").unlink()
+    assert jit.load_library().answer() == 42
+    assert library.stat().st_size == len(content)
+
+
+def test_those_who_start_together_build_once(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: jit.load_library().answer(), range(3)))
+    assert answers == [42, 42, 42]
+    assert caplog.text.count("compiling the C++ kernels") == 1
+    assert len(libraries(small)) == 1
+
+
+def test_a_source_that_does_not_compile_is_one_line(
+    small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (jit.CSRC / "answer.cpp").write_text("int broken( { }\n")
+    with caplog.at_level(logging.WARNING):
+        assert type(create_ops(torch.device("cpu"))) is Ops
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "\n" not in message
+    assert "error: expected" in message
+    assert libraries(small) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("MINISGL_DISABLE_JIT", "1", "MINISGL_DISABLE_JIT=1"),
+        ("CXX", "no-such-compiler", "no C++ compiler: 'no-such-compiler' is not on the PATH"),
+    ],
+)
+def test_without_a_compiler_everything_is_plain_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    value: str,
+    reason: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with caplog.at_level(logging.INFO):
+        ops = create_ops(torch.device("cpu"))
+        assert type(ops) is Ops
+        assert create_attention_backend("auto", ops).name == "torch"
+        assert load_common_prefix() is common_prefix_length
+    assert [reason in record.getMessage() for record in caplog.records] == [True] * 3
+    with pytest.raises(ConfigError, match="attention backend 'cpu' needs its C"):
+        create_attention_backend("cpu", ops)
+
+
+def test_an_unknown_attention_backend_names_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match="'flash'; choose one of auto, cpu, torch"):
+        create_attention_backend("flash", Ops())
+
+
+def test_build_command_fails_with_a_reason() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl.kernel.build"],
+        env={**os.environ, "CXX": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "install g++ or clang++" in done.stderr
+
+
+def test_radix_imports_no_torch() -> None:
+    code = "import sys, minisgl.kernel.radix; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_one_openmp_runtime() -> None:
+    """Two would mean two thread pools that fight for the cores."""
+    create_ops(torch.device("cpu"))
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line}
+    assert len(runtimes) == 1, runtimes
+
+
+def test_kernels_let_other_threads_run() -> None:
+    ops = create_ops(torch.device("cpu"))
+    x, weight = torch.ones(2000, 4096), torch.ones(4096)
+    turns, done = 0, threading.Event()
+
+    def spin() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            time.sleep(0)
+
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(10)  # nobody takes the interpreter; it has to be given
+    thread = threading.Thread(target=spin)
+    try:
+        thread.start()
+        for _ in range(5):
+            ops.rms_norm(x, weight, 1e-6)
+        assert turns > 0
+    finally:
+        sys.setswitchinterval(previous)
+        done.set()
+        thread.join()

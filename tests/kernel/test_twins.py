@@ -1,0 +1,179 @@
+"""Each C++ op against its plain-torch reference, and the reference against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.jit import load_library
+from minisgl.kernel.ops import Ops
+from minisgl.kvcache.pool import MHAKVCache
+
+REFERENCE = Ops()
+# Of the largest value: float32 differs by the order of sums and the last bits of exp; a 16-bit
+# result by one rounding, where a float32 intermediate sits at the boundary.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+NUM_TOKENS = (1, 5, 300)
+
+
+@pytest.fixture(scope="module")
+def fast() -> CpuOps:
+    return CpuOps(load_library())
+
+
+def close(ours: Tensor, theirs: Tensor, *, mostly_equal: bool = True) -> None:
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    error = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()
+    assert error <= TOLERANCE[ours.dtype], f"relative error {error:.2e}"
+    if mostly_equal and ours.dtype != torch.float32:
+        assert (ours != theirs).double().mean() <= max(0.01, 1 / ours.numel())
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 7, 16, 80, 1000, 1024])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_norms(fast: CpuOps, num_tokens: int, width: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, num_tokens, width).mul(3).to(dtype).unbind()
+    weight = torch.randn(width).to(dtype)
+    close(fast.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    ours = fast.add_rms_norm(x, residual, weight, 1e-5)
+    theirs = REFERENCE.add_rms_norm(x, residual, weight, 1e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b)
+
+
+def qkv(num_tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v as views of one projection, which is how a layer has them."""
+    num_q, num_kv = heads
+    merged = torch.randn(num_tokens, (num_q + 2 * num_kv) * dim).to(dtype)
+    parts = merged.split([num_q * dim, num_kv * dim, num_kv * dim], dim=-1)
+    return [part.view(num_tokens, -1, dim) for part in parts]
+
+
+@DTYPES
+@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (128, 128), (80, 32), (20, 20), (6, 2)])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_rope_and_norm_of_strided_heads(
+    fast: CpuOps, num_tokens: int, dim: int, rotary: int, dtype: torch.dtype
+) -> None:
+    q, k, _ = qkv(num_tokens, (6, 2), dim, dtype)
+    weight = torch.randn(dim).to(dtype)
+    angles = torch.rand(500, rotary // 2) * 7
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions = torch.randint(0, 500, (num_tokens,), dtype=torch.int32)
+    before = q.clone()
+    close(fast.rms_norm(q, weight, 1e-6), REFERENCE.rms_norm(q, weight, 1e-6))
+    ours = fast.apply_rope(q, k, cos_sin, positions)
+    theirs = REFERENCE.apply_rope(q, k, cos_sin, positions)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b)
+    assert torch.equal(q, before)
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 24, 100, 3072])
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+def test_gated_activations(fast: CpuOps, name: str, width: int, dtype: torch.dtype) -> None:
+    for num_tokens in NUM_TOKENS:
+        x = torch.randn(num_tokens, 2 * width).mul(4).to(dtype)
+        # torch's GELU cancels to 0 in its far tail, where ours keeps the tiny value.
+        ours, theirs = getattr(fast, name)(x), getattr(REFERENCE, name)(x)
+        close(ours, theirs, mostly_equal=name == "silu_and_mul")
+
+
+def test_extremes_of_activations(fast: CpuOps) -> None:
+    gate = torch.tensor([-torch.inf, -1e30, -200.0, -90.0, -0.0, 0.0, 90.0, 200.0, 1e30, torch.nan])
+    x = torch.cat((gate, torch.ones_like(gate)))[None]
+    for name in ("silu_and_mul", "gelu_and_mul"):
+        ours, theirs = getattr(fast, name)(x), getattr(REFERENCE, name)(x)
+        finite = theirs.isfinite()
+        torch.testing.assert_close(ours[finite], theirs[finite], rtol=1e-5, atol=1e-35)
+        assert ours[0, -1].isnan()
+
+
+def test_shapes_that_do_not_fit_are_refused(fast: CpuOps) -> None:
+    with pytest.raises(ValueError, match="rms_norm: 8 weights for rows of 4"):
+        fast.rms_norm(torch.ones(2, 4), torch.ones(8), 1e-6)
+    with pytest.raises(ValueError, match="share a dtype"):
+        fast.rms_norm(torch.ones(2, 4), torch.ones(4, dtype=torch.bfloat16), 1e-6)
+    with pytest.raises(ValueError, match="float32, bfloat16 or float16"):
+        fast.rms_norm(torch.ones(2, 4).double(), torch.ones(4).double(), 1e-6)
+
+
+# --- the reference itself ----------------------------------------------------------------------
+
+
+@DTYPES
+def test_reference_norm_is_transformers(dtype: torch.dtype) -> None:
+    x = torch.randn(9, 48).mul(3).to(dtype)
+    norm = Qwen3RMSNorm(48, eps=1e-5).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    assert torch.equal(REFERENCE.rms_norm(x, norm.weight, 1e-5), norm(x))
+
+
+@DTYPES
+def test_reference_rope_is_transformers(dtype: torch.dtype) -> None:
+    config = Qwen3Config(head_dim=20, hidden_size=40, num_attention_heads=2)
+    rotary = Qwen3RotaryEmbedding(config)
+    q, k, _ = qkv(9, (4, 2), 20, dtype)
+    positions = torch.randperm(100)[:9]
+    cos, sin = rotary(q, positions[None])
+    want = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
+    angles = torch.arange(100)[:, None].float() * rotary.inv_freq[None]
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    got = REFERENCE.apply_rope(q, k, cos_sin, positions)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b[0].transpose(0, 1))
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("silu_and_mul", torch.nn.SiLU()),
+        ("gelu_and_mul", torch.nn.GELU(approximate="tanh")),
+    ],
+)
+def test_reference_activations_are_torch(
+    name: str, activation: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    gate, up = torch.randn(2, 5, 24).to(dtype).unbind()
+    got = getattr(REFERENCE, name)(torch.cat((gate, up), dim=-1))
+    # Vector and scalar paths of torch differ in a last bit of float32.
+    torch.testing.assert_close(got, activation(gate) * up, rtol=3e-7, atol=1e-7)
+
+
+def test_store_kv_skips_padding_and_leaves_the_rest() -> None:
+    pool = MHAKVCache(
+        num_layers=1,
+        num_pages=3,
+        page_size=2,
+        num_kv_heads=2,
+        head_dim=4,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    ).layer(0)
+    pool.k.fill_(torch.nan)
+    pool.v.fill_(torch.nan)
+    k, v = torch.randn(2, 3, 2, 4).unbind()
+    REFERENCE.store_kv(k, v, torch.tensor([5, -1, 2], dtype=torch.int32), pool)
+    for stored, new in ((pool.k.flatten(0, 1), k), (pool.v.flatten(0, 1), v)):
+        assert torch.equal(stored[5], new[0])
+        assert torch.equal(stored[2], new[2])
+        assert stored[[0, 1, 3, 4]].isnan().all()
+    with pytest.raises(ValueError, match="the pool takes"):
+        REFERENCE.store_kv(k.half(), v, torch.tensor([0, 1, 2], dtype=torch.int32), pool)
+    with pytest.raises(ValueError, match="3 keys, 3 values, 2 slots"):
+        REFERENCE.store_kv(k, v, torch.tensor([0, 1], dtype=torch.int32), pool)
