@@ -53,9 +53,9 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
     level = args.log_level or ("warning" if args.shell else None)
     if level:
         os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
-    setup_logging("server", level=level)
     with Signals() as signals:
         try:
+            setup_logging("server", level=level)
             if args.dry_run:
                 _dry_run(args, signals)
             else:
@@ -183,6 +183,7 @@ class Server:
             if not failures:
                 foreground(url_of(self._socket))
         finally:
+            started.wait()
             self.stop()
             thread.join()
         if failures:

@@ -29,8 +29,12 @@ Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 def only(*values: Any, why: str) -> Meta:
     """Marks a field that is accepted as null or one of `values`, which change nothing."""
-    allowed = ", ".join(["null", *(msgspec.json.encode(value).decode() for value in values)])
-    return Meta(description=f"Accepted: {allowed}. {why}", extra={"only": values, "why": why})
+    description = f"Only {_listed(values)}: {why}."
+    return Meta(description=description, extra={"only": values, "why": why})
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    return " or ".join(["null", *(msgspec.json.encode(value).decode() for value in values)])
 
 
 def ignored(why: str) -> Meta:
@@ -48,11 +52,8 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
                 for neutral in values
             ):
-                allowed = " or ".join(
-                    ["null", *(msgspec.json.encode(neutral).decode() for neutral in values)]
-                )
                 raise InvalidRequest(
-                    f"{path}{name} is supported only as {allowed}: {why}",
+                    f"{path}{name} is supported only as {_listed(values)}: {why}",
                     param=path + name,
                 )
 
