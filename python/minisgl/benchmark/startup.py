@@ -1,0 +1,81 @@
+"""From command to first token: starts the server as a user would and asks it for one token.
+
+Each run is a new server process on a free port with the kernels compiled before (the first start
+on a machine compiles them, which is timed apart).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+
+from minisgl.benchmark.report import write_json
+
+TIMEOUT_S = 120.0
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark startup",
+        description="Further flags go to the server, after --.",
+    )
+    parser.add_argument("--runs", type=int, default=5, help="servers to start (default: 5)")
+    parser.add_argument("--json", metavar="FILE", help="write the results there")
+    parser.add_argument("server", nargs="*", help="flags of the server")
+    args = parser.parse_args(argv)
+
+    runs = []
+    for index in range(args.runs + 1):
+        run = _start_once(args.server)
+        label = "first (may compile)" if index == 0 else f"run {index}"
+        print(f"{label}: ready {run['ready_s']:.2f} s, first token {run['first_token_s']:.2f} s")
+        runs.append(run)
+    first, rest = runs[0], runs[1:]
+    median = statistics.median(run["first_token_s"] for run in rest)
+    print(f"command to first token over HTTP: median {median:.2f} s of {len(rest)} runs")
+    if args.json:
+        write_json(args.json, {"first": first, "runs": rest, "median_first_token_s": median})
+
+
+def _start_once(flags: list[str]) -> dict[str, Any]:
+    """Seconds from the command until it says that it is ready, and until a streamed first token."""
+    start = time.perf_counter()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        url = _wait_for_url(server)
+        ready_s = time.perf_counter() - start
+        body = {"prompt": "Hello", "max_tokens": 1, "stream": True, "ignore_eos": True}
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S
+        ) as response:
+            response.raise_for_status()
+            lines = response.iter_lines()
+            next(line for line in lines if line.startswith("data: "))
+            first_token_s = time.perf_counter() - start
+            assert list(lines)[-2:] == ["data: [DONE]", ""], "the stream has no proper end"
+    finally:
+        server.send_signal(signal.SIGTERM)
+        exit_code = server.wait(timeout=TIMEOUT_S)
+    assert exit_code == 0, f"the server ended with exit code {exit_code}"
+    return {"ready_s": ready_s, "first_token_s": first_token_s}
+
+
+def _wait_for_url(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if match := re.search(r"Serving .* on (http://\S+)", line):
+            return match[1]
+    raise RuntimeError(f"the server ended with exit code {server.wait()} before it was ready")
