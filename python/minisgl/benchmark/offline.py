@@ -1,0 +1,222 @@
+"""What the engine reaches without a server: throughput, one stream, prefill, a shared prefix.
+
+Random weights in real shapes: nothing is downloaded. Each workload runs once to compile, capture
+and warm up, then `--repeats` times with fresh ids and an empty prefix cache; the median counts.
+Beside each time stands the floor of `minisgl.benchmark.floor` and the share of it that was reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minisgl.benchmark.floor import Shape, floor_s
+from minisgl.benchmark.report import write_json
+from minisgl.core import SamplingParams
+from minisgl.engine import Engine, EngineConfig
+from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.testing import ListInbox, ListOutbox
+from minisgl.utils.logger import setup_logging
+
+FIRST_ID, LAST_ID = 1_000, 100_000  # ordinary tokens of the shapes' vocabulary
+
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "vocab_size": 151_936,
+    "rope_theta": 1_000_000,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40_960,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-14b": {
+        **_QWEN3,
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "intermediate_size": 17_408,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """requests: (prompt, output) lengths. shared: how many first prompt tokens are the same."""
+
+    name: str
+    requests: tuple[tuple[int, int], ...]
+    temperature: float
+    shared: int = 0
+
+
+def workloads() -> list[Workload]:
+    rng = np.random.default_rng(0)
+    mixed = rng.integers(100, 1025, (256, 2))
+    return [
+        Workload(
+            name="throughput",
+            requests=tuple((int(a), int(b)) for a, b in mixed),
+            temperature=0.6,
+        ),
+        Workload(name="single", requests=((128, 512),), temperature=0.0),
+        Workload(name="prefill", requests=((4096, 1),) * 32, temperature=0.0),
+        Workload(name="shared", requests=((4160, 32),) * 128, temperature=0.0, shared=4096),
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark offline")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--workloads", default="throughput,single,prefill,shared")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--attn", default="auto")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--max-prefill-length", type=int, default=None)
+    parser.add_argument("--cuda-graph-max-bs", type=int, default=256)
+    parser.add_argument("--json", type=Path, default=None, help="where to write the results")
+    args = parser.parse_args(argv)
+    setup_logging("offline")
+
+    chosen = [work for work in workloads() if work.name in args.workloads.split(",")]
+    values = SHAPES[args.shape]
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(values))
+        engine = Engine(
+            EngineConfig(
+                folder=Path(name),
+                device="cuda",
+                attn=args.attn,
+                page_size=args.page_size,
+                max_prefill_tokens=args.max_prefill_length,
+                dummy_weight=True,
+                cuda_graph_max_bs=args.cuda_graph_max_bs,
+            )
+        )
+    build_s = time.perf_counter() - started
+    rates = _card_rates()
+    print(f"{args.shape}: engine built in {build_s:.1f} s; {rates}")
+    rows = [_measure(engine, _shape(values), work, args.repeats) for work in chosen]
+    if args.json:
+        write_json(
+            args.json,
+            {"shape": args.shape, "attn": args.attn, "build_s": build_s, **rates, "rows": rows},
+        )
+    engine.close()
+    return 0
+
+
+def _shape(values: dict[str, Any]) -> Shape:
+    return Shape(
+        hidden_size=values["hidden_size"],
+        num_layers=values["num_hidden_layers"],
+        num_heads=values["num_attention_heads"],
+        num_kv_heads=values["num_key_value_heads"],
+        head_dim=values["head_dim"],
+        intermediate_size=values["intermediate_size"],
+        vocab_size=values["vocab_size"],
+    )
+
+
+def _measure(engine: Engine, shape: Shape, work: Workload, repeats: int) -> dict[str, Any]:
+    warm_s = _run(engine, work, seed=0)[0]
+    times, hosts = zip(*(_run(engine, work, seed=1 + i) for i in range(repeats)), strict=True)
+    seconds = statistics.median(times)
+    floor = floor_s(shape, work.requests, shared=work.shared)
+    only_prefill = all(output == 1 for _, output in work.requests)
+    tokens = sum(prompt if only_prefill else output for prompt, output in work.requests)
+    row = {
+        "workload": work.name,
+        "requests": len(work.requests),
+        "tokens": tokens,
+        "seconds": round(seconds, 4),
+        "all_seconds": [round(x, 4) for x in times],
+        "tokens_per_s": round(tokens / seconds, 1),
+        "floor_s": round(floor, 4),
+        "of_floor": round(floor / seconds, 3),
+        "first_run_s": round(warm_s, 2),
+        "steps": hosts[0],
+    }
+    print(
+        f"{work.name:<12}{seconds:9.3f} s {tokens / seconds:12,.0f} tok/s   floor {floor:.3f} s, "
+        f"{floor / seconds:.2f} of it   runs {row['all_seconds']}, first {warm_s:.1f} s"
+    )
+    return row
+
+
+def _run(engine: Engine, work: Workload, seed: int) -> tuple[float, int]:
+    """(seconds, steps) of one run."""
+    rng = np.random.default_rng([seed, len(work.requests)])
+    shared = rng.integers(FIRST_ID, LAST_ID, work.shared)
+    messages = []
+    for uid, (prompt, output) in enumerate(work.requests):
+        own = rng.integers(FIRST_ID, LAST_ID, prompt - work.shared)
+        sampling = SamplingParams(
+            temperature=work.temperature, max_tokens=output, ignore_eos=True, seed=uid
+        )
+        ids = ids_to_bytes(np.concatenate((shared, own)).astype(np.int32))
+        messages.append(UserMsg(uid=uid, ids=ids, sampling=sampling))
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_pages=engine.memory.num_pages,
+            page_size=engine.page_size,
+            max_seq_len=engine.max_seq_len,
+            vocab_size=engine.model_config.vocab_size,
+            eos_ids=frozenset(),
+            max_prefill_tokens=engine.max_prefill_tokens,
+            max_running=engine.max_running,
+        )
+    )
+    outbox = ListOutbox()
+    inbox = ListInbox([messages], more=lambda: [] if scheduler.runnable else None)
+    start = time.perf_counter()
+    run(scheduler, engine, inbox, outbox)
+    seconds = time.perf_counter() - start
+    assert scheduler.stats.num_finished == len(work.requests), scheduler.stats
+    return seconds, scheduler.stats.num_steps
+
+
+def _card_rates() -> dict[str, float]:
+    """Measured here and now: copy bandwidth (read plus written) and bf16 products of 8,192."""
+    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return {
+        "copy_tb_s": round(2 * source.nbytes / _time_s(lambda: target.copy_(source)) / 1e12, 2),
+        "gemm_tflop_s": round(2 * 8192**3 / _time_s(lambda: a @ b) / 1e12),
+    }
+
+
+def _time_s(work: Any, count: int = 10) -> float:
+    for _ in range(3):
+        work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / count
