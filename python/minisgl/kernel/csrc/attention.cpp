@@ -202,6 +202,58 @@ void transpose_keys(const T* const* keys, int H, float* keys_HJ) {
     }
 }
 
+#if defined(__AVX512BF16__)
+// The same two for bfloat16, whose pairs along H multiply and add in one instruction: exact
+// products, float32 sums. A pair is one 32-bit element of a vector here.
+void transpose_pairs(const bf16* const* keys, int H, float* pairs_HJ) {
+  for (int j = 0; j < BLOCK; j += W)
+    for (int h = 0; h < H; h += 2 * W) {
+      VF rows[W];
+      for (int i = 0; i < W; i++) rows[i] = (VF)load_pairs(keys[j + i] + h, H - h);
+      transpose(rows);
+      for (int i = 0; i < W; i++) store(pairs_HJ + (h / 2 + i) * BLOCK + j, rows[i]);
+    }
+}
+
+template <int N>
+INLINE void pair_product(const bf16* a, int lda, const float* b, int ldb, float* c, int ldc,
+                         int pairs) {
+  VF sums[MR][N] = {};
+  for (int k = 0; k < pairs; k++) {
+    VF columns[N];
+    for (int i = 0; i < N; i++) columns[i] = load(b + k * ldb + i * W);
+    for (int m = 0; m < MR; m++) {
+      int32_t pair;
+      std::memcpy(&pair, a + m * lda + 2 * k, 4);
+      __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+      for (int i = 0; i < N; i++)
+        sums[m][i] = (VF)_mm512_dpbf16_ps((__m512)sums[m][i], factor, (__m512bh)columns[i]);
+    }
+  }
+  for (int m = 0; m < MR; m++)
+    for (int i = 0; i < N; i++) store(c + m * ldc + i * W, sums[m][i]);
+}
+#endif
+
+// scores[m][j] of padded_M query vectors and BLOCK keys; room holds BLOCK * ld floats.
+template <class T>
+void tiled_scores(const float* q, const T* q_raw, int ld, const T* const* keys, int H, int padded_M,
+                  float* room, float* scores) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bf16>) {
+    transpose_pairs(keys, H, room);
+    for (int m = 0; m < padded_M; m += MR)
+      pair_product<BLOCK / W>(q_raw + m * ld, ld, room, BLOCK, scores + m * BLOCK, BLOCK,
+                              (H + 1) / 2);
+    return;
+  }
+#endif
+  transpose_keys(keys, H, room);
+  for (int m = 0; m < padded_M; m += MR)
+    for (int j = 0; j < BLOCK; j += NR * W)
+      product<NR, false>(q + m * ld, ld, room + j, BLOCK, scores + m * BLOCK + j, BLOCK, H);
+}
+
 template <class T>
 void widen_values(const T* const* values, int H, int ld, float* values_JH) {
   for (int j = 0; j < BLOCK; j++)
@@ -304,11 +356,8 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
         direct_scores<1>(q + m * ld, q_raw + m * ld, ld, keys, H, n, scores + m * BLOCK,
                          values, ahead);
     } else {
-      transpose_keys(keys, H, keys_HJ);
+      tiled_scores(q, q_raw, ld, keys, H, padded_M, keys_HJ, scores);
       widen_values(values, H, ld, values_JH);
-      for (int m = 0; m < M; m += MR)
-        for (int j = 0; j < BLOCK; j += NR * W)
-          product<NR, false>(q + m * ld, ld, keys_HJ + j, BLOCK, scores + m * BLOCK + j, BLOCK, H);
     }
     for (int m = 0; m < M; m++) {
       // Query at position i sees keys (i - window, i]; without a window, [0, i].
