@@ -103,6 +103,9 @@ def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus],
         with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
             status.failed(message)
         sys.exit(1)
+    finally:
+        # SystemExit in the middle of the interpreter's own clean-up would only make noise.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
