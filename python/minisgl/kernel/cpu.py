@@ -57,6 +57,9 @@ class CpuOps(Ops):
         self._gelu_and_mul(gate_up, out, torch.get_num_threads())
         return out
 
+    def logits(self, x_SV: Tensor) -> Tensor:
+        return x_SV  # `sample` reads any dtype and computes in float32
+
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         ids_S = torch.empty(len(logits_SV), dtype=torch.int32)
         self._sample(

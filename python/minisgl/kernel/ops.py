@@ -99,6 +99,10 @@ class Ops:
         pool.k.view(-1, *pool.k.shape[2:])[slots] = k_TKH[taken]
         pool.v.view(-1, *pool.v.shape[2:])[slots] = v_TKH[taken]
 
+    def logits(self, x_SV: Tensor) -> Tensor:
+        """The head's products as `sample` wants them: here float32, whatever they were."""
+        return x_SV.float()
+
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         """The next token id of each row, int32 [S].
 
@@ -165,11 +169,13 @@ def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) 
 
 def create_ops(device: torch.device) -> Ops:
     """The fastest twin for `device`; called once, where the engine is built."""
+    if device.type == "cuda":
+        from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+
+        return CudaOps()
     from minisgl.kernel.cpu import CpuOps
     from minisgl.kernel.jit import JitUnavailable, load_library
 
-    if device.type != "cpu":
-        return Ops()
     try:
         return CpuOps(load_library())
     except JitUnavailable as error:

@@ -29,7 +29,8 @@ constexpr int BLOCK = 64;      // keys; scores, keys and values of a block stay 
 constexpr int TILE = 64;       // query vectors: a transposed block of keys is worth its making
 constexpr int MR = 4;          // query vectors and ...
 constexpr int NR = W == 16 ? 4 : W == 8 ? 2 : 4;  // ... columns of W that a product keeps in registers
-constexpr int DIRECT = 8;      // up to this many query vectors read the cache in place
+constexpr int DIRECT = 8;      // query vectors that read the cache in place: here both ways take
+                               // 0.3 ms (1,024 keys, bfloat16, one core), at 12 it is 0.42 to 0.33
 constexpr int MIN_SPAN = 256;  // keys: a shorter span costs more to merge than it saves
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
@@ -534,7 +535,8 @@ Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_
   s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
   s.starts = s.table_idxs + s.num_rows, s.ends = s.starts + s.num_rows;
   s.num_tokens = num_tokens, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
-  s.page_size = k_pool.size(1), s.window = window, s.scale = scale;
+  s.page_size = k_pool.size(1), s.scale = scale;
+  s.window = int(std::min<int64_t>(window, std::numeric_limits<int>::max()));
   int64_t tokens = 0;
   for (int row = 0; row < s.num_rows; row++) tokens += s.ends[row] - s.starts[row];
   CHECK(tokens == num_tokens,
