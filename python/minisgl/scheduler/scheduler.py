@@ -22,16 +22,16 @@ from bisect import insort
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
-from minisgl.core.req import IdArray, Req
-from minisgl.core.sampling import SamplingParams
-from minisgl.errors import InvalidRequest, PromptTooLong, RequestError, ServerBusy
+from minisgl.core.req import Req
+from minisgl.errors import RequestError
 from minisgl.kvcache import CacheManager, create_prefix_cache
 from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
 WATERMARK_TOKENS = 32
@@ -81,7 +81,9 @@ class Scheduler:
         assert message.uid not in self._requests, f"uid {message.uid} is in use"
         prompt = ids_from_bytes(message.ids)
         try:
-            max_tokens = self._admissible_max_tokens(prompt, message.sampling.max_tokens)
+            max_tokens = admissible_max_tokens(
+                self.config, prompt, message.sampling.max_tokens, num_waiting=len(self._waiting)
+            )
         except RequestError as error:
             return Failed.of(message.uid, error)
         seed = message.sampling.seed
@@ -104,49 +106,6 @@ class Scheduler:
         insort(self._waiting, req, key=_order)
         return Accepted(uid=req.uid, num_prompt_tokens=len(prompt), sampling=sampling)
 
-    def _admissible_max_tokens(self, prompt: IdArray, asked: int | None) -> int:
-        """Output tokens that the request may make. Raises RequestError if it can never fit."""
-        config = self.config
-        num_prompt = len(prompt)
-        if num_prompt == 0:
-            raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
-        low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= config.vocab_size:
-            raise InvalidRequest(
-                f"prompt token ids must be between 0 and {config.vocab_size - 1}, "
-                f"got {low if low < 0 else high}",
-                param="prompt",
-            )
-        if config.max_queued is not None and len(self._waiting) >= config.max_queued:
-            raise ServerBusy(
-                f"{len(self._waiting)} requests are waiting already; try again later, "
-                "or raise --max-queued-requests"
-            )
-        limit = min(config.max_seq_len, config.num_pool_tokens)
-        name, remedy = (
-            ("context length", "")
-            if config.max_seq_len <= config.num_pool_tokens
-            else ("KV cache", " (or serve with a higher --num-pages or --memory-ratio)")
-        )
-        if num_prompt >= limit:
-            raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens, but the {name} holds {limit} and at least "
-                f"one must be left for the answer; shorten the prompt{remedy}",
-                limit=limit,
-                got=num_prompt,
-                param="messages",
-            )
-        if asked is not None and num_prompt + asked > limit:
-            raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens and max_tokens asks for {asked} more, "
-                f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
-                f"{limit - num_prompt}{remedy}",
-                limit=limit,
-                got=num_prompt + asked,
-                param="max_tokens",
-            )
-        return limit - num_prompt if asked is None else asked
-
     def _end_early(
         self, uid: int, reason: FinishReason, num_output_tokens: int | None
     ) -> list[Event]:
@@ -166,7 +125,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed now."""
         if self._void_from is not None and not self._recover():
             return None
-        plan = _PlanBuilder(self._step)
+        plan = PlanBuilder(self._step)
         behind = self._plan_decodes(plan)
         budget = self.config.max_prefill_tokens
         if behind is not None:
@@ -179,7 +138,7 @@ class Scheduler:
         self.stats.num_steps += 1
         return plan.build()
 
-    def _plan_decodes(self, plan: _PlanBuilder) -> Req | None:
+    def _plan_decodes(self, plan: PlanBuilder) -> Req | None:
         """One token for each running request that is up to date; returns the one that is not.
 
         There is at most one such: `_admit` starts nobody while a prompt is unfinished.
@@ -229,7 +188,7 @@ class Scheduler:
                 return False
         return True
 
-    def _plan_chunk(self, plan: _PlanBuilder, req: Req, budget: int) -> int:
+    def _plan_chunk(self, plan: PlanBuilder, req: Req, budget: int) -> int:
         """The next span of a request that is behind; returns the budget left for new requests.
 
         That is nothing while the request stays behind, so those that wait with the same prompt
@@ -254,7 +213,7 @@ class Scheduler:
         req.num_known += 1
         return budget - (end - start)
 
-    def _admit(self, plan: _PlanBuilder, budget: int) -> None:
+    def _admit(self, plan: PlanBuilder, budget: int) -> None:
         """Let waiting requests in, in order, while there are table rows, pages and budget."""
         while budget and self._waiting and self._free_table_idxs:
             req = self._waiting[0]
@@ -269,7 +228,7 @@ class Scheduler:
             self._start(plan, req, num_cached)
             budget = self._plan_chunk(plan, req, budget)
 
-    def _start(self, plan: _PlanBuilder, req: Req, num_cached: int) -> None:
+    def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         req.table_idx = self._free_table_idxs.pop()
         req.num_computed = num_cached
         plan.begins.append((req.table_idx, req.sampling))
@@ -438,51 +397,3 @@ class Scheduler:
 
 def _order(req: Req) -> tuple[int, int]:
     return req.order
-
-
-class _PlanBuilder:
-    """A plan in the making: decode rows first, then chunks. Short-lived and mutable."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.uids: list[int] = []
-        self.table_idxs: list[int] = []
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.decode_ids: list[int] = []
-        self.chunks: list[IdArray] = []
-        self.sample_rows: list[int] = []
-        self.output_idxs: list[int] = []
-        self.new_pages: list[tuple[int, int, int]] = []
-        self.begins: list[tuple[int, SamplingParams]] = []
-
-    def end_decodes(self) -> None:
-        """Every decode row is one token and samples."""
-        self.ends = [start + 1 for start in self.starts]
-        self.sample_rows = list(range(len(self.uids)))
-
-    def add_chunk(self, req: Req, start: int, end: int) -> None:
-        if end == req.num_known:
-            self.sample_rows.append(len(self.uids))
-            self.output_idxs.append(len(req.output))
-        self.uids.append(req.uid)
-        self.table_idxs.append(req.table_idx)
-        self.starts.append(start)
-        self.ends.append(end)
-        self.chunks.append(req.token_ids(start, end))
-
-    def build(self) -> Plan:
-        decode_ids = np.array(self.decode_ids, np.int32)
-        return Plan(
-            step=self.step,
-            uids=self.uids,
-            table_idxs=self.table_idxs,
-            starts=self.starts,
-            ends=self.ends,
-            token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
-            num_decodes=len(self.decode_ids),
-            sample_rows=self.sample_rows,
-            output_idxs=self.output_idxs,
-            new_pages=self.new_pages,
-            begins=self.begins,
-        )

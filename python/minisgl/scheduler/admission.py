@@ -1,0 +1,55 @@
+"""Whether a request can be served at all, decided before it is queued, with the numbers."""
+
+from __future__ import annotations
+
+from minisgl.core.req import IdArray
+from minisgl.errors import InvalidRequest, PromptTooLong, ServerBusy
+from minisgl.scheduler.config import SchedulerConfig
+
+
+def admissible_max_tokens(
+    config: SchedulerConfig, prompt: IdArray, asked: int | None, *, num_waiting: int
+) -> int:
+    """Output tokens that the request may make; `asked` of None takes what context and pool leave.
+
+    Raises RequestError if the request can never fit, or if the queue is full.
+    """
+    num_prompt = len(prompt)
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or high >= config.vocab_size:
+        raise InvalidRequest(
+            f"prompt token ids must be between 0 and {config.vocab_size - 1}, "
+            f"got {low if low < 0 else high}",
+            param="prompt",
+        )
+    if config.max_queued is not None and num_waiting >= config.max_queued:
+        raise ServerBusy(
+            f"{num_waiting} requests are waiting already; try again later, "
+            "or raise --max-queued-requests"
+        )
+    limit = min(config.max_seq_len, config.num_pool_tokens)
+    name, remedy = (
+        ("context length", "")
+        if config.max_seq_len <= config.num_pool_tokens
+        else ("KV cache", " (or serve with a higher --num-pages or --memory-ratio)")
+    )
+    if num_prompt >= limit:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens, but the {name} holds {limit} and at least "
+            f"one must be left for the answer; shorten the prompt{remedy}",
+            limit=limit,
+            got=num_prompt,
+            param="messages",
+        )
+    if asked is not None and num_prompt + asked > limit:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens and max_tokens asks for {asked} more, "
+            f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
+            f"{limit - num_prompt}{remedy}",
+            limit=limit,
+            got=num_prompt + asked,
+            param="max_tokens",
+        )
+    return limit - num_prompt if asked is None else asked

@@ -1,0 +1,57 @@
+"""A plan in the making: decode rows first, then chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minisgl.core.plan import Plan
+from minisgl.core.req import IdArray, Req
+from minisgl.core.sampling import SamplingParams
+
+
+class PlanBuilder:
+    """Lists that grow row by row. Short-lived and mutable; `Scheduler` appends decodes itself."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.uids: list[int] = []
+        self.table_idxs: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.decode_ids: list[int] = []
+        self.chunks: list[IdArray] = []
+        self.sample_rows: list[int] = []
+        self.output_idxs: list[int] = []
+        self.new_pages: list[tuple[int, int, int]] = []
+        self.begins: list[tuple[int, SamplingParams]] = []
+
+    def end_decodes(self) -> None:
+        """Every decode row is one token and samples."""
+        self.ends = [start + 1 for start in self.starts]
+        self.sample_rows = list(range(len(self.uids)))
+
+    def add_chunk(self, req: Req, start: int, end: int) -> None:
+        if end == req.num_known:
+            self.sample_rows.append(len(self.uids))
+            self.output_idxs.append(len(req.output))
+        self.uids.append(req.uid)
+        self.table_idxs.append(req.table_idx)
+        self.starts.append(start)
+        self.ends.append(end)
+        self.chunks.append(req.token_ids(start, end))
+
+    def build(self) -> Plan:
+        decode_ids = np.array(self.decode_ids, np.int32)
+        return Plan(
+            step=self.step,
+            uids=self.uids,
+            table_idxs=self.table_idxs,
+            starts=self.starts,
+            ends=self.ends,
+            token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
+            num_decodes=len(self.decode_ids),
+            sample_rows=self.sample_rows,
+            output_idxs=self.output_idxs,
+            new_pages=self.new_pages,
+            begins=self.begins,
+        )
