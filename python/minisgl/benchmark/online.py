@@ -172,6 +172,8 @@ def run_once(
         "client": {"processes": len(cpu_s), "busiest_share": round(busiest, 3)},
         **summarize(records, args.slo),
     }
+    num_output = result["summary"]["num_output_tokens"]
+    result["client"]["tokens_per_core_s"] = round(num_output / sum(cpu_s))
     if busiest > CLIENT_BUSY:
         result["client"]["warning"] = "a client process was busy: use more --client-processes"
     show(result)
@@ -229,8 +231,13 @@ def scrape(url: str) -> dict[str, float]:
         return {}
     if response.status_code != 200:
         return {}
-    lines = re.findall(r"(?m)^([a-zA-Z_:][^ #{]*(?:\{[^\n]*\})?) ([-+0-9.eE]+)", response.text)
-    return {name: float(value) for name, value in lines}
+    return parse_metrics(response.text)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Samples of the Prometheus text format by name and labels."""
+    samples = re.findall(r"(?m)^([a-zA-Z_:][\w:]*(?:\{.*\})?) ([-+0-9.eE]+)", text)
+    return {name: float(value) for name, value in samples}
 
 
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

@@ -60,7 +60,7 @@ class Record:
         if self.num_output > len(times) and self.finish_at is not None:
             times.append(self.finish_at)
         # Which chunk they came with is unknown, and of no effect: their gap is 0 in any.
-        missing = max(self.num_output - len(times), 0) if times else 0
+        missing = max(self.num_output - len(times), 0)
         return times[:1] + times[:1] * missing + times[1:], "usage"
 
 
@@ -120,21 +120,28 @@ def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
 
 def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
     """One run: `summary` (numbers to compare), `requests` (columns), `curves` (for plots)."""
-    done = [record for record in records if record.error is None and record.chunks]
+    done: list[Record] = []
+    errors = Counter(record.error for record in records if record.error is not None)
     per_request: list[dict[str, float]] = []
     itl: list[Floats] = []
     counted: dict[str, int] = {}
     num_output = 0
-    for record in done:
+    for record in records:
         times, how = record.token_times()
+        if record.error is None and not times:
+            errors["no output"] += 1
+        if record.error is not None or not times:
+            continue
+        done.append(record)
         counted[how] = counted.get(how, 0) + 1
         num_output += len(times)
         per_request.append(request_values(times, record))
         itl.append(np.diff(times) * 1e3)
     columns = {
-        name: [round(values[name], 3) for values in per_request]
+        name: [values[name] for values in per_request]
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
     }
+    rounded = {name: [round(value, 3) for value in values] for name, values in columns.items()}
     all_itl = np.concatenate(itl) if itl else np.empty(0)
     gaps = [np.diff([at for at, _ in record.chunks]) * 1e3 for record in done]
     start = min((record.sent for record in records), default=0.0)
@@ -158,6 +165,7 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
         "goodput_share": round(sum(met) / len(records), 4) if records else 0.0,
         "ttft_ms": distribution(columns["ttft_ms"]),
         "itl_ms": distribution(all_itl),
+        "largest_itl_ms": distribution(columns["itl_ms"]),
         "chunk_gap_ms": distribution(np.concatenate(gaps) if gaps else []),
         "tpot_ms": distribution(several),
         "e2e_ms": distribution(columns["e2e_ms"]),
@@ -168,10 +176,8 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
     return {
         "summary": summary,
         "tokens_counted_by": counted,
-        "errors": Counter(
-            record.error or "no output" for record in records if record.error or not record.chunks
-        ),
-        "requests": {"sent_s": sent, "num_cached": cached, **columns},
+        "errors": dict(errors),
+        "requests": {"sent_s": sent, "num_cached": cached, **rounded},
         "curves": {"itl_ms": _quantiles(all_itl)},
     }
 

@@ -1,0 +1,227 @@
+"""What one mechanism gives, against our own server: `ablation radix | chunk | overlap`.
+
+Each variant is a server of its own with the built-in model (or `--model`); the rounds interleave
+the variants, so that a machine that slows down meets all of them, and every variant of a round
+gets the same requests. The results are for `plots` and `compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from minisgl.benchmark import workload as workloads
+from minisgl.benchmark.client import Target, run_sharded
+from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.scheduler import measure_overlap
+from minisgl.benchmark.summary import Slo, summarize
+from minisgl.benchmark.workload import Workload
+from minisgl.errors import ConfigError
+
+STOP_S = 20.0
+MEMORY_EVERY_S = 0.05
+NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
+NUM_PROMPTS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    name: str
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class LocalServer:
+    """Mutable: `peak_bytes`, of all its processes together, grows while it serves."""
+
+    url: str
+    peak_bytes: int = 0
+
+
+@contextlib.contextmanager
+def local_server(variant: Variant, model: str | None) -> Iterator[LocalServer]:
+    """A server on a free port, warm; gone on exit. Raises ConfigError if it does not start."""
+    command = [sys.executable, "-m", "minisgl", "--port", "0", "--log-level", "warning"]
+    command += [*(["--model", model] if model else []), *variant.flags]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variant.environment}
+    )
+    done = threading.Event()
+    try:
+        assert process.stdout is not None
+        urls = (re.search(r"Serving .* on (http://\S+)", line) for line in process.stdout)
+        found = next((match for match in urls if match), None)
+        if found is None:
+            raise ConfigError(f"{' '.join(command)} ended before it was ready; see its message")
+        server = LocalServer(found[1])
+        # Somebody must read on, or the pipe fills and the server waits.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        threading.Thread(target=_watch, args=(process.pid, server, done), daemon=True).start()
+        warm_up = workloads.random_requests(4, (64, 64), (8, 8), 1000, seed=2**31)
+        run_sharded(Target(url=server.url), warm_up.sessions, concurrency=2, processes=1)
+        yield server
+    finally:
+        done.set()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _watch(pid: int, server: LocalServer, done: threading.Event) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        while not done.wait(MEMORY_EVERY_S):
+            server.peak_bytes = max(
+                server.peak_bytes, sum(process.memory_info().rss for process in tree)
+            )
+
+
+def radix(args: argparse.Namespace, seed: int) -> Workload:
+    if args.trace is None:
+        raise ConfigError("ablation radix replays a trace: say --trace FILE")
+    return workloads.trace(
+        args.trace,
+        vocab_size=1000,
+        scale=args.scale,
+        max_len=args.max_len,
+        speed=args.speed,
+        start=args.start,
+        count=args.requests,
+        seed=seed,
+    )
+
+
+def chunk(args: argparse.Namespace, seed: int) -> Workload:
+    """Long answers from the start; from 1 s on, a long prompt with a short answer every 0.7 s."""
+    length = args.max_len * 3 // 4
+    answers = workloads.random_requests(
+        NUM_BACKGROUND, (16, 16), (length, length), 1000, seed
+    ).arriving([0.0] * NUM_BACKGROUND)
+    prompts = workloads.random_requests(
+        NUM_PROMPTS, (length, length), (2, 2), 1000, seed + 1000
+    ).arriving([1 + 0.7 * index for index in range(NUM_PROMPTS)])
+    notes = {
+        "kind": "long prompts among running streams",
+        "streams": NUM_BACKGROUND,
+        "prompts": NUM_PROMPTS,
+        "tokens_each": length,
+        "seed": seed,
+    }
+    return Workload(sessions=[*answers.sessions, *prompts.sessions], notes=notes)
+
+
+def overlap(args: argparse.Namespace, seed: int) -> Workload:
+    work = workloads.random_requests(32, (32, 32), (args.max_len // 8,) * 2, 1000, seed)
+    return work.arriving([0.0] * 32)
+
+
+ABLATIONS = {"radix": radix, "chunk": chunk, "overlap": overlap}
+
+VARIANTS = {
+    "radix": tuple(
+        # Pages of 8: at the default scale a block of the trace is 8 tokens.
+        Variant(name=name, flags=("--cache", name, "--page-size", "8"))
+        for name in ("radix", "naive")
+    ),
+    "chunk": tuple(
+        Variant(name=str(size), flags=("--max-prefill-length", str(size)))
+        for size in (32, 128, 512, 2048)
+    ),
+    "overlap": (
+        Variant(name="overlap"),
+        Variant(
+            name="no overlap", environment={"MINISGL_DISABLE_OVERLAP_SCHEDULING": "1"}
+        ),
+    ),
+}  # fmt: skip
+
+
+def run_variant(
+    name: str, variant: Variant, args: argparse.Namespace, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The notes of the workload, and one run's numbers."""
+    work = ABLATIONS[name](args, seed)
+    with local_server(variant, args.model) as server:
+        records, cpu_s = run_sharded(
+            Target(url=server.url), work.sessions, concurrency=None, processes=1
+        )
+        peak_mib = round(server.peak_bytes / 2**20, 1)
+    if name == "chunk":
+        streams = [record for record in records if record.session < NUM_BACKGROUND]
+        prompts = [record for record in records if record.session >= NUM_BACKGROUND]
+        run = summarize(streams, Slo())
+        # Only what was streamed while prompts were coming counts as disturbed or not.
+        run["summary"]["ttft_ms"] = summarize(prompts, Slo())["summary"]["ttft_ms"]
+    else:
+        run = summarize(records, Slo())
+    run["summary"]["peak_memory_mib"] = peak_mib
+    run["client"] = {"cpu_s": cpu_s}
+    if run["errors"]:
+        Console().print(f"[red]{variant.name}: {dict(run['errors'])}")
+    return work.notes, run
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark ablation", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("name", choices=ABLATIONS)
+    parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--max-len", type=int, default=2048, help="the context (default: 2048)")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
+    parser.add_argument("--scale", type=float, default=1 / 64, help="radix: default 1/64")
+    parser.add_argument("--speed", type=float, default=8.0, help="radix: default 8")
+    parser.add_argument("--start", type=int, default=0, help="radix: first request")
+    parser.add_argument("--requests", type=int, default=1000, help="radix: how many (1000)")
+    parser.add_argument("--json", metavar="FILE", help="write the results there")
+    args = parser.parse_args(argv)
+    load = machine_load()
+    variants = VARIANTS[args.name]
+    runs: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
+    notes: dict[str, Any] = {}
+    result: dict[str, Any] = {"kind": "ablation", "ablation": args.name, "load_before": load}
+    try:
+        if args.name == "overlap":
+            result["simulated"] = [
+                {"name": f"{count} running", **measure_overlap(count, device_s=0.002, steps=300)}
+                for count in (1, 64, 256)
+            ]
+        for seed in range(args.rounds):
+            for variant in variants:
+                notes, run = run_variant(args.name, variant, args, seed)
+                runs[variant.name].append(run)
+                summary = run["summary"]
+                print(
+                    f"round {seed + 1}, {variant.name}: TTFT p50 {summary['ttft_ms']['p50']:.1f} "
+                    f"p99 {summary['ttft_ms']['p99']:.1f} ms, ITL p50 "
+                    f"{summary['itl_ms']['p50']:.2f} p99 {summary['itl_ms']['p99']:.2f} max "
+                    f"{summary['itl_ms']['max']:.1f} ms, {summary['output_tokens_per_s']:.0f} "
+                    f"tokens/s, cached {summary['cached_share']}",
+                    flush=True,
+                )
+    except ConfigError as error:
+        Console(stderr=True).print(f"[red]{error}")
+        return 2
+    result |= {"workload": notes, "model": args.model or "built-in", "variants": [
+        {"name": name, "runs": done} for name, done in runs.items()
+    ]}  # fmt: skip
+    if args.json:
+        write_json(args.json, result)
+    return 0

@@ -1,0 +1,168 @@
+"""`compare A.json B.json`: every number of two results side by side, and whether it is noise.
+
+A number is known by its path; repeated runs give it several values. Where both files have two or
+more, B differs when the ranges do not overlap; where one has a single value, the noise is not
+known, and only the ratio is shown. Different machines or busy ones are said first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from minisgl.benchmark.report import BUSY_SHARE
+from minisgl.errors import ConfigError
+
+# Says which of two numbers is better; what matches neither is shown without a judgement.
+_HIGHER = re.compile(r"_per_s|goodput|speedup|hidden_share|cached_share|ratio")
+_LOWER = re.compile(r"_ms|_us|_s$|yardsticks")
+
+# What was asked for, not what came out, and columns for plots.
+_SKIP = ("environment", "target", "server", "slo", "load_before", "workload", "requests", "curves")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """verdict: better, worse, noise (ranges overlap), one run (noise unknown), or differs."""
+
+    name: str
+    a: float
+    b: float
+    verdict: str
+
+    @property
+    def ratio(self) -> float | None:
+        return self.b / self.a if self.a else None
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
+    """Rows for the numbers that both results have."""
+    left, right = _collect(a), _collect(b)
+    return [
+        Row(
+            name=name,
+            a=statistics.median(left[name]),
+            b=statistics.median(right[name]),
+            verdict=_verdict(name, left[name], right[name]),
+        )
+        for name in left
+        if name in right
+    ]
+
+
+def cautions(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """What makes the two results hard to compare."""
+    said = []
+    for name in ("cpu", "cores", "gpu", "python"):
+        left, right = (result.get("environment", {}).get(name) for result in (a, b))
+        if left != right:
+            said.append(f"{name} differs: {left} and {right}")
+    for label, result in (("A", a), ("B", b)):
+        busy = result.get("load_before", {}).get("busy_share", 0)
+        if busy > BUSY_SHARE:
+            said.append(f"{label} ran while other work took {busy:.0%} of the machine")
+    for name in ("slo", "workload"):
+        left, right = (result.get(name) or _first_run(result).get(name) for result in (a, b))
+        if left != right:
+            said.append(f"{name} differs: {left} and {right}")
+    return said
+
+
+def _first_run(result: dict[str, Any]) -> dict[str, Any]:
+    runs = result.get("runs")
+    return runs[0] if isinstance(runs, list) and runs and isinstance(runs[0], dict) else {}
+
+
+def _collect(result: dict[str, Any]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for path, value in _numbers(result, ()):
+        found.setdefault(".".join(path), []).append(value)
+    return found
+
+
+def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Leaves with their paths; runs of one thing share a path, items of a list go by their name."""
+    if isinstance(node, bool):
+        return
+    if isinstance(node, int | float):
+        yield path, float(node)
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            if name not in _SKIP:
+                yield from _numbers(value, path if name == "summary" else (*path, name))
+    elif isinstance(node, list) and path and path[-1] == "runs":
+        for item in node:
+            yield from _numbers(item, path[:-1])
+    elif isinstance(node, list):
+        for item in node:
+            if isinstance(item, dict) and (name := _name_of(item)) is not None:
+                yield from _numbers(item, (*path, name))
+
+
+def _name_of(item: dict[str, Any]) -> str | None:
+    keys = [str(item[key]) for key in ("name", "dtype", "rate", "batch") if key in item]
+    return " ".join(keys) or None
+
+
+def _verdict(name: str, a: list[float], b: list[float]) -> str:
+    if a == b:
+        return ""
+    if min(len(a), len(b)) < 2:
+        return "one run"
+    if min(a) <= max(b) and min(b) <= max(a):
+        return "noise"
+    higher = statistics.median(b) > statistics.median(a)
+    if _HIGHER.search(name):
+        return "better" if higher else "worse"
+    if _LOWER.search(name):
+        return "worse" if higher else "better"
+    return "differs"
+
+
+def read_result(path: str | Path) -> dict[str, Any]:
+    """Raises ConfigError for what is no result of these benchmarks."""
+    try:
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(result, dict):
+        raise ConfigError(f"{path} holds no result: expected a JSON object")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark compare", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("a", metavar="A.json")
+    parser.add_argument("b", metavar="B.json")
+    parser.add_argument("--only", default="", help="rows whose name matches this expression")
+    args = parser.parse_args(argv)
+    console = Console()
+    try:
+        a, b = read_result(args.a), read_result(args.b)
+    except ConfigError as error:
+        console.print(f"[red]{error}")
+        return 2
+    for caution in cautions(a, b):
+        console.print(f"[yellow]{caution}")
+    table = Table("", "A", "B", "B / A", "")
+    styles = {"better": "green", "worse": "red", "noise": "dim"}
+    for row in compare(a, b):
+        if re.search(args.only, row.name):
+            ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
+            table.add_row(
+                row.name, f"{row.a:,.6g}", f"{row.b:,.6g}", ratio, row.verdict,
+                style=styles.get(row.verdict),
+            )  # fmt: skip
+    console.print(table)
+    return 0

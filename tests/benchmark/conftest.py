@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from stub_thread import StubThread
+
+from minisgl.benchmark.stub import Script
+
+
+@pytest.fixture
+def start_stub() -> Iterator[Callable[[Script], StubThread]]:
+    threads: list[StubThread] = []
+
+    def start(script: Script) -> StubThread:
+        threads.append(StubThread(script))
+        return threads[-1]
+
+    yield start
+    for thread in threads:
+        thread.close()

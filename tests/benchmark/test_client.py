@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import openai
+import pytest
+from stub_thread import StubThread
+
+from minisgl.benchmark import workload
+from minisgl.benchmark.client import Client, SseReader, Target, run_sharded
+from minisgl.benchmark.stub import Script, StubServer
+from minisgl.benchmark.summary import Record
+from minisgl.benchmark.workload import Session
+from minisgl.errors import ConfigError
+
+EVENTS = b': keep-alive\n\ndata: {"a": 1}\n\nevent: x\ndata: 1\ndata: 2\nid: 3\n\ndata:[DONE]\n\n'
+DATA = [b'{"a": 1}', b"1\n2", b"[DONE]"]
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_events_are_found_wherever_the_bytes_are_cut(newline: bytes) -> None:
+    stream = EVENTS.replace(b"\n", newline)
+    for cut in range(len(stream)):
+        reader = SseReader()
+        found = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+        assert found + reader.feed(b"\n") == DATA, cut  # the last byte may be half a line end
+    reader = SseReader()
+    one_by_one = [event for i in range(len(stream)) for event in reader.feed(stream[i : i + 1])]
+    assert one_by_one + reader.feed(b"\n") == DATA
+
+
+async def ask(
+    script: Script,
+    sessions: list[Session],
+    *,
+    concurrency: int | None = 4,
+    **target: Any,
+) -> tuple[list[Record], StubServer, float]:
+    """The client's records, the stub with the truth, and the moment the records count from."""
+    async with StubServer(script) as stub:
+        start = time.perf_counter()
+        client = Client(Target(url=stub.url, **target), start, lambda requests, tokens: None)
+        return await client.run(list(enumerate(sessions)), concurrency), stub, start
+
+
+def requests(count: int, num_output: int) -> list[Session]:
+    return workload.random_requests(count, (4, 4), (num_output, num_output), 200, seed=0).sessions
+
+
+@pytest.mark.parametrize("api", ["completions", "chat", "generate"])
+def test_times_agree_with_what_the_server_really_sent(
+    api: Literal["completions", "chat", "generate"],
+) -> None:
+    script = Script(ttft_s=0.03, itl_s=0.005, stall_every=7, stall_s=0.04)
+    records, stub, start = asyncio.run(ask(script, requests(12, 20), api=api, model="stub"))
+    assert len(records) == 12
+    ttft, gaps = [], []
+    for record in records:
+        assert record.error is None
+        sent = stub.sent[f"bench-{record.session}-0"]
+        times, how = record.token_times()
+        assert how == "usage"
+        assert len(times) == 20
+        assert record.num_prompt is not None
+        ttft.append((times[0] - record.sent) - (sent.chunks[0] - sent.arrived))
+        gaps += list(np.diff(times) - np.diff(sent.chunks))
+        assert record.sent + start <= sent.arrived
+    # Within 5 % or 1 ms: of 30 ms, of 5 ms. Medians, because this machine has other work too.
+    assert abs(np.median(ttft)) < 0.0015
+    assert np.median(np.abs(gaps)) < 0.001
+    scripted = script.gaps(20)
+    median = np.median([np.diff(record.token_times()[0]) for record in records], axis=0)
+    assert median == pytest.approx(scripted[1:], rel=0.05, abs=0.003)
+
+
+def test_tokens_that_come_together_are_counted_by_ids_and_by_usage() -> None:
+    for token_ids, expected in ((True, "ids"), (False, "usage")):
+        script = Script(itl_s=0.01, tokens_per_chunk=4, token_ids=token_ids)
+        (record,), _, _ = asyncio.run(ask(script, requests(1, 10)))
+        times, how = record.token_times()
+        assert how == expected
+        assert len(times) == 10
+        gaps = np.diff(times)
+        assert (gaps > 0.005).sum() == 2  # 4 + 4 + 2 tokens
+        assert (gaps == 0).sum() == 7
+
+
+def test_a_stream_without_usage_counts_chunks() -> None:
+    (record,), _, _ = asyncio.run(ask(Script(usage=False), requests(1, 5)))
+    assert record.token_times()[1] == "chunks"
+    assert record.num_output is None
+
+
+def test_failures_are_records_with_a_reason() -> None:
+    records, _, _ = asyncio.run(ask(Script(fail_every=3), requests(9, 2)))
+    errors = [record.error for record in records if record.error]
+    assert len(errors) == 3
+    assert all("HTTP 500" in error and "scripted failure" in error for error in errors)
+    target = Target(url="http://127.0.0.1:9")  # discard: nobody listens
+    refused = asyncio.run(
+        Client(target, time.perf_counter(), lambda *_: None).run([(0, requests(1, 1)[0])], 1)
+    )
+    assert "ClientConnector" in str(refused[0].error)
+
+
+def test_an_open_loop_sends_at_its_times_and_a_closed_one_holds_its_number() -> None:
+    work = workload.Workload(sessions=requests(5, 3)).arriving([0.0, 0.02, 0.04, 0.2, 0.2])
+    records, _, _ = asyncio.run(ask(Script(ttft_s=0.1), work.sessions, concurrency=None))
+    by_session = sorted(records, key=lambda record: record.session)
+    assert all(record.due is not None and record.sent >= record.due for record in by_session)
+    assert by_session[2].sent < by_session[0].ended  # it did not wait for the first
+    records, stub, _ = asyncio.run(
+        ask(Script(ttft_s=0.01, itl_s=0.002), requests(20, 3), concurrency=3)
+    )
+    for record in records:
+        others = sum(other.sent <= record.sent < other.ended for other in records)
+        assert others <= 3
+    assert stub.num_connections <= 3  # connections are kept
+
+
+def test_a_conversation_sends_what_was_said_before() -> None:
+    talk = workload.multi_turn(1, 3, (4, 4), (2, 2), 0.0, 200, seed=0).sessions
+    _, stub, _ = asyncio.run(ask(Script(), talk, api="chat"))
+    roles = [[message["role"] for message in body["messages"]] for body in stub.bodies]
+    assert [len(found) for found in roles] == [1, 3, 5]
+    assert roles[2] == ["user", "assistant", "user", "assistant", "user"]
+    assert stub.bodies[1]["messages"][1]["content"] == " tok tok"
+    _, stub, _ = asyncio.run(ask(Script(token_ids=True), talk, api="generate"))
+    ids = [body["input_ids"] for body in stub.bodies]
+    assert [len(found) for found in ids] == [4, 10, 16]
+    assert ids[2][:10] == ids[1]
+    assert ids[1][4:6] == [7, 7]  # the answer's own ids
+    _, stub, _ = asyncio.run(ask(Script(), talk, text=True))
+    assert stub.bodies[1]["prompt"].startswith(stub.bodies[0]["prompt"])
+
+
+def test_processes_share_the_work(start_stub: Callable[[Script], StubThread]) -> None:
+    stub = start_stub(Script(ttft_s=0.002))
+    seen: list[int] = []
+    records, cpu_s = run_sharded(
+        Target(url=stub.url),
+        requests(30, 4),
+        concurrency=5,
+        processes=2,
+        on_progress=lambda count, tokens: seen.append(count),
+    )
+    assert sorted(record.session for record in records) == list(range(30))
+    assert [record.sent for record in records] == sorted(record.sent for record in records)
+    assert len(cpu_s) == 2
+    assert sum(seen) == 30
+    assert min(record.sent for record in records) >= 0
+
+
+def test_conversations_of_ids_need_the_answers_ids() -> None:
+    talk = workload.multi_turn(1, 2, (4, 4), (2, 2), 0.0, 200, seed=0).sessions
+    with pytest.raises(ConfigError, match="--api generate"):
+        run_sharded(Target(url="http://127.0.0.1:9"), talk, concurrency=1, processes=1)
+
+
+def test_the_stub_speaks_as_the_official_client_expects(
+    start_stub: Callable[[Script], StubThread],
+) -> None:
+    stub = start_stub(Script(tokens_per_chunk=2))
+    with openai.OpenAI(base_url=f"{stub.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["stub"]
+        chunks = list(
+            client.chat.completions.create(
+                model="stub",
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=5,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert "".join(text or "" for text in texts) == " tok" * 5
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
