@@ -202,6 +202,16 @@ def test_other_slots_and_layers_stay_as_they_are(name: str) -> None:
 
 
 @BACKENDS
+def test_nan_that_a_query_sees_is_not_hidden(name: str) -> None:
+    step = make_step(Case(name="nan", rows=((0, 40), (90, 91))), torch.float32, name)
+    step.k[5] = torch.nan
+    out = step.batch.context.attn.forward(step.q, step.k, step.v, step.layer, step.batch)
+    assert out[5:40].isnan().all()
+    assert out[:5].isfinite().all()
+    assert out[40:].isfinite().all()
+
+
+@BACKENDS
 def test_padding_is_not_stored(name: str) -> None:
     step = make_step(CASES[0], torch.float32, name)
     pool = step.batch.context.kv_pool.layer(1)

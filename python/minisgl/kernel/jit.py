@@ -65,7 +65,7 @@ def _compiler() -> str:
     found = shutil.which(name)
     if found is None:
         raise JitUnavailable(
-            f"no C++ compiler: {name!r} is not on the PATH (install g++ or clang++, or set CXX)"
+            f"no C++ compiler: {name!r} is not on the PATH (install g++, or set CXX)"
         )
     return found
 

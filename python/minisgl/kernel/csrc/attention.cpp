@@ -5,7 +5,7 @@
 //
 //   queries  |== tile ==|== tile ==|=|        a tile: up to TILE query vectors (tokens x the heads
 //   keys     |=== span ===|=== span ==|       that share the key/value head)
-//                                             spans: only where there are too few tiles for the cores
+//                                             spans: only where tiles are too few for the cores
 //
 // An item walks its keys in blocks with the online softmax of FlashAttention (Dao 2022); items that
 // cover spans of the same tile leave partial results that are merged at the end, as Flash-Decoding
@@ -28,7 +28,7 @@ namespace {
 constexpr int BLOCK = 64;      // keys; scores, keys and values of a block stay in the L1/L2 cache
 constexpr int TILE = 64;       // query vectors: a transposed block of keys is worth its making
 constexpr int MR = 4;          // query vectors and ...
-constexpr int NR = W == 16 ? 4 : W == 8 ? 2 : 4;  // ... columns of W that a product keeps in registers
+constexpr int NR = W == 8 ? 2 : 4;  // ... columns of W that a product keeps in registers
 constexpr int DIRECT = 8;      // query vectors that read the cache in place: here both ways take
                                // 0.3 ms (1,024 keys, bfloat16, one core), at 12 it is 0.42 to 0.33
 constexpr int MIN_SPAN = 256;  // keys: a shorter span costs more to merge than it saves
@@ -556,7 +556,7 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
     CHECK(x.ndim() == 3 && x.size(0) == q.size(0) && x.size(2) == q.size(2) &&
               x.dtype() == out.dtype() && x.stride(2) == 1 &&
               (x.stride(1) == x.size(2) || x.size(1) == 1),
-          "attention: q, k and v must be [tokens, heads, head dim] with packed heads, of one dtype");
+          "attention: q, k and v must be [tokens, heads, head dim], heads packed, of one dtype");
   CHECK(k.size(1) == k_pool.size(2) && v.size(1) == k_pool.size(2),
         "attention: " << k.size(1) << " key heads do not fit a pool of " << k_pool.size(2));
   with_dtype(q.dtype(), [&](auto* type) {

@@ -3,7 +3,8 @@
 
 int64_t common_prefix_length(TensorView a, TensorView b) {
   for (const TensorView& ids : {a, b})
-    CHECK(ids.ndim() == 1 && ids.IsContiguous() && ids.dtype().code == kDLInt && ids.dtype().bits == 32,
+    CHECK(ids.ndim() == 1 && ids.IsContiguous() && ids.dtype().code == kDLInt &&
+              ids.dtype().bits == 32,
           "common_prefix_length takes contiguous int32 arrays of one dimension");
   const int32_t *x = data<int32_t>(a), *y = data<int32_t>(b);
   int64_t n = std::min(a.size(0), b.size(0)), i = 0;

@@ -51,7 +51,7 @@ INLINE VI lanes() {
   return v;
 }
 INLINE VF select(VI mask, VF yes, VF no) { return mask ? yes : no; }
-INLINE VF max(VF a, VF b) { return a > b ? a : b; }
+INLINE VF max(VF a, VF b) { return a > b ? a : b; }  // b where either is NaN
 INLINE VF min(VF a, VF b) { return a < b ? a : b; }
 
 // --- loads and stores: memory of any of the three types, arithmetic in float --------------------
@@ -170,7 +170,7 @@ INLINE void store_until(T* p, int i, int n, VF v) {
 
 // --- across lanes -------------------------------------------------------------------------------
 
-// Lane l of the result: l & S ? b[l] : b's place holder in the butterfly of stride S.
+// The two halves of a butterfly of stride S:
 template <int S>
 INLINE VF low_lanes(VF a, VF b) {  // a's lanes without bit S, then b's, moved up
   VI index;
@@ -236,7 +236,7 @@ INLINE bool any(VI mask) {
 // e**x to about 1 ulp; 0 below -87.3 (the smallest normal result), infinity above 88.7.
 // Cody-Waite reduction with the Cephes coefficients of expf (Moshier).
 INLINE VF exp(VF x) {
-  VF clamped = min(max(x, splat(-87.3f)), splat(88.7f));
+  VF clamped = min(splat(88.7f), max(splat(-87.3f), x));  // in this order NaN comes through
   VF shifted = clamped * 1.44269504f + 0x1.8p23f;  // rounds to an integer in the low bits
   VF n = shifted - 0x1.8p23f;
   VF r = clamped - n * 0.693359375f - n * -2.12194440e-4f;
