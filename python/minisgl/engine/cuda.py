@@ -135,6 +135,9 @@ class CudaDevice(Device):
 
         return GraphRunner(max_graph_rows)
 
+    def tune(self, decode: Callable[[], object]) -> None:
+        """Nothing is left to choose by time."""
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, torch.cuda.OutOfMemoryError)
 

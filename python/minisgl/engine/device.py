@@ -8,6 +8,8 @@ this one computes, and the overlap loop behaves on a laptop as it does on a GPU.
 
 from __future__ import annotations
 
+import statistics
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +25,9 @@ from torch import Tensor
 from minisgl.core import Plan
 from minisgl.engine.config import DEFAULT_MEMORY_RATIO
 from minisgl.errors import ConfigError, OutOfDeviceMemory
+
+TUNE_S = 0.1
+"""Some 30 steps of the built-in model with each number of threads; a model of 0.6 B has one."""
 
 
 class Pending(Protocol):
@@ -85,6 +90,10 @@ class Device(ABC):
         """With CUDA graphs of up to `max_graph_rows` rows, on a device that has them; 0: none."""
 
     @abstractmethod
+    def tune(self, decode: Callable[[], object]) -> None:
+        """Choose what is best chosen by timing `decode`, which runs one decode step and waits."""
+
+    @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether `error` is this device's way to say that an allocation failed."""
 
@@ -117,6 +126,7 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
+        self._num_threads = torch.get_num_threads()
 
     def free_bytes(self) -> int:
         return min(psutil.virtual_memory().available, _cgroup_free_bytes())
@@ -130,6 +140,28 @@ class CpuDevice(Device):
     def create_runner(self, max_graph_rows: int) -> Runner:
         return EagerRunner()
 
+    def tune(self, decode: Callable[[], object]) -> None:
+        """One thread or all: a small model's products are shorter than waking a second thread."""
+        default = torch.get_num_threads()
+        seconds: dict[int, list[float]] = {count: [] for count in {1, default}}
+        deadline = time.perf_counter() + TUNE_S
+        while time.perf_counter() < deadline or not all(seconds.values()):
+            for count, times in seconds.items():  # interleaved: the machine may be busy
+                self._set_threads(count)
+                decode()  # the first after a change warms up
+                start = time.perf_counter()
+                decode()
+                times.append(time.perf_counter() - start)
+        best = min(seconds, key=lambda count: statistics.median(seconds[count]))
+        self._set_threads(best)
+        self._num_threads = best
+
+    def _set_threads(self, count: int) -> None:
+        """Of the stream alone: OpenMP keeps the number per thread. The process's is the user's."""
+        default = torch.get_num_threads()
+        self._stream.submit(torch.set_num_threads, count).result()
+        torch.set_num_threads(default)  # for threads that start later
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         # torch's CPU allocator has no exception class of its own.
         return isinstance(error, MemoryError) or (
@@ -137,8 +169,7 @@ class CpuDevice(Device):
         )
 
     def describe(self) -> str:
-        threads = torch.get_num_threads()
-        return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+        return f"CPU, {self._num_threads} thread{'s' if self._num_threads > 1 else ''}"
 
     def close(self) -> None:
         self._stream.shutdown()

@@ -108,6 +108,8 @@ class Engine:
             page_table=self._tables.page_table,
             attn=self._attn,
         )
+        decode = self._probe(0, 1)
+        self.device.tune(lambda: self._run_probe(decode))
         self.max_prefill_tokens = config.max_prefill_tokens or self._measure_chunk()
 
     # --- steps ---------------------------------------------------------------------------------
@@ -156,36 +158,43 @@ class Engine:
     def _measure_chunk(self) -> int:
         """Prompt tokens that this device computes in `STALL_TARGET_S`, by a probe."""
         num_tokens = min(self.device.probe_tokens, self.max_seq_len, self.memory.num_tokens)
-        pages = -(-num_tokens // self.page_size)
-        plan = Plan(
-            step=-1,
-            uids=[-1],
-            table_idxs=[0],
-            starts=[0],
-            ends=[num_tokens],
-            token_ids=np.zeros(num_tokens, np.int32),
-            num_decodes=0,
-            sample_rows=[0],
-            output_idxs=[0],
-            new_pages=[(0, index, index) for index in range(pages)],
-            begins=[(0, SamplingParams(temperature=0.0))],
-        )
+        plan = self._probe(0, num_tokens)
         seconds = []
         for _ in range(3):  # the first warms up
             start = time.perf_counter()
-            outcome = self.launch(plan).wait()
+            self._run_probe(plan)
             seconds.append(time.perf_counter() - start)
-            if isinstance(outcome, StepFailed):
-                raise outcome.error
         rate = num_tokens / min(seconds[1:])
         chunk = int(rate * STALL_TARGET_S) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
         chunk = max(CHUNK_MULTIPLE, min(chunk, MAX_PREFILL_TOKENS))
         logger.info(
-            "prefill runs at %s tokens/s here: chunks of %s tokens (--max-prefill-length)",
+            "prefill runs at %s tokens/s on %s: chunks of %s tokens (--max-prefill-length)",
             f"{rate:,.0f}",
+            self.device.describe(),
             f"{chunk:,}",
         )
         return chunk
+
+    def _probe(self, start: int, end: int) -> Plan:
+        """A plan of one greedy request that computes [start, end), in pages nobody owns yet."""
+        return Plan(
+            step=-1,
+            uids=[-1],
+            table_idxs=[0],
+            starts=[start],
+            ends=[end],
+            token_ids=np.zeros(end - start, np.int32),
+            num_decodes=int(end - start == 1),
+            sample_rows=[0],
+            output_idxs=[0],
+            new_pages=[(0, index, index) for index in range(-(-end // self.page_size))],
+            begins=[(0, SamplingParams(temperature=0.0))],
+        )
+
+    def _run_probe(self, plan: Plan) -> None:
+        outcome = self.launch(plan).wait()
+        if isinstance(outcome, StepFailed):
+            raise outcome.error
 
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
