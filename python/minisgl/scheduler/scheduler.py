@@ -79,7 +79,8 @@ class Scheduler:
     def add(self, message: UserMsg) -> Accepted | Failed:
         """Queue the request, or refuse it with the numbers."""
         assert message.uid not in self._requests, f"uid {message.uid} is in use"
-        prompt = ids_from_bytes(message.ids)
+        # A writable copy: DLPack, through which the tree compares ids in C++, refuses others.
+        prompt = ids_from_bytes(message.ids).copy()
         try:
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling.max_tokens, num_waiting=len(self._waiting)
