@@ -34,10 +34,6 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
-WATERMARK_TOKENS = 32
-"""Growth, per running request, that must still have room after an admission. Without it a full
-pool admits a request only to retract it at the next page boundary (docs/performance.md)."""
-
 
 class Scheduler:
     """The state of all requests of one engine. Mutable, single-threaded, no torch, no I/O."""
@@ -221,7 +217,7 @@ class Scheduler:
             # At least one token is left to compute: its logits are what the request is here for.
             num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1))
             need = self._cache.pages_for(req.num_known + 1) - len(req.pages)
-            watermark = len(self._running) * self._cache.pages_for(WATERMARK_TOKENS)
+            watermark = len(self._running) * self._cache.pages_for(self.config.watermark_tokens)
             if need + watermark > self._cache.num_available:
                 self._cache.release(req)
                 return  # nobody overtakes: the pages that come back are for this one
