@@ -15,7 +15,8 @@ class SchedulerConfig:
     on top. eos_ids: end-of-sequence tokens of the model. max_queued: waiting requests at most,
     None for no limit. watermark_tokens: growth, per running request, that must still have room
     after an admission; without it a full pool admits a request only to retract it at the next
-    page boundary. `python -m minisgl.benchmark watermark` compares: 32 costs least.
+    page boundary. `python -m minisgl.benchmark watermark` compares: 8 to 32 cost least, of
+    which 32 retracts least.
     """
 
     num_pages: int
