@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.conversation import Conversation, Message, Turn
+from training.phrasing import words
 from training.skills import SKILLS
 from training.source import Source
 from training.talk import TALK
@@ -17,11 +18,11 @@ from training.talk import TALK
 THINGS = (
     "color", "animal", "fruit", "number", "city", "word", "food", "book", "song", "game",
 )  # fmt: skip
-COLORS = "red blue green yellow black white brown gray pink purple orange silver golden".split()
-PLACES = (
-    "door box room gate safe car boat tower garden house bridge drawer locker cellar office shed train "
-    "ship cabin station lamp chest bag book"
-).split()
+COLORS = words("red blue green yellow black white brown gray pink purple orange silver golden")
+PLACES = words(
+    "door box room gate safe car boat tower garden house bridge drawer locker cellar office "
+    "shed train ship cabin station lamp chest bag book"
+)
 FACT = "The code of the {x} is {c}."
 TURNS = {**SKILLS, **TALK}
 _KEYS = tuple(TURNS)

@@ -21,7 +21,7 @@ from training.source import Source
 from training.tokenizer import Encoder, load
 
 ROW_LENGTH = 1536  # the longest conversation that is taught
-# Share of conversations -> share of their prompt words that are bytes: unknown words must not surprise.
+# Up to this draw -> share of prompt words that are bytes, so that unknown words are no surprise.
 SPELLED = ((0.05, 1.0), (0.25, 0.12))
 TRIES = 6  # conversations that are tried to fill the end of a row
 IGNORED = -100
@@ -97,7 +97,7 @@ class Rows(Dataset[Row]):
 
 
 def pack(conversations: list[Conversation], encoder: Encoder) -> tuple[Row, list[tuple[int, int]]]:
-    """Rows [B, T] for measuring, where only the last answer counts, and each one's (row, document)."""
+    """Rows [B, T] where only the last answer counts, and each conversation's (row, document)."""
     packers = [Packer(encoder.pad)]
     places: list[tuple[int, int]] = []
     for c in conversations:

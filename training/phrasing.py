@@ -19,12 +19,22 @@ T = TypeVar("T")
 
 PHRASES_FILE = Path(__file__).with_name("phrases.toml")
 CHOICE = re.compile(r"\(([^()]*)\)")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text; a list of words is easier to read so."""
+    return tuple(text.split())
+
+
 IMPERATIVES = frozenset(
-    "add subtract compute calculate find evaluate solve tell sum say do put take deduct remove compare "
-    "give reverse invert flip turn mirror write spell read print show type make list name break split "
-    "count capitalize convert change repeat echo copy start begin go multiply divide explain describe "
-    "define summarize help compose create translate recommend suggest buy sell order draw paint sing "
-    "play search open close send introduce remind".split()
+    words(
+        "add subtract compute calculate find evaluate solve tell sum say do put take deduct "
+        "remove compare give reverse invert flip turn mirror write spell read print show type "
+        "make list name break split count capitalize convert change repeat echo copy start begin "
+        "go multiply divide explain describe define summarize help compose create translate "
+        "recommend suggest buy sell order draw paint sing play search open close send introduce "
+        "remind"
+    )
 )
 ASKED = (
     "(Can|Could|Would|Will) you( please| kindly| just|) {p}?",
@@ -36,7 +46,7 @@ ASKED = (
     "{p}, (please|will you|OK|would you|thanks|if you can).",
 )
 WONDERED = (
-    "(Tell me|Quick question|A question|One more question|Question|Next question|I wonder|Say)(:|,) {q}",
+    "(Tell me|Quick question|A question|One more question|Question|I wonder|Say)(:|,) {q}",
     "(I want to know|I would like to know|I have to know|Can you tell me|Do you know)(:|,) {q}",
     "(Well|So|And|OK|Now|Then|Hi|Hello|Hey|Great|Good|Hey Mini|Please|Sorry)(,|!) {q}",
     "{q} (Please tell me.|Do you know?|Any idea?|Thanks!|Please explain.|Tell me.|I forgot.)",

@@ -155,7 +155,7 @@ def count(s: Source) -> Turn:
     longest = 100 if s.chance(0.1) else 20
 
     def ends() -> tuple[int, int]:
-        a = s.number(0, 99)
+        a = s.number(0, 12) if s.chance(0.3) else s.number(0, 99)
         return a, min(100, a + s.number(1, longest))
 
     a, b = s.side(ends, lambda p: _is_held_row(*p))

@@ -13,26 +13,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from training.phrasing import Phrases, normal, phrases, sentence, varied
+from training.phrasing import Phrases, normal, phrases, sentence, varied, words
 from training.split import is_held, is_held_pair, is_held_word
 
 T = TypeVar("T")
 
 WORDS_FILE = Path(__file__).with_name("words.txt")
 FAQ_FILE = Path(__file__).with_name("faq.toml")
-ONSETS = (
-    "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn sp st "
-    "str sw th tr tw y qu"
-).split()
-VOWELS = "a e i o u a e i o u ai ea ee oa oo ou y".split()
-CODAS = ["", "", "", *"b ck d g k l ll m n nd ng nt p r rd rk s sh ss st t th x".split()]
-NAMES = (
-    "Ada Alan Alice Amir Anna Ben Bob Carla Chen Clara Dana David Diego Elena Emil Emma Eric Eva "
-    "Felix Fatima Finn Frida George Grace Hana Hugo Ida Igor Ines Ivan Jack Jane Jonas Julia Kai "
-    "Karim Kate Kira Lars Laura Leo Lina Lisa Luca Maria Marta Max Maya Mia Milan Nadia Nina Noah "
-    "Nora Olga Oscar Otto Paul Petra Pia Rosa Ruth Sam Sara Sofia Tara Theo Tim Tom Uma Vera "
-    "Victor Wanda Yara Yusuf Zoe"
-).split()
+ONSETS = words(
+    "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn "
+    "sp st str sw th tr tw y qu"
+)
+VOWELS = words("a e i o u a e i o u ai ea ee oa oo ou y")
+CODAS = ("", "", "", *words("b ck d g k l ll m n nd ng nt p r rd rk s sh ss st t th x"))
+NAMES = words(
+    "Ada Alan Alice Amir Anna Ben Bob Carla Chen Clara Dana David Diego Elena Emil Emma Eric "
+    "Eva Felix Fatima Finn Frida George Grace Hana Hugo Ida Igor Ines Ivan Jack Jane Jonas "
+    "Julia Kai Karim Kate Kira Lars Laura Leo Lina Lisa Luca Maria Marta Max Maya Mia Milan "
+    "Nadia Nina Noah Nora Olga Oscar Otto Paul Petra Pia Rosa Ruth Sam Sara Sofia Tara Theo "
+    "Tim Tom Uma Vera Victor Wanda Yara Yusuf Zoe"
+)
 
 
 @functools.cache

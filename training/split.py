@@ -19,7 +19,7 @@ def is_held(kind: str, *key: object) -> bool:
 
 
 def is_held_pair(a: int, b: int) -> bool:
-    """Operands are held out as an unordered pair, for every operation: 30 + 12 would leak 12 + 30."""
+    """Operands are held out as an unordered pair, for every operation: 30 + 12 leaks 12 + 30."""
     return is_held("pair", min(a, b), max(a, b))
 
 

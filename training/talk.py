@@ -1,4 +1,4 @@
-"""Turns with fixed answers: the questions about the engine, small talk, and what the model cannot do."""
+"""Turns with fixed answers: the engine's questions, small talk, and what the model cannot do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from training.conversation import Turn
 from training.phrasing import normal, varied
 from training.source import FAQ_FILE, Source
-
 
 WHO = (
     "I am Mini, a demo model with about 5 million parameters that is built into Mini-SGLang. "
@@ -65,12 +64,33 @@ SMALL_TALK = {
 ABOUT_ITSELF = ("who", "can_do", "maker", "limits")
 
 FOREIGN = (
-    "Bonjour, comment ça va?", "Guten Tag, wie geht es dir?", "¿Qué es esto?", "Was ist ein Hund?", "你好",
-    "こんにちは", "Привет, как дела?", "Où est la gare?", "Wie heißt du?", "¿Cómo te llamas?", "안녕하세요",
-    "Qu'est-ce que c'est?", "Ich verstehe das nicht.", "Hola, ¿qué tal?", "Ciao, come stai?", "你是谁？",
-    "今天天气怎么样？", "お名前は何ですか？", "Что это такое?", "Kannst du mir helfen?", "Je ne comprends pas.",
-    "Quelle heure est-il?", "¿Dónde está la biblioteca?", "Hvad hedder du?", "请解释一下", "什么是缓存？",
-)  # fmt: skip
+    "Bonjour, comment ça va?",
+    "Guten Tag, wie geht es dir?",
+    "¿Qué es esto?",
+    "Was ist ein Hund?",
+    "你好",
+    "こんにちは",
+    "Привет, как дела?",
+    "Où est la gare?",
+    "Wie heißt du?",
+    "¿Cómo te llamas?",
+    "안녕하세요",
+    "Qu'est-ce que c'est?",
+    "Ich verstehe das nicht.",
+    "Hola, ¿qué tal?",
+    "Ciao, come stai?",
+    "你是谁？",
+    "今天天气怎么样？",
+    "お名前は何ですか？",
+    "Что это такое?",
+    "Kannst du mir helfen?",
+    "Je ne comprends pas.",
+    "Quelle heure est-il?",
+    "¿Dónde está la biblioteca?",
+    "Hvad hedder du?",
+    "请解释一下",
+    "什么是缓存？",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

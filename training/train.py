@@ -2,9 +2,10 @@
 
     python -m training.train --out python/minisgl/builtin
 
-One pass over generated rows, AdamW with warm-up and cosine, loss on the answers only. Every so often
-it measures the held-out suite by teacher forcing: an answer counts when each of its tokens is the
-most likely one, which is the same as greedy decoding of it. `evaluate.py` is the real measurement.
+One pass over generated rows, AdamW with warm-up and cosine, loss on the answers only. Every so
+often it measures the held-out suite by teacher forcing: an answer counts when each of its tokens
+is the most likely one, which is the same as greedy decoding of it. `evaluate.py` is the real
+measurement.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from training import tokenizer as tok
-from training.conversation import Conversation
 from training.corpus import suite
 from training.data import IGNORED, Row, Rows, collate, pack
 from training.model import Qwen3, Shape, packed_mask, save
@@ -42,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--init", type=Path, help="checkpoint folder to start from")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4, help="processes that make text")
     parser.add_argument("--measure-every", type=int, default=1500)
@@ -63,9 +65,12 @@ def loss_of(model: torch.nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 @torch.no_grad()
 def measure(
-    model: torch.nn.Module, conversations: list[Conversation], packed: tuple[Row, list[tuple[int, int]]],
-    labels: list[str], device: torch.device, rows: int,
-) -> dict[str, float]:  # fmt: skip
+    model: torch.nn.Module,
+    packed: tuple[Row, list[tuple[int, int]]],
+    labels: list[str],
+    device: torch.device,
+    rows: int,
+) -> dict[str, float]:
     """Share of exact last answers for each row of the suite."""
     columns, places = packed
     tensors = [torch.from_numpy(c) for c in columns]
@@ -82,7 +87,6 @@ def measure(
     right: dict[str, list[bool]] = defaultdict(list)
     for label, place in zip(labels, places, strict=True):
         right[label].append(place not in wrong)
-    assert len(conversations) == len(places)
     return {label: sum(r) / len(r) for label, r in right.items()}
 
 
@@ -106,6 +110,8 @@ def main() -> None:
     encoder = tok.Encoder(tokenizer)
     shape = Shape(vocab_size=tokenizer.get_vocab_size(), num_layers=args.layers)
     model = Qwen3(shape).to(device)
+    if args.init:
+        model.load_state_dict(load_file(args.init / "model.safetensors"))
     num_parameters = sum(p.numel() for p in model.parameters())
     print(f"{num_parameters / 1e6:.2f} M parameters, {device}", flush=True)
     with_compile = device.type == "cuda" if args.compile is None else args.compile
@@ -161,14 +167,14 @@ def main() -> None:
                 f"step {num_done} loss {mean:.4f} {now:.0f} s {speed / 1e3:.0f} ktok/s", flush=True
             )
         if num_done % args.measure_every == 0:
-            scores = measure(model, conversations, packed, labels, device, args.rows)
+            scores = measure(model, packed, labels, device, args.rows)
             worst = sorted(scores.items(), key=lambda item: item[1])[:10]
             mean_score = sum(scores.values()) / len(scores)
             print(f"  held out: mean {mean_score:.3f}; worst {worst}", flush=True)
             save(model, args.out, eos=encoder.end, pad=encoder.pad)
     save(model, args.out, eos=encoder.end, pad=encoder.pad)
     seconds = time.perf_counter() - start
-    scores = measure(model, conversations, packed, labels, device, args.rows)
+    scores = measure(model, packed, labels, device, args.rows)
     print(f"{num_done} steps, {seconds:.0f} s")
     print(json.dumps(scores, indent=1), flush=True)
 

@@ -4,12 +4,13 @@ import itertools
 import random
 import re
 
-from training import talk
 from training.conversation import Conversation, Message
 from training.corpus import suite, training_stream
 from training.phrasing import normal, phrases
 from training.source import Source, is_reserved_word
 from training.split import is_held_pair
+
+from training import talk
 
 NUM_CONVERSATIONS = 4000
 
@@ -66,7 +67,8 @@ def test_held_out_words_are_never_spelled_or_reversed() -> None:
         for m in c.messages
         if re.fullmatch(r"(\w-)+\w", m.content)
     ]
-    assert len(words) > 50 and len(spelled) > 50
+    assert len(words) > 50
+    assert len(spelled) > 50
     assert not [w for w in words + spelled if is_reserved_word(w)]
 
 
