@@ -11,7 +11,8 @@ import pytest
 from stub_thread import StubThread
 
 from minisgl.benchmark import workload
-from minisgl.benchmark.client import Client, SseReader, Target, run_sharded
+from minisgl.benchmark.client import Client, SseReader, Target
+from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.stub import Script, StubServer
 from minisgl.benchmark.summary import Record
 from minisgl.benchmark.workload import Session
@@ -56,9 +57,11 @@ def test_times_agree_with_what_the_server_really_sent(
     api: Literal["completions", "chat", "generate"],
 ) -> None:
     script = Script(ttft_s=0.03, itl_s=0.005, stall_every=7, stall_s=0.04)
-    records, stub, start = asyncio.run(ask(script, requests(12, 20), api=api, model="stub"))
-    assert len(records) == 12
-    ttft, gaps = [], []
+    records, stub, start = asyncio.run(
+        ask(script, requests(4, 20), api=api, model="stub", concurrency=2)
+    )
+    assert len(records) == 4
+    ttft, gaps, seen = [], [], []
     for record in records:
         assert record.error is None
         sent = stub.sent[f"bench-{record.session}-0"]
@@ -68,24 +71,26 @@ def test_times_agree_with_what_the_server_really_sent(
         assert record.num_prompt is not None
         ttft.append((times[0] - record.sent) - (sent.chunks[0] - sent.arrived))
         gaps += list(np.diff(times) - np.diff(sent.chunks))
+        seen.append(np.diff(times))
         assert record.sent + start <= sent.arrived
-    # Within 5 % or 1 ms: of 30 ms, of 5 ms. Medians, because this machine has other work too.
-    assert abs(np.median(ttft)) < 0.0015
+    # Within 5 % or 1 ms. Medians, because the machine has other work too.
+    assert abs(np.median(ttft)) < max(0.001, 0.05 * script.ttft_s)
     assert np.median(np.abs(gaps)) < 0.001
-    scripted = script.gaps(20)
-    median = np.median([np.diff(record.token_times()[0]) for record in records], axis=0)
-    assert median == pytest.approx(scripted[1:], rel=0.05, abs=0.003)
+    scripted = np.array(script.gaps(20)[1:])
+    for gap_s in (script.itl_s, script.stall_s):
+        found = np.median(np.array(seen)[:, scripted == gap_s])
+        assert found == pytest.approx(gap_s, rel=0.05, abs=0.001)
 
 
 def test_tokens_that_come_together_are_counted_by_ids_and_by_usage() -> None:
     for token_ids, expected in ((True, "ids"), (False, "usage")):
-        script = Script(itl_s=0.01, tokens_per_chunk=4, token_ids=token_ids)
+        script = Script(itl_s=0.002, tokens_per_chunk=4, token_ids=token_ids)
         (record,), _, _ = asyncio.run(ask(script, requests(1, 10)))
         times, how = record.token_times()
         assert how == expected
         assert len(times) == 10
         gaps = np.diff(times)
-        assert (gaps > 0.005).sum() == 2  # 4 + 4 + 2 tokens
+        assert (gaps > 0).sum() == 2  # 4 + 4 + 2 tokens
         assert (gaps == 0).sum() == 7
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stub_thread import StubThread
 
-from minisgl.benchmark import compare, online, plots, scheduler
+from minisgl.benchmark import compare, counters, online, plots, prefix_tree, scheduler
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.stub import Script
 
@@ -85,10 +85,10 @@ def test_prometheus_counters_gain() -> None:
         '# TYPE a_total counter\na_total 3\nb_total{x="1 }"} 2.5\nwaiting 7\n'
         'h_bucket{le="1"} 9\nh_sum 1e-3\n'
     )
-    samples = online.parse_metrics(text)
+    samples = counters.parse_metrics(text)
     assert samples["a_total"] == 3
     assert samples['b_total{x="1 }"}'] == 2.5
-    gained = online.difference({"a_total": 1.0, "waiting": 1.0}, samples)
+    gained = counters.difference({"a_total": 1.0, "waiting": 1.0}, samples)
     assert gained == {"a_total": 2.0, 'b_total{x="1 }"}': 2.5, "h_sum": 0.001}
 
 
@@ -133,8 +133,8 @@ def test_scheduler_overhead_small() -> None:
 
 
 def test_tree_operations_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "TREE_TOKENS", 50_000)
-    rows = list(scheduler.measure_tree(16))
+    monkeypatch.setattr(prefix_tree, "TREE_TOKENS", 50_000)
+    rows = list(prefix_tree.measure_tree(16))
     assert len(rows) == 6
     assert all(row["cached_tokens"] >= 50_000 and row["median_us"] > 0 for row in rows)
 

@@ -24,9 +24,10 @@ import psutil
 from rich.console import Console
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.client import Target, run_sharded
+from minisgl.benchmark.client import Target
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.scheduler import measure_overlap
+from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError

@@ -1,8 +1,6 @@
-"""A streaming client of OpenAI-compatible servers that measures, sharded over processes.
+"""A streaming client of OpenAI-compatible servers that measures; `shards` runs many of them.
 
-Each process runs one event loop over its share of the sessions; they start at one moment of the
-machine's monotonic clock. An arrival is stamped when the read that brought it returns, before
-anything is parsed.
+An arrival is stamped when the read that brought it returns, before anything is parsed.
 
 Why aiohttp: 256 streams from `stub` with one token an event cost it 21 us of CPU a token, httpx
 78 us and a bare reader on asyncio's streams 18 us (tokens per core-second: 46,000, 12,800 and
@@ -13,10 +11,7 @@ measures, so httpx's share matters; the last 3 us are not worth an HTTP parser o
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import queue
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,10 +21,6 @@ import msgspec
 
 from minisgl.benchmark.summary import Record
 from minisgl.benchmark.workload import Session, Turn, as_text
-from minisgl.errors import ConfigError
-
-START_IN_S = 0.1  # from "everybody is ready" to the first request
-REPORT_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +56,13 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Timings(msgspec.Struct):
+    """Mini-SGLang's own clock: waiting, and from the first launch to the first token."""
+
+    queued_s: float
+    prefill_s: float
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
@@ -82,6 +80,7 @@ class _Chunk(_Choice):
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
+    timings: _Timings | None = None
     error: Any = None
 
 
@@ -134,6 +133,8 @@ class _Answer:
             record.num_output = chunk.usage.completion_tokens
             if chunk.usage.prompt_tokens_details is not None:
                 record.num_cached = chunk.usage.prompt_tokens_details.cached_tokens
+        if chunk.timings is not None:
+            record.server_ttft_s = chunk.timings.queued_s + chunk.timings.prefill_s
         for choice in (chunk,) if chunk.choices is None else chunk.choices:
             text = choice.text or ""
             if choice.delta is not None:
@@ -255,111 +256,3 @@ class Client:
         if self._target.api == "chat":
             return [{"role": "assistant", "content": "".join(answer.texts)}]
         return ["".join(answer.texts)] if self._target.text else answer.token_ids
-
-
-# --- processes ---------------------------------------------------------------------------------
-
-
-def run_sharded(
-    target: Target,
-    sessions: Sequence[Session],
-    *,
-    concurrency: int | None,
-    processes: int,
-    on_progress: Callable[[int, int], None] = lambda requests, tokens: None,
-) -> tuple[list[Record], list[float]]:
-    """Records in order of sending, and the CPU seconds of each client process.
-
-    Raises ConfigError when a conversation cannot be continued as asked, RuntimeError when a
-    client process fails.
-    """
-    if target.api == "completions" and not target.text and any(len(s.turns) > 1 for s in sessions):
-        raise ConfigError(
-            "turns of token ids need the ids of the answers, which /v1/completions does not send: "
-            "use --text, --api chat, or --api generate"
-        )
-    if concurrency is not None:
-        processes = min(processes, concurrency)
-    processes = max(1, min(processes, len(sessions)))
-    numbered = list(enumerate(sessions))
-    context = multiprocessing.get_context("spawn")
-    reports: Any = context.Queue()
-    pipes, children = [], []
-    for index in range(processes):
-        here, there = context.Pipe()
-        share = (
-            None
-            if concurrency is None
-            else concurrency // processes + (index < concurrency % processes)
-        )
-        child = context.Process(
-            target=_child, args=(target, numbered[index::processes], share, there, reports)
-        )
-        child.start()
-        pipes.append(here)
-        children.append(child)
-    records: list[Record] = []
-    cpu_s: list[float] = []
-    try:
-        num_ready = 0
-        while len(cpu_s) < processes:
-            kind, content = _next_report(reports, children)
-            if kind == "ready":
-                num_ready += 1
-                if num_ready == processes:
-                    for pipe in pipes:
-                        pipe.send(time.perf_counter() + START_IN_S)
-            elif kind == "progress":
-                on_progress(*content)
-            elif kind == "done":
-                records += content[0]
-                cpu_s.append(content[1])
-            else:
-                raise RuntimeError(f"a client process failed:\n{content}")
-    finally:
-        for child in children:
-            if len(cpu_s) < processes:
-                child.terminate()
-            child.join()
-    return sorted(records, key=lambda record: record.sent), cpu_s
-
-
-def _next_report(reports: Any, children: Sequence[Any]) -> tuple[str, Any]:
-    while True:
-        try:
-            report: tuple[str, Any] = reports.get(timeout=1.0)
-            return report
-        except queue.Empty:
-            dead = [child.exitcode for child in children if child.exitcode not in (None, 0)]
-            if dead:
-                return "failed", f"exit code {dead[0]}"
-
-
-def _child(
-    target: Target,
-    sessions: list[tuple[int, Session]],
-    concurrency: int | None,
-    pipe: Any,
-    reports: Any,
-) -> None:
-    pending = [0, 0]
-    last = 0.0
-
-    def on_progress(requests: int, tokens: int) -> None:
-        nonlocal last
-        pending[0] += requests
-        pending[1] += tokens
-        if time.perf_counter() - last > REPORT_EVERY_S:
-            reports.put(("progress", tuple(pending)))
-            pending[:] = [0, 0]
-            last = time.perf_counter()
-
-    try:
-        reports.put(("ready", None))
-        client = Client(target, pipe.recv(), on_progress)
-        cpu = time.process_time()
-        records = asyncio.run(client.run(sessions, concurrency))
-        reports.put(("progress", tuple(pending)))
-        reports.put(("done", (records, time.process_time() - cpu)))
-    except BaseException:
-        reports.put(("failed", traceback.format_exc()))

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.client import Target, run_sharded
+from minisgl.benchmark.client import Target
+from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError
@@ -157,7 +156,6 @@ def run_once(
         work, arrivals = work.arriving([0.0] * count), {"arrivals": "all at once"}
     num_turns = sum(len(session.turns) for session in work.sessions)
     with _Bar(num_turns) as bar:
-        start = time.perf_counter()
         records, cpu_s = run_sharded(
             target,
             work.sessions,
@@ -165,15 +163,17 @@ def run_once(
             processes=args.client_processes,
             on_progress=bar,
         )
-        wall_s = time.perf_counter() - start
-    busiest = max(cpu_s) / wall_s
-    result = {
+    result: dict[str, Any] = {
         "workload": {**work.notes, **arrivals, "sessions": count},
-        "client": {"processes": len(cpu_s), "busiest_share": round(busiest, 3)},
         **summarize(records, args.slo),
     }
-    num_output = result["summary"]["num_output_tokens"]
-    result["client"]["tokens_per_core_s"] = round(num_output / sum(cpu_s))
+    summary = result["summary"]
+    busiest = max(cpu_s) / max(summary["duration_s"], 1e-3)
+    result["client"] = {
+        "processes": len(cpu_s),
+        "busiest_share": round(busiest, 3),
+        "tokens_per_core_s": round(summary["num_output_tokens"] / sum(cpu_s)),
+    }
     if busiest > CLIENT_BUSY:
         result["client"]["warning"] = "a client process was busy: use more --client-processes"
     show(result)
@@ -207,61 +207,29 @@ def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
     return {"points": points, "summary": {"max_rate_per_s": low}, "carried_share": GOODPUT_SHARE}
 
 
-# --- the server's own words --------------------------------------------------------------------
-
-
-def describe_server(url: str) -> dict[str, Any]:
-    """The served model's name. Raises ConfigError when nobody answers."""
-    try:
-        response = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=10)
-        response.raise_for_status()
-        return {"model": response.json()["data"][0]["id"], "header": response.headers.get("server")}
-    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-        raise ConfigError(
-            f"{url}/v1/models does not answer as an OpenAI-compatible server does "
-            f"({type(error).__name__}: {error}); start one, or say --url"
-        ) from error
-
-
-def scrape(url: str) -> dict[str, float]:
-    """The samples of /metrics (Prometheus text format); none where there is no such page."""
-    try:
-        response = httpx.get(f"{url.rstrip('/')}/metrics", timeout=10)
-    except httpx.HTTPError:
-        return {}
-    if response.status_code != 200:
-        return {}
-    return parse_metrics(response.text)
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """Samples of the Prometheus text format by name and labels."""
-    samples = re.findall(r"(?m)^([a-zA-Z_:][\w:]*(?:\{.*\})?) ([-+0-9.eE]+)", text)
-    return {name: float(value) for name, value in samples}
-
-
-def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What the counters gained in between; buckets of histograms are left out."""
-    return {
-        name: round(value - before.get(name, 0.0), 6)
-        for name, value in after.items()
-        if re.search(r"(_total|_sum|_count)(\{|$)", name) and value != before.get(name, 0.0)
-    }
-
-
 # --- for people --------------------------------------------------------------------------------
 
 
 def show(result: dict[str, Any]) -> None:
     summary = result["summary"]
-    table = Table(title=f"{result['workload']}", title_justify="left")
+    table = Table()
     for column in ("ms", "mean", "p50", "p90", "p99", "max"):
         table.add_column(column, justify="right")
-    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "late_ms"):
+    labels = {
+        "ttft_ms": "TTFT",
+        "ttft_beyond_server_ms": "TTFT beyond the server's own",
+        "itl_ms": "ITL",
+        "largest_itl_ms": "largest ITL of a request",
+        "tpot_ms": "TPOT",
+        "e2e_ms": "end to end",
+        "late_ms": "sent late",
+    }
+    for name, label in labels.items():
         values = summary[name]
         if values:
-            table.add_row(name[:-3].upper(), *(f"{values[key]:,.2f}" for key in values))
-    console = Console()
+            table.add_row(label, *(f"{values[key]:,.2f}" for key in values))
+    console = Console(highlight=False)
+    console.print(", ".join(f"{name} {value}" for name, value in result["workload"].items()))
     console.print(table)
     console.print(
         f"{summary['num_requests']} requests ({summary['num_failed']} failed) in "
@@ -269,8 +237,8 @@ def show(result: dict[str, Any]) -> None:
         f"{summary['output_tokens_per_s']:,.0f} output tokens/s, "
         f"{summary['total_tokens_per_s']:,.0f} tokens/s in and out, "
         f"goodput {summary['goodput_per_s']:.2f}/s ({summary['goodput_share']:.0%}), "
-        f"cached {summary['cached_share'] or 0:.1%} of the prompts; "
-        f"tokens counted by {result['tokens_counted_by']}"
+        f"cached {summary['cached_share'] or 0:.1%} of the prompts; tokens counted by "
+        + ", ".join(f"{how} ({count})" for how, count in result["tokens_counted_by"].items())
     )
     for error, count in result["errors"].items():
         console.print(f"[red]{count} x {error}")

@@ -8,9 +8,10 @@ fixed Python loop is timed beside every case: the ratio to it compares between m
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,12 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from minisgl.benchmark.prefix_tree import measure_tree
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
 from minisgl.core.executor import Executor, Flight
 from minisgl.core.plan import StepOutcome
-from minisgl.kvcache import create_prefix_cache
-from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.message import ExitMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
 from minisgl.testing import InstantExecutor
@@ -34,7 +35,6 @@ PAGE_SIZE = 16
 VOCAB_SIZE = 32_000
 WARM_UP_STEPS = 20
 CHUNK_TOKENS = 2048  # prompt tokens a step; all prompts here are whole chunks of a step
-TREE_TOKENS = 1_000_000
 
 
 def main(argv: list[str]) -> int:
@@ -69,79 +69,54 @@ def main(argv: list[str]) -> int:
 
 
 class _Timed:
-    """Hands calls on and keeps their times by part; a step ends when its events are sent.
+    """The loop's scheduler, executor, inbox and outbox at once: hands calls on and times them.
 
-    Mutable: it collects. It is the loop's scheduler, executor, inbox and outbox at once, so that
-    the loop itself stays the real one.
+    So the loop itself stays the real one. Mutable: `steps` collects the nanoseconds of each part,
+    `ends` when each step's events were sent (seconds); `on_step` gets those events.
     """
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, inbox: ZmqInbox, outbox: ZmqOutbox
-    ):
-        self._scheduler, self._executor, self._inbox, self._outbox = (
-            scheduler,
-            executor,
-            inbox,
-            outbox,
-        )
+    ) -> None:
+        self._scheduler = scheduler
         self._spent = dict.fromkeys(PARTS, 0)
+        self._committed = False
+        self._send = self._timed("send", outbox.send)
+        self._commit = self._timed("commit", scheduler.commit)
         self.steps: list[dict[str, int]] = []
-        self.on_step: Callable[[int], None] = lambda finished: None
-        self._finished = 0
+        self.ends: list[float] = []
+        self.on_step: Callable[[list[Event]], None] = lambda events: None
+        self.take = self._timed("receive", inbox.take)
+        self.handle = self._timed("receive", scheduler.handle)
+        self.plan = self._timed("plan", scheduler.plan)
+        self.launch = self._timed("launch", executor.launch)
 
-    def _add(self, part: str, start: int) -> None:
-        self._spent[part] += time.perf_counter_ns() - start
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter_ns()
+            result = call(*args)
+            self._spent[part] += time.perf_counter_ns() - start
+            return result
 
-    def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
-        start = time.perf_counter_ns()
-        messages = self._inbox.take(timeout_s if not self.steps else 0)
-        self._add("receive", start)
-        return messages
+        return timed
 
     @property
     def runnable(self) -> bool:
         return self._scheduler.runnable
 
-    def handle(self, message: Any) -> list[Event]:
-        start = time.perf_counter_ns()
-        events = self._scheduler.handle(message)
-        self._add("receive", start)
-        return events
-
-    def plan(self) -> Plan | None:
-        start = time.perf_counter_ns()
-        plan = self._scheduler.plan()
-        self._add("plan", start)
-        return plan
-
-    def launch(self, plan: Plan) -> Flight:
-        start = time.perf_counter_ns()
-        flight = self._executor.launch(plan)
-        self._add("launch", start)
-        return flight
-
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
-        start = time.perf_counter_ns()
-        events = self._scheduler.commit(plan, outcome)
-        self._add("commit", start)
-        self._finished = sum(isinstance(event, Finished) for event in events)
         self._committed = True
+        events: list[Event] = self._commit(plan, outcome)
         return events
-
-    _committed = False
 
     def send(self, events: list[Event]) -> None:
-        start = time.perf_counter_ns()
-        self._outbox.send(events)
-        self._add("send", start)
+        self._send(events)
         if self._committed:
             self._committed = False
+            self.ends.append(time.perf_counter())
             self.steps.append(self._spent)
             self._spent = dict.fromkeys(PARTS, 0)
-            self.on_step(self._finished)
-
-    def pong(self, seq: int) -> None:
-        raise AssertionError("nobody pings")
+            self.on_step(events)
 
 
 @contextmanager
@@ -158,69 +133,66 @@ def _sockets() -> Iterator[tuple[ZmqInbox, ZmqOutbox, PushQueue]]:
         yield inbox, outbox, client
 
 
-def make_scheduler(num_running: int) -> Scheduler:
-    return Scheduler(
-        SchedulerConfig(
-            num_pages=num_running * 256,
-            page_size=PAGE_SIZE,
-            max_seq_len=4096,
-            vocab_size=VOCAB_SIZE,
-            eos_ids=frozenset(),
-            max_prefill_tokens=CHUNK_TOKENS,
-            max_running=num_running,
-        )
-    )
+def drive(
+    executor: Executor, num_running: int, num_steps: int, *, mixed: bool, overlap: bool = True
+) -> _Timed:
+    """`num_steps` steps after everybody is prefilled and the loop is warm.
 
-
-def measure_steps(kind: str, num_running: int, num_steps: int) -> dict[str, float]:
-    """Median microseconds of each part, of the whole, and of the yardstick.
-
-    decode: `num_running` requests, nothing else. mixed: answers of 128 tokens, and each request
-    that ends is replaced by a new one with a prompt of 128, so a step decodes and prefills.
+    Prompts have 128 tokens. mixed: answers too, and each request that ends is replaced by a new
+    one, so a step decodes and prefills; else nobody ends.
     """
-    mixed = kind == "mixed"
+    config = SchedulerConfig(
+        num_pages=num_running * 256,
+        page_size=PAGE_SIZE,
+        max_seq_len=4096,
+        vocab_size=VOCAB_SIZE,
+        eos_ids=frozenset(),
+        max_prefill_tokens=CHUNK_TOKENS,
+        max_running=num_running,
+    )
+    first = WARM_UP_STEPS + num_running * 128 // CHUNK_TOKENS + (128 if mixed else 0)
     rng = np.random.default_rng(0)
-    num_sent = 0
+    uids = itertools.count()
 
     def request() -> UserMsg:
-        nonlocal num_sent
+        uid = next(uids)
         # The first generation ends spread over 128 steps, so that no step ends everybody.
-        length = 1 + num_sent * 128 // num_running if num_sent < num_running else 128
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=length if mixed else num_steps * 2 + 1000, ignore_eos=True
+        length = min(1 + uid * 128 // num_running, 128) if mixed else first + num_steps + 100
+        return UserMsg(
+            uid=uid,
+            ids=ids_to_bytes(rng.integers(0, VOCAB_SIZE, 128, dtype=np.int32)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True),
         )
-        num_sent += 1
-        ids = rng.integers(0, VOCAB_SIZE, 128, dtype=np.int32)
-        return UserMsg(uid=num_sent, ids=ids_to_bytes(ids), sampling=sampling)
 
-    yardsticks = [yardstick()]
     with _sockets() as (inbox, outbox, client):
-        executor = InstantExecutor()
-        timed = _Timed(make_scheduler(num_running), executor, inbox, outbox)
-        # Prompts are prefilled first: CHUNK_TOKENS // 128 of them a step.
-        first = WARM_UP_STEPS + num_running * 128 // CHUNK_TOKENS + (128 if mixed else 0)
+        timed = _Timed(Scheduler(config), executor, inbox, outbox)
 
-        def on_step(finished: int) -> None:
-            if mixed and finished:
-                client.put([request() for _ in range(finished)])
+        def on_step(events: list[Event]) -> None:
+            if mixed:
+                client.put([request() for event in events if isinstance(event, Finished)])
             if len(timed.steps) == first + num_steps:
                 client.put([ExitMsg()])
 
         timed.on_step = on_step
         client.put([request() for _ in range(num_running)])
         loop: Any = timed
-        run(loop, loop, loop, loop)
-        steps = timed.steps[first : first + num_steps]
-    yardsticks.append(yardstick())
-    medians = {
-        f"{part}_us": statistics.median(step[part] for step in steps) / 1e3 for part in PARTS
-    }
-    total = statistics.median(sum(step.values()) for step in steps) / 1e3
-    p99 = float(np.percentile([sum(step.values()) for step in steps], 99)) / 1e3
-    reference = statistics.mean(yardsticks)
-    return medians | {
+        run(loop, loop, loop, loop, overlap=overlap)
+    timed.steps = timed.steps[first : first + num_steps]
+    timed.ends = timed.ends[first : first + num_steps]
+    return timed
+
+
+def measure_steps(kind: str, num_running: int, num_steps: int) -> dict[str, float]:
+    """Median microseconds of each part, of the whole, and of the yardstick."""
+    before = yardstick()
+    steps = drive(InstantExecutor(), num_running, num_steps, mixed=kind == "mixed").steps
+    reference = (before + yardstick()) / 2
+    totals = [sum(step.values()) / 1e3 for step in steps]
+    total = statistics.median(totals)
+    parts = {f"{part}_us": statistics.median(step[part] for step in steps) / 1e3 for part in PARTS}
+    return parts | {
         "total_us": total,
-        "total_p99_us": p99,
+        "total_p99_us": float(np.percentile(totals, 99)),
         "yardstick_us": reference,
         "total_in_yardsticks": total / reference,
     }
@@ -238,76 +210,14 @@ def yardstick() -> float:
     return min(times) / 1e3
 
 
-# --- the prefix tree ---------------------------------------------------------------------------
-
-
-def measure_tree(page_size: int) -> Iterator[dict[str, Any]]:
-    """Median microseconds of an operation on a tree that holds `TREE_TOKENS` tokens.
-
-    Prompts of 1,024 tokens, of which 256 are one of 32 system prompts. A step number of 0: all
-    were written long ago.
-    """
-    rng = np.random.default_rng(0)
-    cache = create_prefix_cache("radix", page_size)
-    systems = rng.integers(0, VOCAB_SIZE, (32, 256), dtype=np.int32)
-    num_prompts = (TREE_TOKENS - systems.size) // 768 + 1
-    next_page = 0
-
-    def prompt(index: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        own = rng.integers(0, VOCAB_SIZE, 768, dtype=np.int32)
-        return np.concatenate([systems[index % 32], own])
-
-    def insert(ids: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        nonlocal next_page
-        root = cache.match(ids[:0])
-        count = len(ids) // page_size
-        cache.insert(root, ids, list(range(next_page, next_page + count)), 0)
-        next_page += count
-
-    prompts = [prompt(index) for index in range(num_prompts)]
-    for ids in prompts:
-        insert(ids)
-    num_cached = cache.num_evictable * page_size
-    assert num_cached >= TREE_TOKENS, num_cached
-    fresh = [prompt(index) for index in range(500)]
-    hits = [prompts[index] for index in rng.integers(0, num_prompts, 500)]
-    strangers = list(rng.integers(0, VOCAB_SIZE, (500, 1024), dtype=np.int32))
-    handles = [cache.match(ids) for ids in hits]
-
-    def lock(index: int) -> None:
-        cache.lock(handles[index])
-        cache.unlock(handles[index])
-
-    operations: dict[str, Callable[[int], object]] = {
-        "match, all 1,024 tokens": lambda index: cache.match(hits[index]),
-        "match, system prompt only": lambda index: cache.match(fresh[index]),
-        "match, nothing": lambda index: cache.match(strangers[index]),
-        "lock and unlock": lock,
-        "insert 768 new tokens": lambda index: insert(fresh[index]),
-        "evict 1,024 tokens": lambda index: cache.evict(1024 // page_size),
-    }
-    for name, operation in operations.items():
-        times = []
-        for index in range(500):
-            start = time.perf_counter_ns()
-            operation(index)
-            times.append(time.perf_counter_ns() - start)
-        yield {
-            "name": f"{name}, page size {page_size}",
-            "cached_tokens": num_cached,
-            "median_us": round(statistics.median(times) / 1e3, 2),
-            "p99_us": round(float(np.percentile(times, 99)) / 1e3, 2),
-        }
-
-
 # --- overlap -----------------------------------------------------------------------------------
 
 
 class _ClockDevice:
     """A device that needs `device_s` for each step, one after another, and no host time.
 
-    Mutable: it knows until when it is busy. The host waits by watching the clock, since a sleep
-    wakes up to 0.1 ms late.
+    Mutable: it knows until when it is busy. The host waits by watching the clock: a sleep would
+    wake up late, by an amount that is as large as what is measured.
     """
 
     def __init__(self, device_s: float) -> None:
@@ -335,39 +245,14 @@ def measure_overlap(num_running: int, device_s: float, steps: int) -> dict[str, 
     Host time is what a step takes beyond the device's when nothing overlaps.
     """
     step_ms = {}
-    first = WARM_UP_STEPS + num_running * 128 // CHUNK_TOKENS
-    num_steps = first + steps
     for overlap in (True, False):
-        with _sockets() as (inbox, outbox, client):
-            timed = _Timed(make_scheduler(num_running), _ClockDevice(device_s), inbox, outbox)
-            times: list[float] = []
-
-            def on_step(finished: int, times: list[float] = times, client: Any = client) -> None:
-                times.append(time.perf_counter())
-                if len(times) == num_steps:
-                    client.put([ExitMsg()])
-
-            timed.on_step = on_step
-            sampling = SamplingParams(temperature=0.0, max_tokens=2 * steps + 1000, ignore_eos=True)
-            rng = np.random.default_rng(0)
-            client.put(
-                [
-                    UserMsg(
-                        uid=uid,
-                        ids=ids_to_bytes(rng.integers(0, VOCAB_SIZE, 128, dtype=np.int32)),
-                        sampling=sampling,
-                    )
-                    for uid in range(num_running)
-                ]
-            )
-            loop: Any = timed
-            run(loop, loop, loop, loop, overlap=overlap)
-            step_ms[overlap] = float(np.median(np.diff(times[first:]))) * 1e3
-    device_ms = device_s * 1e3
-    host_ms = step_ms[False] - device_ms
+        device = _ClockDevice(device_s)
+        ends = drive(device, num_running, steps, mixed=False, overlap=overlap).ends
+        step_ms[overlap] = float(np.median(np.diff(ends))) * 1e3
+    host_ms = step_ms[False] - device_s * 1e3
     return {
         "running": num_running,
-        "device_ms": device_ms,
+        "device_ms": device_s * 1e3,
         "overlap_step_ms": round(step_ms[True], 4),
         "no_overlap_step_ms": round(step_ms[False], 4),
         "host_ms": round(host_ms, 4),
@@ -392,11 +277,11 @@ def _show(
 ) -> None:
     console = Console()
     table = Table(title="microseconds a step (medians)")
-    columns = ("name", *(f"{part}_us" for part in PARTS), "total_us", "total_p99_us")
-    for column in (*columns, "total_in_yardsticks"):
-        table.add_column(column.removesuffix("_us").replace("_", " "), justify="right")
+    names = ("name", *(f"{part}_us" for part in PARTS), "total_us", "total_p99_us")
+    for name in (*names[:-1], "p99", "yardsticks"):
+        table.add_column(name.removesuffix("_us"), justify="right", no_wrap=True)
     for row in steps:
-        values = [f"{row[column]:,.1f}" for column in columns[1:]]
+        values = [f"{row[name]:,.1f}" for name in names[1:]]
         table.add_row(row["name"], *values, f"{row['total_in_yardsticks']:.2f}")
     console.print(table)
     table = Table(title=f"prefix tree of {tree[0]['cached_tokens']:,} tokens, microseconds")

@@ -29,7 +29,7 @@ class Record:
     Mutable: it is filled while the stream runs. due: when it was to be sent (None: closed loop).
     chunks: (arrival, tokens) of each chunk that carried output; tokens is 0 where the chunk did
     not say. num_output: what the server's usage says, None without it. finish_at: arrival of a
-    last chunk without text.
+    last chunk without text. server_ttft_s: what the server itself measured, where it says so.
     """
 
     session: int
@@ -43,6 +43,7 @@ class Record:
     num_prompt: int | None = None
     num_output: int | None = None
     num_cached: int | None = None
+    server_ttft_s: float | None = None
     error: str | None = None
 
     def token_times(self) -> tuple[list[float], str]:
@@ -150,6 +151,11 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
     num_prompt = sum(record.num_prompt or 0 for record in done)
     num_cached = sum(record.num_cached or 0 for record in done)
     late = [(record.sent - record.due) * 1e3 for record in records if record.due is not None]
+    beyond = [
+        (values["ttft_ms"] - record.server_ttft_s * 1e3)
+        for values, record in zip(per_request, done, strict=True)
+        if record.server_ttft_s is not None
+    ]
     several = [v for v, ids in zip(columns["tpot_ms"], itl, strict=True) if len(ids)]
     summary: dict[str, Any] = {
         "num_requests": len(records),
@@ -164,6 +170,7 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
         "goodput_per_s": _rate(sum(met), duration),
         "goodput_share": round(sum(met) / len(records), 4) if records else 0.0,
         "ttft_ms": distribution(columns["ttft_ms"]),
+        "ttft_beyond_server_ms": distribution(beyond),
         "itl_ms": distribution(all_itl),
         "largest_itl_ms": distribution(columns["itl_ms"]),
         "chunk_gap_ms": distribution(np.concatenate(gaps) if gaps else []),
