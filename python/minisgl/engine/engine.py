@@ -21,6 +21,7 @@ from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, Pending, create_device, out_of_memory
 from minisgl.engine.inputs import StepTensors, make_arrays
 from minisgl.engine.memory import MemoryPlan, plan_memory
+from minisgl.engine.profiler import StepProfiler
 from minisgl.engine.tables import RequestTables
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import create_ops
@@ -56,6 +57,7 @@ class Engine:
         OutOfDeviceMemory.
         """
         self.device = create_device(config.device)
+        self.profiler = StepProfiler()
         try:
             self._build(config, progress)
         except Exception as error:
@@ -116,9 +118,12 @@ class Engine:
 
     def launch(self, plan: Plan) -> ForwardOutput:
         """Enqueue the step (`minisgl.core.executor.Executor`)."""
-        return ForwardOutput(
-            plan=plan, device=self.device, pending=self.device.enqueue(lambda: self._step(plan))
-        )
+        work = self.profiler.named(plan, lambda: self._step(plan))
+        return ForwardOutput(plan=plan, device=self.device, pending=self.device.enqueue(work))
+
+    def settle(self) -> None:
+        """Wait for all that was launched."""
+        self.device.enqueue(lambda: torch.empty(0, dtype=torch.int32)).wait()
 
     def _step(self, plan: Plan) -> Tensor:
         """One step, in stream order: int32 ids [S] of the rows that sample."""

@@ -1,0 +1,86 @@
+"""A torch profile of some steps, each named with what it computes and for whom.
+
+Chrome's trace format: open it in https://ui.perfetto.dev. While a profile runs, each step is an
+NVTX range too, for Nsight Systems.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from minisgl.core import Plan
+from minisgl.errors import EngineError
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+NUM_NAMED: Final = 16  # uids in a step's name; more would not be read
+
+
+class StepProfiler:
+    """Mutable: a profile runs, or not. One thread starts and stops it."""
+
+    def __init__(self) -> None:
+        self._profile: torch.profiler.profile | None = None
+        self._num_steps = 0
+
+    def named(self, plan: Plan, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`work`, the step of `plan`; with a name around it while a profile runs."""
+        if self._profile is None:
+            return work
+        self._num_steps += 1
+        return partial(_run_named, _name(plan), work)
+
+    def start(self) -> None:
+        """Raises EngineError if a profile runs already."""
+        if self._profile is not None:
+            raise EngineError("a profile is running already; POST /stop_profile ends it")
+        # The CPU's stream is a thread of its own, and the loop's thread is worth seeing, too.
+        all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        profile = torch.profiler.profile(experimental_config=all_threads)
+        profile.start()
+        self._profile, self._num_steps = profile, 0
+
+    def stop(self, folder: Path, rank: int) -> tuple[Path, int]:
+        """Write the trace; returns it with its number of steps. No step may be in the air.
+
+        Raises EngineError if no profile runs, or if the file cannot be written.
+        """
+        if self._profile is None:
+            raise EngineError("no profile is running; POST /start_profile starts one")
+        profile, self._profile = self._profile, None
+        profile.stop()
+        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-rank{rank}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            raise EngineError(f"cannot write the trace {path}: {error}") from error
+        logger.info("a profile of %d steps is in %s", self._num_steps, path)
+        return path, self._num_steps
+
+
+def _run_named(name: str, work: Callable[[], Tensor]) -> Tensor:
+    on_cuda = torch.cuda.is_initialized()
+    if on_cuda:
+        torch.cuda.nvtx.range_push(name)
+    try:
+        with torch.profiler.record_function(name):
+            return work()
+    finally:
+        if on_cuda:
+            torch.cuda.nvtx.range_pop()
+
+
+def _name(plan: Plan) -> str:
+    uids = " ".join(map(str, plan.uids[:NUM_NAMED]))
+    more = f" and {plan.num_rows - NUM_NAMED} more" if plan.num_rows > NUM_NAMED else ""
+    prompt = plan.num_tokens - plan.num_decodes
+    return f"step {plan.step}: {plan.num_decodes} decodes, {prompt} prompt tokens; {uids}{more}"
