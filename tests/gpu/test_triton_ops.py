@@ -126,3 +126,51 @@ def test_random_choice_is_the_reference(num_vocab: int, device: torch.device) ->
     )
     got, want = FAST.sample(logits, args), REFERENCE.sample(logits.float(), args)
     assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 1024, 600), (2, 48, 80), (4, 3072, 64), (1, 5120, 30)]
+)
+def test_linear_of_few_rows(
+    rows: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Also norm, residual and activation around the product."""
+    torch.manual_seed(inputs)
+    x, residual = torch.randn(2, rows, inputs, device=device).to(dtype)
+    norm = torch.randn(inputs, device=device).to(dtype)
+    weight = (torch.randn(2 * outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    offset = torch.randn(2 * outputs, device=device).to(dtype) if bias else None
+    exact = REFERENCE.linear(
+        x.double(), weight.double(), None if offset is None else offset.double()
+    )
+    check(FAST.linear(x, weight, offset), exact.to(dtype))
+    for before in (residual, None):
+        for name in ("norm_linear", "norm_linear_silu", "norm_linear_gelu"):
+            got = getattr(FAST, name)(x, before, norm, 1e-6, weight, offset)
+            want = getattr(REFERENCE, name)(x, before, norm, 1e-6, weight, offset)
+            check_product(got[0], want[0])
+            assert torch.equal(got[1], want[1])
+
+
+def check_product(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Sums in another order differ before they are rounded, and the activation follows."""
+    error = (got.double() - want.double()).abs().max() / want.double().abs().max()
+    assert error <= 2 * TOLERANCE[want.dtype], f"relative error {error:.2e}"
+
+
+def test_where_a_step_begins(device: torch.device) -> None:
+    ids = torch.tensor([-1, 5, -1, 7, 8] + [3] * 600, dtype=torch.int32, device=device)
+    last = torch.arange(100, 110, dtype=torch.int32, device=device)
+    rows = torch.tensor([[4, 9, 0, 1]], dtype=torch.int32, device=device)
+    assert torch.equal(
+        FAST.take_ids(ids, rows[0, :3], last), REFERENCE.take_ids(ids, rows[0, :3], last)
+    )
+    assert FAST.take_ids(ids, rows[0, :3], last)[:4].tolist() == [104, 5, 100, 7]
+    pages = torch.tensor([[0, 3, 3], [2, 0, 1], [11, 12, 13]], device=device)
+    tables = torch.zeros(2, 4, 6, dtype=torch.int32, device=device)
+    FAST.write_pages(tables[0], pages)
+    REFERENCE.write_pages(tables[1], pages)
+    assert torch.equal(tables[0], tables[1])
+    assert tables[0].sum() == 36

@@ -57,9 +57,14 @@ class BaseAttnMetadata:
 
 
 class BaseAttnBackend(ABC):
-    """One way to attend over the paged cache. Holds no state of a step: that is the metadata."""
+    """One way to attend over the paged cache. Holds no state of a step: that is the metadata.
+
+    graph_safe: decode reads what changes from step to step on the device, so that its launches
+    can be captured once and replayed.
+    """
 
     name: str
+    graph_safe = False
 
     @abstractmethod
     def prepare(self, plan: Plan) -> BaseAttnMetadata:

@@ -51,8 +51,9 @@ class FlashAttentionBackend(PagedAttnBackend):
         page_size = batch.context.kv_pool.page_size
         num_pages = -(-metadata.longest // page_size)
         table_EP = metadata.once("table", lambda: table[:, :num_pages][rows[0]])
-        ends_1 = rows[1, -1:] + rows[2, -1:]
-        firsts = metadata.once("firsts", lambda: torch.cat((rows[1], ends_1)) - first)
+        firsts = metadata.once(
+            "firsts", lambda: torch.cat((rows[1], rows[1, -1:] + rows[2, -1:])) - first
+        )
         longest = max(metadata.lengths)
         self._run(q_TNH[first:], layer, batch, out_TNH[first:], table_EP, rows[3], firsts, longest)
 
@@ -69,7 +70,7 @@ class FlashAttentionBackend(PagedAttnBackend):
     ) -> None:
         pool = batch.context.kv_pool.layer(layer.layer_id)
         window = (-1, -1) if layer.window is None else (layer.window - 1, 0)
-        got = self._attend(
+        self._attend(
             q[:, None] if firsts is None else q,
             pool.k,
             pool.v,
@@ -80,8 +81,8 @@ class FlashAttentionBackend(PagedAttnBackend):
             softmax_scale=layer.scale,
             causal=True,
             window_size=window,
+            out=out[:, None] if firsts is None else out,
         )
-        out.copy_(got.view(out.shape))
 
 
 def _load() -> Callable[..., Any]:

@@ -40,6 +40,8 @@ class PagedMetadata(BaseAttnMetadata):
 
 
 class PagedAttnBackend(BaseAttnBackend):
+    graph_safe = True
+
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
 

@@ -37,6 +37,7 @@ class TritonAttnBackend(PagedAttnBackend):
             scale=layer.scale,
             window=layer.window,
             pieces=attention.num_pieces(len(q_DNH), layer.num_kv_heads, self.num_cores),
+            shared_1=None if layer.window else batch.shared,
             out_BNH=out_DNH,
         )
 

@@ -52,7 +52,8 @@ class Batch:
     sample_positions: int64 [S], which of the T tokens yield logits.
     attn_metadata: what the attention backend's `prepare` made of the plan.
     rows: int32 [4, B], each row's table index, first of the T tokens, number of tokens, and end
-    of its context; for backends that read them on the device.
+    of its context; for backends that read them on the device. shared: int32 [1], at how many
+    tokens the decode rows' contexts part: those before lie in the same pages; None for none.
     """
 
     input_ids: Tensor
@@ -63,3 +64,4 @@ class Batch:
     context: Context
     sampling: BatchSamplingArgs
     rows: Tensor | None = None
+    shared: Tensor | None = None

@@ -96,7 +96,8 @@ class Engine:
             max_pages=-(-self.max_seq_len // config.page_size),
         )
         self._attn = create_attention_backend(config.attn, ops, self.device.torch_device)
-        self._runner = self.device.create_runner(min(config.cuda_graph_max_bs, config.max_running))
+        max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
+        self._runner = self.device.create_runner(min(max_graph_rows, config.max_running))
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,
@@ -136,15 +137,11 @@ class Engine:
     def _compute(self, step: StepTensors, attn_metadata: BaseAttnMetadata) -> Tensor:
         """int32 ids [S], padding included; everything here is on the device."""
         page_table, last_token = self._tables.page_table, self._tables.last_token
-        page_table[step.page_rows, step.page_columns] = step.pages.int()
-        input_ids_T = step.token_ids
-        if step.num_decodes:  # promised ids are on the device only
-            ids = input_ids_T[: step.num_decodes]
-            promised = last_token[step.rows[0, : step.num_decodes]]
-            decode_ids = torch.where(ids < 0, promised, ids)
-            input_ids_T = torch.cat([decode_ids, input_ids_T[step.num_decodes :]])
+        self._ops.write_pages(page_table, step.new_pages)
+        # Promised ids are on the device only.
+        decoding = step.rows[0, : step.num_decodes]
         batch = Batch(
-            input_ids=input_ids_T,
+            input_ids=self._ops.take_ids(step.token_ids, decoding, last_token),
             positions=step.positions,
             slots=step.slots,
             sample_positions=step.sample_positions,
@@ -152,6 +149,7 @@ class Engine:
             context=self._context,
             sampling=step.sampling,
             rows=step.rows,
+            shared=step.shared,
         )
         logits_SV = self.model.forward(batch)
         next_ids_S = self._ops.sample(logits_SV, batch.sampling)

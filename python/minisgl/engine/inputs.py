@@ -31,6 +31,7 @@ class StepShape:
     """All that a padded step's work depends on besides the values in its arrays."""
 
     num_rows: int
+    is_shared: bool
     all_greedy: bool
     has_top_k: bool
     has_top_p: bool
@@ -49,7 +50,8 @@ class StepArrays:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """token_ids: int32 [T], `PROMISED` where the host does not know. rows: see `Batch.rows`.
-    sample_table_idxs: int64 [S]. page_rows, page_columns, pages: int64 [N].
+    sample_table_idxs: int64 [S]. new_pages: int64 [3, N], table row, index in it and page.
+    shared: see `Batch.shared`.
     """
 
     num_decodes: int
@@ -59,19 +61,18 @@ class StepTensors:
     rows: Tensor
     sample_positions: Tensor
     sample_table_idxs: Tensor
-    page_rows: Tensor
-    page_columns: Tensor
-    pages: Tensor
+    new_pages: Tensor
+    shared: Tensor | None
     sampling: BatchSamplingArgs
 
     @classmethod
     def of(cls, step: StepArrays, tensors: Sequence[Tensor]) -> StepTensors:
         """`tensors` are `step.arrays` on the device."""
         token_ids, positions, slots, rows, sample_positions, sample_table_idxs = tensors[:6]
-        page_rows, page_columns, pages = tensors[6]
+        new_pages, shared = tensors[6:8]
         sampling = BatchSamplingArgs(all_greedy=True)
-        if len(tensors) > 7:
-            temperatures, top_ks, top_ps, min_ps, seeds, output_idxs = tensors[7:]
+        if len(tensors) > 8:
+            temperatures, top_ks, top_ps, min_ps, seeds, output_idxs = tensors[8:]
             sampling = BatchSamplingArgs(
                 all_greedy=False,
                 temperatures=temperatures,
@@ -89,9 +90,8 @@ class StepTensors:
             rows=rows,
             sample_positions=sample_positions,
             sample_table_idxs=sample_table_idxs,
-            page_rows=page_rows,
-            page_columns=page_columns,
-            pages=pages,
+            new_pages=new_pages,
+            shared=shared if len(shared) else None,
             sampling=sampling,
         )
 
@@ -131,10 +131,12 @@ def make_arrays(
         padding = padding.repeat(num_padded_rows - len(new_pages), axis=0)
         new_pages = np.concatenate((new_pages, padding))
         num_decodes = num_padded_rows
+    shared = tables.shared_tokens(plan, page_size) if num_padded_rows else 0
     temperature, top_k, top_p, min_p, seed = tables.sampling(sample_table_idxs)
     draws = bool(temperature.any())
     shape = StepShape(
         num_rows=len(table_idxs),
+        is_shared=shared > 0,
         all_greedy=not draws,
         has_top_k=draws and bool(top_k.any()),
         has_top_p=draws and bool((top_p < 1).any()),
@@ -148,6 +150,7 @@ def make_arrays(
         sample_positions,
         sample_table_idxs,
         new_pages.T,
+        np.array([shared] if shared else [], np.int32),
     ]
     if not shape.all_greedy:  # a filter that no row uses is left out
         arrays += [

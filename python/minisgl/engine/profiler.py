@@ -68,15 +68,15 @@ class StepProfiler:
 
 
 def _run_named(name: str, work: Callable[[], Tensor]) -> Tensor:
-    on_cuda = torch.cuda.is_initialized()
+    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if on_cuda:
-        torch.cuda.nvtx.range_push(name)
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:
         with torch.profiler.record_function(name):
             return work()
     finally:
         if on_cuda:
-            torch.cuda.nvtx.range_pop()
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
 
 def _name(plan: Plan) -> str:

@@ -22,6 +22,10 @@ from torch import Tensor
 from minisgl.core import Plan
 from minisgl.engine.device import Device
 
+MIN_SHARED_ROWS = 4
+MIN_SHARED_TOKENS = 256
+"""Below either, reading a shared beginning once saves less than its launch costs."""
+
 
 class RequestTables:
     """Mutable; written only by the engine's steps, in stream order."""
@@ -56,6 +60,23 @@ class RequestTables:
         new_pages = np.array(plan.new_pages, np.int64).reshape(-1, 3)
         self._pages[new_pages[:, 0], new_pages[:, 1]] = new_pages[:, 2]
         return new_pages
+
+    def shared_tokens(self, plan: Plan, page_size: int) -> int:
+        """How many tokens all rows of a decode step have in the same pages at the front; 0 where
+        that is not worth a launch."""
+        if plan.num_rows < MIN_SHARED_ROWS:
+            return 0
+        idxs = np.array(plan.table_idxs, np.int64)
+        num_pages = min(plan.starts) // page_size  # whole pages, with a token left for each row
+        if num_pages * page_size < MIN_SHARED_TOKENS:
+            return 0
+        least = MIN_SHARED_TOKENS // page_size - 1
+        if (self._pages[idxs, least] != self._pages[idxs[0], least]).any():
+            return 0  # the common case costs one column
+        pages = self._pages[idxs, :num_pages]
+        same = (pages == pages[0]).all(axis=0)
+        count = num_pages if same.all() else int(same.argmin())
+        return count * page_size if count * page_size >= MIN_SHARED_TOKENS else 0
 
     def slots(
         self,

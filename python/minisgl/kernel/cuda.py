@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import elementwise, sample
+from minisgl.kernel.triton import elementwise, gemv, sample, step
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,50 @@ class CudaOps(Ops):
     """Stateless, as `Ops`. Safe to capture in a CUDA graph: nothing waits for the device."""
 
     name = "triton"
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x.dim() == 2 and gemv.reaches(*x.shape) and x.is_contiguous():
+            return gemv.linear(x, weight, bias)
+        return super().linear(x, weight, bias)
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        if gemv.fuses(*x.shape):
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias)
+        return super().norm_linear(x, residual, norm_weight, eps, weight, bias)
+
+    def norm_linear_silu(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        if gemv.fuses(*x.shape):
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=True)
+        return super().norm_linear_silu(x, residual, norm_weight, eps, weight, bias)
+
+    def norm_linear_gelu(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        if gemv.fuses(*x.shape):
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=False)
+        return super().norm_linear_gelu(x, residual, norm_weight, eps, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.rms_norm(x, weight, eps)
@@ -32,6 +76,12 @@ class CudaOps(Ops):
 
     def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.gated(gate_up, silu=False)
+
+    def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
+        return step.take_ids(token_ids_T, table_idxs_D, last_token_R)
+
+    def write_pages(self, page_table_RP: Tensor, new_pages_3N: Tensor) -> None:
+        step.write_pages(page_table_RP, new_pages_3N)
 
     def logits(self, x_SV: Tensor) -> Tensor:
         return x_SV  # `sample` computes in float32; a copy of 256 Qwen rows is 156 MB

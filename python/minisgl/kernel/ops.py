@@ -56,6 +56,47 @@ class Ops:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(linear(rms_norm(x + residual)), x + residual); no residual counts as zero."""
+        if residual is None:
+            return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias), x
+        x, residual = self.add_rms_norm(x, residual, norm_weight, eps)
+        return self.linear(x, weight, bias), residual
+
+    def norm_linear_silu(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(silu_and_mul of what `norm_linear` gives, x + residual)."""
+        gate_up, residual = self.norm_linear(x, residual, norm_weight, eps, weight, bias)
+        return self.silu_and_mul(gate_up), residual
+
+    def norm_linear_gelu(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(gelu_and_mul of what `norm_linear` gives, x + residual)."""
+        gate_up, residual = self.norm_linear(x, residual, norm_weight, eps, weight, bias)
+        return self.gelu_and_mul(gate_up), residual
+
     def apply_rope(
         self, q_TNH: Tensor, k_TKH: Tensor, cos_sin_PR: Tensor, positions_T: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -98,6 +139,18 @@ class Ops:
         slots = slots_T[taken]
         pool.k.view(-1, *pool.k.shape[2:])[slots] = k_TKH[taken]
         pool.v.view(-1, *pool.v.shape[2:])[slots] = v_TKH[taken]
+
+    def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
+        """The ids of a step: where one of the first D is negative (promised), the last token of
+        its table row."""
+        ids_D = token_ids_T[: len(table_idxs_D)]
+        taken_D = torch.where(ids_D < 0, last_token_R[table_idxs_D], ids_D)
+        return torch.cat([taken_D, token_ids_T[len(taken_D) :]])
+
+    def write_pages(self, page_table_RP: Tensor, new_pages_3N: Tensor) -> None:
+        """page_table[row, index] = page for N (row, index, page), int64 [3, N], in place."""
+        rows_N, columns_N, pages_N = new_pages_3N
+        page_table_RP[rows_N, columns_N] = pages_N.int()
 
     def logits(self, x_SV: Tensor) -> Tensor:
         """The head's products as `sample` wants them: here float32, whatever they were."""

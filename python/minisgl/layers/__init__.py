@@ -6,7 +6,7 @@ config.json, files. Everything of the step comes as the argument `batch`. Read n
 `minisgl.models.decoder`, which puts them together.
 """
 
-from minisgl.layers.activation import get_activation
+from minisgl.layers.activation import get_gate
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.base import BaseOP, BuildContext, Identity, OPList, Parameter, Part, StateLessOP
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -32,6 +32,6 @@ __all__ = [
     "RotaryEmbedding",
     "StateLessOP",
     "VocabParallelEmbedding",
-    "get_activation",
+    "get_gate",
     "get_rope",
 ]

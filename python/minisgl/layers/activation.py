@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 Activation = Literal["silu", "gelu_tanh"]
 
 
-def get_activation(name: Activation, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """`silu_and_mul` or `gelu_and_mul` (GELU in its tanh form) of `ops`."""
-    return ops.silu_and_mul if name == "silu" else ops.gelu_and_mul
+Gate = Callable[
+    [Tensor, Tensor | None, Tensor, float, Tensor, Tensor | None], tuple[Tensor, Tensor]
+]
+
+
+def get_gate(name: Activation, ops: Ops) -> Gate:
+    """`norm_linear_silu` or `norm_linear_gelu` (GELU in its tanh form) of `ops`."""
+    return ops.norm_linear_silu if name == "silu" else ops.norm_linear_gelu

@@ -58,7 +58,10 @@ class VocabParallelEmbedding(_VocabShare):
 
 
 class ParallelLMHead(StateLessOP):
-    """[S, D] -> logits [S, V] as `Ops.sample` takes them, whole on each rank. `table` is the embedding when tied."""
+    """[S, D] -> logits [S, V] as `Ops.sample` takes them, whole on each rank.
+
+    `table` is the embedding when tied.
+    """
 
     def __init__(self, table: _VocabShare) -> None:
         super().__init__()

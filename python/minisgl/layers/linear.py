@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minisgl.errors import ConfigError
 from minisgl.layers.base import BaseOP, BuildContext, Part
+from minisgl.layers.norm import RMSNormFused
 
 
 class _Linear(BaseOP):
@@ -28,6 +29,12 @@ class _Linear(BaseOP):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.linear(x, self.weight, self.bias)
+
+    def forward_normed(
+        self, norm: RMSNormFused, x: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(forward(norm(x + residual)), x + residual): together where that is one kernel."""
+        return self.ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
 
     def _declare_merged(
         self, pieces: list[tuple[str, int, int, int]], in_size: int, bias: bool

@@ -28,7 +28,7 @@ from minisgl.layers import (
     RMSNormFused,
     RotaryEmbedding,
     VocabParallelEmbedding,
-    get_activation,
+    get_gate,
     get_rope,
 )
 from minisgl.models.spec import ModelSpec
@@ -54,7 +54,8 @@ class BaseLLMModel(BaseOP, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, V], as `Ops.logits` makes them, of `batch.sample_positions`; writes this step's KV."""
+        """Logits [S, V] of `batch.sample_positions`, as `Ops.logits` makes them; writes the step's
+        KV."""
 
 
 class Decoder(BaseLLMModel):
@@ -90,7 +91,9 @@ class Decoder(BaseLLMModel):
             x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
         assert residual_TD is not None, "a decoder has at least one block"
         rows = batch.sample_positions
-        x_SD, _ = self.norm.forward(x_TD[rows], residual_TD[rows])
+        if len(rows) < len(x_TD):  # as many as tokens: every token samples, in order
+            x_TD, residual_TD = x_TD[rows], residual_TD[rows]
+        x_SD, _ = self.norm.forward(x_TD, residual_TD)
         return self.lm_head.forward(x_SD)
 
 
@@ -114,10 +117,8 @@ class Block(BaseOP):
     def forward(
         self, x_TD: Tensor, residual_TD: Tensor | None, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        x_TD, residual_TD = self.attention_norm.forward(x_TD, residual_TD)
-        x_TD = self.attention.forward(x_TD, batch)
-        x_TD, residual_TD = self.mlp_norm.forward(x_TD, residual_TD)
-        return self.mlp.forward(x_TD), residual_TD
+        x_TD, residual_TD = self.attention.forward(self.attention_norm, x_TD, residual_TD, batch)
+        return self.mlp.forward(self.mlp_norm, x_TD, residual_TD)
 
 
 class Attention(BaseOP):
@@ -166,8 +167,12 @@ class Attention(BaseOP):
             name=f"{prefix}.o_proj",
         )
 
-    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        return self.out.forward(self.attend.forward(self.qkv.forward(x_TD), batch))
+    def forward(
+        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Of norm(x + residual); and x + residual."""
+        qkv, residual_TD = self.qkv.forward_normed(norm, x_TD, residual_TD)
+        return self.out.forward(self.attend.forward(qkv, batch)), residual_TD
 
 
 class GatedMLP(BaseOP):
@@ -183,7 +188,7 @@ class GatedMLP(BaseOP):
             bias=spec.mlp_bias,
             names=(f"{prefix}.gate_proj", f"{prefix}.up_proj"),
         )
-        self.activate = get_activation(config.activation, build.ops)
+        self.gate = get_gate(config.activation, build.ops)
         self.down = LinearRowParallel(
             build,
             in_size=config.intermediate_size,
@@ -192,5 +197,12 @@ class GatedMLP(BaseOP):
             name=f"{prefix}.down_proj",
         )
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down.forward(self.activate(self.gate_up.forward(x_TD)))
+    def forward(
+        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of norm(x + residual); and x + residual."""
+        gate_up = self.gate_up
+        x_TF, residual_TD = self.gate(
+            x_TD, residual_TD, norm.weight, norm.eps, gate_up.weight, gate_up.bias
+        )
+        return self.down.forward(x_TF), residual_TD

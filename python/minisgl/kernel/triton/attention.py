@@ -10,6 +10,13 @@ merges their partial sums (Flash-Decoding, Dao et al. 2023)::
 How many pieces there are at most depends only on the number of rows, so a captured launch serves
 every context length.
 
+Rows whose contexts begin with the same pages read those once for all of them (cascade attention:
+Ye et al. 2024; Hydragen: Juravsky et al. 2024): `_decode_shared` takes many rows' queries as one
+block, and its pieces are merged with those of the rows' own contexts::
+
+    context of a row   |======= shared =======|== own piece 0 ==|== own piece 1 ==|
+                       0                      shared                              end
+
 Axes: T tokens, B rows, N query heads, K key/value heads, G query heads per key/value head, H head
 dim, P pages of a table row, S pieces.
 """
@@ -21,6 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+
 LOG2_E = 1.4426950408889634
 MIN_PIECE = 64
 """Tokens: below it the merge costs more than the parallelism gives."""
@@ -28,12 +37,20 @@ MAX_PIECES = 64
 PROGRAMS_PER_CORE = 8
 """Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
 time, and a long row's pieces do not outlast the others."""
+SHARED_PIECES = 16
+"""Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
+
+
+# Which of a block's keys a query sees.
+WHOLE = tl.constexpr(0)  # all
+ENDED = tl.constexpr(1)  # those before the end
+CAUSAL = tl.constexpr(2)  # those that are not after it
 
 
 def num_pieces(num_rows: int, num_kv_heads: int, num_cores: int) -> int:
     """Pieces a row at most: a power of two."""
     wanted = num_cores * PROGRAMS_PER_CORE // max(num_rows * num_kv_heads, 1)
-    return min(int(triton.next_power_of_2(max(wanted, 1))), MAX_PIECES)
+    return min(power_of_2(max(wanted, 1)), MAX_PIECES)
 
 
 def decode(
@@ -46,32 +63,62 @@ def decode(
     scale: float,
     window: int | None,
     pieces: int,
+    shared_1: Tensor | None,
     out_BNH: Tensor,
 ) -> None:
-    """One query per row. rows: `Batch.rows` [4, >= B]; only table indices and ends are read."""
+    """One query per row. rows: `Batch.rows` [4, >= B]; only table indices and ends are read.
+
+    shared_1: int32 [1], tokens at the front of every context that lie in the same pages; only
+    without a window.
+    """
     num_rows, num_q_heads, head_dim = q_BNH.shape
-    num_kv_heads = k_pool.shape[2]
+    page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
-    block_h = max(triton.next_power_of_2(head_dim), 16)
+    block_h = max(power_of_2(head_dim), 16)
     block_n = 64 if block_h <= 128 else 32
-    if pieces > 1:
-        shape = (num_rows, num_q_heads, pieces)
+    cascade = shared_1 is not None
+    slots = pieces + (SHARED_PIECES if cascade else 0)
+    partial = mass = q_BNH
+    if slots > 1:
+        shape = (num_rows, num_q_heads, slots)
         partial = torch.empty((*shape, block_h), dtype=torch.float32, device=q_BNH.device)
         mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
-    else:
-        partial = mass = q_BNH
-    _decode[(num_rows, num_kv_heads, pieces)](
-        q_BNH, k_pool, v_pool, page_table, page_table.stride(0), rows, rows.stride(0),
-        out_BNH, partial, mass, scale * LOG2_E, window or 0,
-        Z=k_pool.shape[1], K=num_kv_heads, G=group, H=head_dim, S=pieces, WINDOWED=bool(window),
-        BLOCK_G=max(triton.next_power_of_2(group), 16), BLOCK_H=block_h, BLOCK_N=block_n,
-        MIN_PIECE=MIN_PIECE, num_warps=4, num_stages=3 if q_BNH.dtype.itemsize == 2 else 2,
+    shared = rows if shared_1 is None else shared_1
+    common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
+    few = 3 if q_BNH.dtype.itemsize == 2 else 2
+    if cascade:
+        block_m = 64
+        blocks = -(-num_rows * group // block_m)
+        _launch_decode_shared(
+            (blocks, num_kv_heads, SHARED_PIECES),
+            (
+                q_BNH, k_pool, v_pool, page_table, rows, shared, partial, mass,
+                scale * LOG2_E, num_rows,
+            ),
+            (*common, slots, pieces, SHARED_PIECES, block_m, block_h, block_n),
+            dtype=q_BNH.dtype, num_warps=4, num_stages=few,
+        )  # fmt: skip
+    _launch_decode(
+        (num_rows, num_kv_heads, pieces),
+        (
+            q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, partial, mass,
+            scale * LOG2_E, window or 0, rows.stride(0),
+        ),
+        (
+            *common, slots, pieces, bool(window), cascade, max(power_of_2(group), 16), block_h,
+            block_n, MIN_PIECE,
+        ),
+        dtype=q_BNH.dtype, num_warps=4, num_stages=few,
     )  # fmt: skip
-    if pieces > 1:
-        _merge[(num_rows, num_q_heads)](
-            partial, mass, rows, rows.stride(0), out_BNH, window or 0,
-            N=num_q_heads, H=head_dim, S=pieces, WINDOWED=bool(window),
-            BLOCK_H=block_h, BLOCK_N=block_n, MIN_PIECE=MIN_PIECE, num_warps=2,
+    if slots > 1:
+        _launch_merge(
+            (num_rows, num_q_heads, 1),
+            (partial, mass, rows, shared, out_BNH, window or 0, rows.stride(0)),
+            (
+                num_q_heads, head_dim, power_of_2(slots), slots, pieces,
+                SHARED_PIECES, bool(window), cascade, block_h, block_n, MIN_PIECE,
+            ),
+            dtype=q_BNH.dtype, num_warps=2,
         )  # fmt: skip
 
 
@@ -89,83 +136,87 @@ def extend(
 ) -> None:
     """Any number of queries per row. rows: [4, B], of tokens in q_TNH; lengths: theirs, B."""
     _, num_q_heads, head_dim = q_TNH.shape
-    num_kv_heads = k_pool.shape[2]
-    block_h = max(triton.next_power_of_2(head_dim), 16)
+    page_size, num_kv_heads = k_pool.shape[1:3]
+    block_h = max(power_of_2(head_dim), 16)
     wide = block_h > 128 or q_TNH.dtype.itemsize == 4
     block_m, block_n = (64, 32) if wide else (128, 64)
     if max(lengths) <= 32:
         block_m = 32
-    num_tiles = sum(triton.cdiv(length, block_m) for length in lengths)
-    _extend[(num_tiles, num_q_heads)](
-        q_TNH, k_pool, v_pool, page_table, page_table.stride(0), rows, rows.stride(0),
-        out_TNH, scale * LOG2_E, window or 0, len(lengths),
-        Z=k_pool.shape[1], N=num_q_heads, K=num_kv_heads, H=head_dim, WINDOWED=bool(window),
-        BLOCK_B=triton.next_power_of_2(len(lengths)), BLOCK_M=block_m, BLOCK_H=block_h,
-        BLOCK_N=block_n, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
+    num_tiles = sum(-(-length // block_m) for length in lengths)
+    _launch_extend(
+        (num_tiles, num_q_heads, 1),
+        (
+            q_TNH, k_pool, v_pool, page_table, rows, out_TNH, scale * LOG2_E, window or 0,
+            len(lengths), rows.stride(0),
+        ),
+        (
+            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
+            power_of_2(len(lengths)), block_m, block_h, block_n,
+        ),
+        dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip
 
 
 @triton.jit
-def _piece_of(end, window, S: tl.constexpr, WINDOWED: tl.constexpr, BLOCK_N: tl.constexpr,
-              MIN_PIECE: tl.constexpr):  # fmt: skip
-    """(first key that is seen, tokens a piece) of a decode row."""
+def _own_pieces(
+    end, window, shared_ptr, PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
+    BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
+):  # fmt: skip
+    """(first key that the row reads itself, tokens a piece) of a decode row."""
     low = 0
     if WINDOWED:
         low = tl.maximum(end - window, 0)
-    piece = tl.cdiv(tl.cdiv(end - low, S), BLOCK_N) * BLOCK_N
+    if CASCADE:
+        low = tl.load(shared_ptr)
+    piece = tl.cdiv(tl.cdiv(end - low, PIECES), BLOCK_N) * BLOCK_N
     return low, tl.maximum(piece, MIN_PIECE)
 
 
 @triton.jit
+def _shared_piece(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
+    return tl.maximum(tl.cdiv(tl.cdiv(shared, PIECES), BLOCK_N) * BLOCK_N, BLOCK_N)
+
+
+@triton.jit(
+    do_not_specialize=["window", "rows_stride"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
+)
 def _decode(
-    q_ptr, k_ptr, v_ptr, table_ptr, table_stride, rows_ptr, rows_stride,
-    out_ptr, partial_ptr, mass_ptr, scale, window,
-    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
-    WINDOWED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    MIN_PIECE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr, partial_ptr, mass_ptr,
+    scale, window, rows_stride,
+    TABLE_STRIDE: tl.constexpr,
+    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
+    SLOTS: tl.constexpr, PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin(PDL)
     end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _piece_of(end, window, S, WINDOWED, BLOCK_N, MIN_PIECE)
+    low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
     first = low + index * piece
     last = tl.minimum(first + piece, end)
     if first < last:
-        table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
+        table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
         g = tl.arange(0, BLOCK_G)
         h = tl.arange(0, BLOCK_H)
         head = kv_head * G + g
         q_at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
         in_q = (g[:, None] < G) & (h[None, :] < H)
         q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
-        top = tl.full([BLOCK_G], -float("inf"), tl.float32)
+        top = tl.full([BLOCK_G], -1e30, tl.float32)
         mass = tl.zeros([BLOCK_G], tl.float32)
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
-        for start in range(first, last, BLOCK_N):
-            n = start + tl.arange(0, BLOCK_N)
-            inside = n < last
-            page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
-            at = ((page * Z + n % Z) * K + kv_head) * H
-            k = tl.load(
-                k_ptr + at[None, :] + h[:, None],
-                mask=inside[None, :] & (h[:, None] < H), other=0.0,
-            )  # fmt: skip
-            v = tl.load(
-                v_ptr + at[:, None] + h[None, :],
-                mask=inside[:, None] & (h[None, :] < H), other=0.0,
-            )  # fmt: skip
-            score = tl.dot(q, k, input_precision="ieee") * scale
-            score = tl.where(inside[None, :], score, -float("inf"))
-            new_top = tl.maximum(top, tl.max(score, 1))
-            p = tl.exp2(score - new_top[:, None])
-            shrink = tl.exp2(top - new_top)
-            mass = mass * shrink + tl.sum(p, 1)
-            acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-            top = new_top
-        if S == 1:
+        query = tl.zeros([BLOCK_G], tl.int32)
+        acc, mass, top = _attend(
+            acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
+            last, ENDED, Z, K, H, False, BLOCK_N,
+        )  # fmt: skip
+        if SLOTS == 1:
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
-            at_S = ((row.to(tl.int64) * K * G + head) * S) + index
+            at_S = ((row.to(tl.int64) * K * G + head) * SLOTS) + index
             tl.store(
                 partial_ptr + at_S[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
                 mask=g[:, None] < G,
@@ -173,17 +224,70 @@ def _decode(
             tl.store(mass_ptr + at_S, top + tl.log2(mass), mask=g < G)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"]
+)
+def _decode_shared(
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr, mass_ptr,
+    scale, num_rows,
+    TABLE_STRIDE: tl.constexpr,
+    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
+    SLOTS: tl.constexpr, PIECES: tl.constexpr, SHARED_PIECES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin(PDL)
+    shared = tl.load(shared_ptr)
+    piece = _shared_piece(shared, SHARED_PIECES, BLOCK_N)
+    first = index * piece
+    last = tl.minimum(first + piece, shared)
+    if first < last:
+        # The first row's pages serve for all.
+        table = table_ptr + tl.load(rows_ptr).to(tl.int64) * TABLE_STRIDE
+        m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        h = tl.arange(0, BLOCK_H)
+        inside = m < num_rows * G
+        head_at = (m // G).to(tl.int64) * K * G + kv_head * G + m % G
+        q = tl.load(
+            q_ptr + head_at[:, None] * H + h[None, :],
+            mask=inside[:, None] & (h[None, :] < H), other=0.0,
+        )  # fmt: skip
+        top = tl.full([BLOCK_M], -1e30, tl.float32)
+        mass = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
+        acc, mass, top = _attend(
+            acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
+            last, ENDED, Z, K, H, False, BLOCK_N,
+        )  # fmt: skip
+        at_S = head_at * SLOTS + PIECES + index
+        tl.store(
+            partial_ptr + at_S[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
+            mask=inside[:, None],
+        )  # fmt: skip
+        tl.store(mass_ptr + at_S, top + tl.log2(mass), mask=inside)
+
+
+@triton.jit(
+    do_not_specialize=["window", "rows_stride"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
+)
 def _merge(
-    partial_ptr, mass_ptr, rows_ptr, rows_stride, out_ptr, window,
-    N: tl.constexpr, H: tl.constexpr, S: tl.constexpr, WINDOWED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
+    partial_ptr, mass_ptr, rows_ptr, shared_ptr, out_ptr, window, rows_stride,
+    N: tl.constexpr, H: tl.constexpr,
+    BLOCK_S: tl.constexpr, SLOTS: tl.constexpr, PIECES: tl.constexpr,
+    SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
+    begin(PDL)
     end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _piece_of(end, window, S, WINDOWED, BLOCK_N, MIN_PIECE)
-    used = tl.arange(0, S) < tl.cdiv(end - low, piece)
-    at = (row.to(tl.int64) * N + head) * S + tl.arange(0, S)
+    low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
+    s = tl.arange(0, BLOCK_S)
+    used = (s < PIECES) & (s < tl.cdiv(end - low, piece))
+    if CASCADE:
+        count = tl.cdiv(low, _shared_piece(low, SHARED_PIECES, BLOCK_N))
+        used = used | ((s >= PIECES) & (s < PIECES + count))
+    at = (row.to(tl.int64) * N + head) * SLOTS + s
     h = tl.arange(0, BLOCK_H)
     log_mass = tl.load(mass_ptr + at, mask=used, other=-float("inf"))
     weight = tl.exp2(log_mass - tl.max(log_mass, 0))
@@ -195,13 +299,18 @@ def _merge(
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=h < H)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["window", "num_rows", "rows_stride"],
+    do_not_specialize_on_alignment=["rows_ptr"],
+)
 def _extend(
-    q_ptr, k_ptr, v_ptr, table_ptr, table_stride, rows_ptr, rows_stride,
-    out_ptr, scale, window, num_rows,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, out_ptr, scale, window, num_rows, rows_stride,
+    TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, WINDOWED: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     # Which row this tile belongs to: the first whose tiles, and those before, reach past it. The
     # heaviest tiles, at the end of the longest contexts, start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -216,7 +325,7 @@ def _extend(
     end = tl.load(rows_ptr + 3 * rows_stride + row)
     start = end - length
     q_first = tl.load(rows_ptr + rows_stride + row).to(tl.int64)
-    table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
+    table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
     m = m_first + tl.arange(0, BLOCK_M)
     h = tl.arange(0, BLOCK_H)
     query = start + m
@@ -237,11 +346,11 @@ def _extend(
     kv_head = head // (N // K)
     acc, mass, top = _attend(
         acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, low, whole, end,
-        False, Z, K, H, WINDOWED, BLOCK_N,
+        WHOLE, Z, K, H, WINDOWED, BLOCK_N,
     )  # fmt: skip
     acc, mass, top = _attend(
         acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, whole, high, end,
-        True, Z, K, H, WINDOWED, BLOCK_N,
+        CAUSAL, Z, K, H, WINDOWED, BLOCK_N,
     )  # fmt: skip
     out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_at, out, mask=in_q)
@@ -250,7 +359,7 @@ def _extend(
 @triton.jit
 def _attend(
     acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last, end,
-    MASKED: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
+    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
     WINDOWED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     for start in range(first, last, BLOCK_N):
@@ -265,7 +374,9 @@ def _attend(
             v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < H), other=0.0
         )
         score = tl.dot(q, k, input_precision="ieee") * scale
-        if MASKED:
+        if MASK == ENDED:
+            score = tl.where(inside[None, :], score, -float("inf"))
+        if MASK == CAUSAL:
             seen = n[None, :] <= query[:, None]
             if WINDOWED:
                 seen = seen & (n[None, :] > query[:, None] - window)
@@ -277,3 +388,9 @@ def _attend(
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
     return acc, mass, top
+
+
+_launch_decode = Launcher(_decode)
+_launch_decode_shared = Launcher(_decode_shared)
+_launch_merge = Launcher(_merge)
+_launch_extend = Launcher(_extend)

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+
 
 def norm_rope_store(
     qkv: Tensor,
@@ -37,27 +39,34 @@ def norm_rope_store(
     num_tokens = len(qkv)
     q_TNH = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     rotary_dim = cos_sin_PR.shape[1]
-    heads = triton.next_power_of_2(num_q_heads + 2 * num_kv_heads)
-    half = triton.next_power_of_2(max(rotary_dim // 2, 1))
+    heads = power_of_2(num_q_heads + 2 * num_kv_heads)
+    half = power_of_2(rotary_dim // 2)
     normed = q_weight is not None
-    _norm_rope_store[(num_tokens,)](
-        qkv, q_TNH, k_pool, v_pool, slots_T, positions_T, cos_sin_PR,
-        q_weight if normed else qkv, k_weight if normed else qkv, eps,
-        N=num_q_heads, K=num_kv_heads, H=head_dim, R=rotary_dim, NORM=normed,
-        HEADS=heads, HALF=half, REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
+    _launch(
+        (num_tokens, 1, 1),
+        (
+            qkv, q_TNH, k_pool, v_pool, slots_T, positions_T, cos_sin_PR,
+            q_weight if normed else qkv, k_weight if normed else qkv, eps,
+        ),
+        (
+            num_q_heads, num_kv_heads, head_dim, rotary_dim, normed, heads, half,
+            power_of_2(max(head_dim - rotary_dim, 1)),
+        ),
+        dtype=qkv.dtype,
         num_warps=min(max(heads * half // 512, 1), 8),
     )  # fmt: skip
     return q_TNH
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
 def _norm_rope_store(
     qkv_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, cos_sin_ptr,
     q_weight_ptr, k_weight_ptr, eps,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
+    begin(PDL)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
@@ -119,3 +128,6 @@ def _norm_rope_store(
 def _head_weight(q_weight_ptr, k_weight_ptr, is_q, is_k, dim, mask):
     q_weight = tl.load(q_weight_ptr + dim, mask=mask & is_q, other=0.0)
     return q_weight + tl.load(k_weight_ptr + dim, mask=mask & is_k, other=0.0)
+
+
+_launch = Launcher(_norm_rope_store)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+
 CHUNK = 4096
 """Vocabulary entries a program: 38 programs a row of Qwen's 151,936."""
 
@@ -29,34 +31,37 @@ def choose(
 ) -> Tensor:
     """int32 [S]: the first largest logit; with temperatures, see `Ops.sample` without filters."""
     num_rows, num_vocab = logits_SV.shape
-    chunks = triton.cdiv(num_vocab, CHUNK)
+    chunks = -(-num_vocab // CHUNK)
     best_SC = torch.empty((num_rows, chunks), dtype=torch.float32, device=logits_SV.device)
     where_SC = torch.empty((num_rows, chunks), dtype=torch.int32, device=logits_SV.device)
     out_S = torch.empty(num_rows, dtype=torch.int32, device=logits_SV.device)
     random = temperatures_S is not None
-    _best_of_chunk[(num_rows, chunks)](
-        logits_SV, logits_SV.stride(0),
-        temperatures_S if random else logits_SV,
-        seeds_S if random else logits_SV,
-        output_idxs_S if random else logits_SV,
-        best_SC, where_SC, num_vocab, chunks, RANDOM=random, CHUNK=CHUNK,
+    draw = (temperatures_S, seeds_S, output_idxs_S) if random else (logits_SV,) * 3
+    dtype = logits_SV.dtype
+    _launch_chunks(
+        (num_rows, chunks, 1), (logits_SV, *draw, best_SC, where_SC),
+        (logits_SV.stride(0), num_vocab, random, CHUNK), dtype=dtype, num_warps=4,
     )  # fmt: skip
-    _best_of_row[(num_rows,)](
-        best_SC, where_SC, out_S, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
-    )
+    _launch_rows(
+        (num_rows, 1, 1), (best_SC, where_SC, out_S), (chunks, power_of_2(chunks)),
+        dtype=dtype, num_warps=1,
+    )  # fmt: skip
     return out_S
 
 
 @triton.jit
 def _best_of_chunk(
-    logits_ptr, stride, temperature_ptr, seed_ptr, output_idx_ptr, best_ptr, where_ptr,
-    num_vocab, chunks, RANDOM: tl.constexpr, CHUNK: tl.constexpr,
+    logits_ptr, temperature_ptr, seed_ptr, output_idx_ptr, best_ptr, where_ptr,
+    STRIDE: tl.constexpr, VOCAB: tl.constexpr, RANDOM: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0)
     chunk = tl.program_id(1)
+    chunks = tl.num_programs(1)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = ids < num_vocab
-    row_ptr = logits_ptr + row.to(tl.int64) * stride
+    inside = ids < VOCAB
+    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     score = tl.load(row_ptr + ids, mask=inside, other=-float("inf")).to(tl.float32)
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
@@ -88,9 +93,16 @@ def _gumbel(word):
 
 
 @triton.jit
-def _best_of_row(best_ptr, where_ptr, out_ptr, chunks, BLOCK: tl.constexpr):
+def _best_of_row(
+    best_ptr, where_ptr, out_ptr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    begin(PDL)
     row = tl.program_id(0)
     chunk = tl.arange(0, BLOCK)
-    best = tl.load(best_ptr + row * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+    best = tl.load(best_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=-float("inf"))
     _, first = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(out_ptr + row, tl.load(where_ptr + row * chunks + first))
+    tl.store(out_ptr + row, tl.load(where_ptr + row * CHUNKS + first))
+
+
+_launch_chunks = Launcher(_best_of_chunk)
+_launch_rows = Launcher(_best_of_row)

@@ -1,0 +1,76 @@
+"""A short way to launch Triton kernels, and programmatic dependent launch between them.
+
+Triton finds the compiled form of a kernel anew at each launch, from all arguments: 30 us of host
+time here, and a step that is not replayed from a graph makes some hundred launches. A `Launcher`
+finds it by a key. So its kernels take run-time arguments first, which must not be specialised
+(`do_not_specialize`; pointers aligned to 16 bytes unless said otherwise), then the constants.
+
+With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
+`begin` lets the next one start and waits until the one before is complete, memory included. What
+is loaded before `begin` must be constant through a step: weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def has_pdl() -> bool:
+    return not INTERPRET and torch.cuda.get_device_capability()[0] >= 9
+
+
+class Launcher:
+    """Mutable: a cache of compiled kernels."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        *,
+        dtype: torch.dtype,
+        num_warps: int,
+        num_stages: int = 3,
+    ) -> None:
+        """dtype: that of all tensors whose dtype varies. The last constant, PDL, is added here."""
+        pdl = has_pdl()
+        constants = (*constants, pdl)
+        device = 0 if INTERPRET else torch.cuda.current_device()
+        key = (device, dtype, num_warps, num_stages, *constants)
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled[grid](*args, *constants)
+            return
+        options = {} if INTERPRET else {"launch_pdl": pdl}
+        compiled = self._kernel[grid](
+            *args, *constants, num_warps=num_warps, num_stages=num_stages, **options
+        )
+        if compiled is not None:  # the interpreter has none
+            self._compiled[key] = compiled
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Let the next kernel start; wait for the one before."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def power_of_2(value: int) -> int:
+    """The next one."""
+    return int(triton.next_power_of_2(value))

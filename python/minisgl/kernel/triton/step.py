@@ -1,0 +1,67 @@
+"""Where a step begins: the new pages into the page table, promised ids in place of -1."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.kernel.triton.launch import Launcher, begin
+
+BLOCK = 256
+
+
+def take_ids(token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
+    """See `Ops.take_ids`."""
+    count = len(token_ids_T)
+    ids_T = torch.empty_like(token_ids_T)
+    _launch_take(
+        (-(-count // BLOCK), 1, 1),
+        (token_ids_T, table_idxs_D, last_token_R, ids_T, len(table_idxs_D), count),
+        (BLOCK,), dtype=torch.int32, num_warps=4,
+    )  # fmt: skip
+    return ids_T
+
+
+def write_pages(page_table_RP: Tensor, new_pages_3N: Tensor) -> None:
+    """See `Ops.write_pages`."""
+    count = new_pages_3N.shape[1]
+    if not count:
+        return
+    _launch_write(
+        (-(-count // BLOCK), 1, 1), (page_table_RP, new_pages_3N, count),
+        (page_table_RP.stride(0), BLOCK), dtype=torch.int32, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["num_decodes", "count"], do_not_specialize_on_alignment=["table_idx_ptr"]
+)
+def _take_ids(
+    token_ptr, table_idx_ptr, last_ptr, out_ptr, num_decodes, count,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(token_ptr + t, mask=t < count, other=0)
+    promised = (t < num_decodes) & (token < 0)
+    row = tl.load(table_idx_ptr + t, mask=promised, other=0)
+    tl.store(out_ptr + t, tl.load(last_ptr + row, mask=promised, other=token), mask=t < count)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _write_pages(
+    table_ptr, pages_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    begin(PDL)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < count
+    row = tl.load(pages_ptr + n, mask=inside, other=0)
+    column = tl.load(pages_ptr + count + n, mask=inside, other=0)
+    page = tl.load(pages_ptr + 2 * count + n, mask=inside, other=0)
+    tl.store(table_ptr + row * STRIDE + column, page.to(tl.int32), mask=inside)
+
+
+_launch_take = Launcher(_take_ids)
+_launch_write = Launcher(_write_pages)

@@ -1,0 +1,104 @@
+"""The engine on a GPU in float32: transformers' tokens, however the steps are launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_harness import make_reference
+from test_equalities import drive, greedy, prompts
+from transformers import Qwen3Config
+
+from minisgl.core import SamplingParams
+from minisgl.engine import Engine, EngineConfig
+
+Checkpoint = tuple[Path, list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A folder, and what transformers answers greedily to the prompts."""
+    config = Qwen3Config(
+        vocab_size=101,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=20,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path_factory.mktemp("qwen3")
+    model = make_reference(config)
+    model.save_pretrained(folder)
+    outputs = []
+    for prompt in prompts(6):
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=64,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        outputs.append(ids[0, len(prompt) :].tolist())
+    return folder, outputs
+
+
+def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
+    settings: dict[str, Any] = {"num_pages": 256, "max_running": 16, "max_prefill_tokens": 64}
+    return Engine(EngineConfig(folder=checkpoint[0], device="cuda", **(settings | options)))
+
+
+@pytest.mark.parametrize("graphs", [0, 16])
+@pytest.mark.parametrize("attn", ["triton", "torch"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tokens_equal_transformers(
+    checkpoint: Checkpoint, attn: str, graphs: int, overlap: bool
+) -> None:
+    engine = make_engine(checkpoint, attn=attn, cuda_graph_max_bs=graphs)
+    try:
+        requests = [(prompt, greedy()) for prompt in prompts(6)]
+        assert drive(engine, requests, overlap=overlap) == checkpoint[1]
+        assert drive(engine, requests, turns=[0, 3, 9, 9, 20, 21]) == checkpoint[1]
+        for request, ids in zip(requests, checkpoint[1], strict=True):
+            assert drive(engine, [request]) == [ids]
+    finally:
+        engine.close()
+
+
+def test_a_shared_beginning_is_read_once_with_the_same_tokens(checkpoint: Checkpoint) -> None:
+    """300 tokens in common: decode takes the cascade, single requests do not."""
+    common = (prompts(6)[0] * 300)[:300]
+    requests = [([*common, *tail[:20]], greedy(24)) for tail in prompts(6)]
+    engine = make_engine(checkpoint)
+    try:
+        together = drive(engine, requests)
+        assert any(shape.is_shared for shape in engine._runner._graphs)  # type: ignore[attr-defined]
+        assert together == [drive(engine, [request])[0] for request in requests]
+    finally:
+        engine.close()
+
+
+def test_random_tokens_do_not_depend_on_graphs(checkpoint: Checkpoint) -> None:
+    requests = [
+        (prompt, SamplingParams(temperature=0.8, seed=index, max_tokens=40, top_k=index * 5))
+        for index, prompt in enumerate(prompts(6))
+    ]
+    got = []
+    for graphs in (0, 8):
+        engine = make_engine(checkpoint, cuda_graph_max_bs=graphs)
+        got.append(drive(engine, requests))
+        engine.close()
+    assert got[0] == got[1]
+
+
+def test_retracted_requests_resume_with_the_same_tokens(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint, num_pages=24)
+    try:
+        assert drive(engine, [(p, greedy()) for p in prompts(6)]) == checkpoint[1]
+    finally:
+        engine.close()
