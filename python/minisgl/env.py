@@ -2,6 +2,7 @@
 
 MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
 MINISGL_LOG_LEVEL=info                debug, info, warning or error
+MINISGL_LOG_FORMAT=text               text or json
 MINISGL_CACHE_DIR                     where compiled kernels are kept
                                       (default: $XDG_CACHE_HOME/minisgl or ~/.cache/minisgl)
 MINISGL_DISABLE_JIT=1                 never compile: use the plain-torch kernels
@@ -34,6 +35,13 @@ def log_level() -> str:
     value = os.environ.get("MINISGL_LOG_LEVEL", "info").lower()
     if value not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"MINISGL_LOG_LEVEL must be debug, info, warning or error, got {value!r}")
+    return value
+
+
+def log_format() -> str:
+    value = os.environ.get("MINISGL_LOG_FORMAT", "text").lower()
+    if value not in ("text", "json"):
+        raise ConfigError(f"MINISGL_LOG_FORMAT must be text or json, got {value!r}")
     return value
 
 

@@ -14,7 +14,7 @@ MessagePack is the encoding; token ids travel as little-endian int32 bytes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -83,7 +83,14 @@ class PingMsg(_Record, frozen=True, kw_only=True):
     seq: int
 
 
-FrontendMsg = TokenizeMsg | AbortMsg | PingMsg
+class ProfileMsg(_Record, frozen=True, kw_only=True):
+    """Start or stop the profiler of the engine; answered with a `ProfileReply` of the same seq."""
+
+    seq: int
+    action: Literal["start", "stop"]
+
+
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg
 
 
 # --- to the scheduler --------------------------------------------------------------------------
@@ -121,16 +128,54 @@ class ExitMsg(_Record, frozen=True, kw_only=True):
 
 
 SchedulerMsg = UserMsg | AbortBackendMsg | StopMsg | PingMsg | ExitMsg
+"""What the loop handles. A `ProfileMsg` comes the same way and is handled by its inbox."""
 
 
 # --- to the detokenizer ------------------------------------------------------------------------
 
 
+class StatusReply(_Record, frozen=True, kw_only=True):
+    """How a scheduler is doing: what is now, and counters since its start.
+
+    num_used_pages: held by running requests. num_cached_pages: kept for whoever comes with the
+    same prefix. num_prompt_tokens and num_cached_tokens count requests when they first start,
+    num_prefill_tokens what was computed of prompts (again after a retraction). part_s: seconds
+    of the loop by part, in the order of `minisgl.scheduler.meter.PARTS`.
+    """
+
+    rank: int
+    num_waiting: int
+    num_running: int
+    num_pages: int
+    num_used_pages: int
+    num_cached_pages: int
+    num_steps: int
+    num_retractions: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_prefill_tokens: int
+    num_output_tokens: int
+    part_s: list[float]
+
+
+class ProfileReply(_Record, frozen=True, kw_only=True):
+    """What came of a `ProfileMsg`. trace: the file that was written, by "stop"."""
+
+    seq: int
+    error: str | None = None
+    trace: str | None = None
+    num_steps: int = 0
+
+
 class DetokenizeMsg(_Record, frozen=True, kw_only=True):
-    """The events of one turn of the scheduler's loop, and the pings that it saw."""
+    """The events of one turn of the scheduler's loop, and the pings that it saw.
+
+    ``pass_on`` goes to the API server as it is.
+    """
 
     events: list[Event]
     pings: list[int] = []
+    pass_on: list[StatusReply | ProfileReply] = []
 
 
 # --- to the API server -------------------------------------------------------------------------
@@ -185,7 +230,9 @@ class PongMsg(_Record, frozen=True, kw_only=True):
     seq: int
 
 
-UserReply = AcceptedReply | TextReply | FinishedReply | FailedReply | PongMsg
+UserReply = (
+    AcceptedReply | TextReply | FinishedReply | FailedReply | PongMsg | StatusReply | ProfileReply
+)
 
 
 # --- encoding ----------------------------------------------------------------------------------

@@ -256,10 +256,12 @@ class Scheduler:
                         events.append(self._fail(requests[uid], outcome))
         elif self._void_from is None:
             now = self._clock()
+            num_late = 0
             for row, token in zip(plan.sample_rows, outcome.next_ids, strict=True):
                 req = rows[row]
                 if req.ended:
-                    continue  # sampled past the end: one step late is the price of overlap
+                    num_late += 1  # sampled past the end: the price of overlap
+                    continue
                 output = req.output
                 output.append(token)
                 if len(output) == 1:
@@ -268,7 +270,7 @@ class Scheduler:
                 events.append(Token(uid=req.uid, id=token, silent=stop))
                 if stop or len(req.prompt) + len(output) == req.max_len:
                     events.append(self._end(req, "stop" if stop else "length"))
-            self.stats.num_output_tokens += len(plan.sample_rows)
+            self.stats.num_output_tokens += len(plan.sample_rows) - num_late
         if self._leaving:
             for req in rows:
                 if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
@@ -370,9 +372,19 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_used_pages(self) -> int:
+        """Pages that running requests hold."""
+        return self._cache.num_pages - self._cache.num_available
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages that are kept for whoever comes with the same prefix."""
+        return self._cache.num_cached_pages
+
+    @property
     def kv_usage(self) -> float:
         """Share of the pool that running requests hold, 0 to 1."""
-        return 1 - self._cache.num_available / self._cache.num_pages
+        return self.num_used_pages / self._cache.num_pages
 
     def check(self) -> None:
         """Raise AssertionError unless the books add up. Slow: for tests."""

@@ -22,8 +22,10 @@ from minisgl.message import (
     FrontendMsg,
     PingMsg,
     PongMsg,
+    ProfileMsg,
     SchedulerMsg,
     TokenizeMsg,
+    UserReply,
 )
 from minisgl.tokenizer.detokenize import Detokenizer
 from minisgl.tokenizer.template import load_template
@@ -65,27 +67,30 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
         waiting: deque[FrontendMsg] = deque()
         while True:
             events: list[Event] = []
-            pings: list[int] = []
+            passed_on: list[UserReply] = []
             for inbox in wait(inboxes, 0 if waiting else None):
                 for message in inbox.get(0):
                     if isinstance(message, DetokenizeMsg):
                         events += message.events
-                        pings += message.pings
+                        passed_on += [PongMsg(seq=seq) for seq in message.pings]
+                        passed_on += message.pass_on
                     else:
                         waiting.append(message)
             replies, stops = detokenizer.handle(events)
-            to_api.put([*replies, *(PongMsg(seq=seq) for seq in pings)])
+            to_api.put([*replies, *passed_on])
             to_scheduler.put(stops)
             if waiting:  # one prompt a turn: a long one must not stall the running streams twice
                 answer = _forward(encoder, waiting.popleft())
                 (to_api if isinstance(answer, FailedReply) else to_scheduler).put([answer])
 
 
-def _forward(encoder: PromptEncoder, message: FrontendMsg) -> SchedulerMsg | FailedReply:
+def _forward(
+    encoder: PromptEncoder, message: FrontendMsg
+) -> SchedulerMsg | ProfileMsg | FailedReply:
     match message:
         case TokenizeMsg():
             return encoder.tokenize(message)
         case AbortMsg(uid=uid):
             return AbortBackendMsg(uid=uid)
-        case PingMsg():
+        case PingMsg() | ProfileMsg():
             return message
