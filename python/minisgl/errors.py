@@ -3,7 +3,7 @@
 ::
 
     MinisglError
-    ├─ ConfigError(ValueError)    before any process starts: the command line or a checkpoint is wrong
+    ├─ ConfigError(ValueError)    before any process starts: a flag or a checkpoint is wrong
     │  ├─ UnsupportedModel        no family of ours builds this config.json
     │  └─ CheckpointError         files, names or shapes of a checkpoint do not fit
     ├─ RequestError(ValueError)   one request is wrong; the API answers it with a 4xx
