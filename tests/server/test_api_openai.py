@@ -263,6 +263,7 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
             "queued_s": 0.25,
             "prefill_s": 0.5,
             "decode_s": 1.0,
+            "num_cached_tokens": 1,
             "num_chunks": 3,
             "num_retractions": 1,
         },

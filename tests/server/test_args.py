@@ -22,7 +22,8 @@ def test_defaults_and_every_flag() -> None:
             "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
             "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
-            "--attn torch --num-pages 5 --dry-run --log-level debug"
+            "--attn torch --num-pages 5 --dry-run --log-level debug "
+            "--log-format json --log-requests --log-steps f --profile-dir d"
         )
     )
     same = {"shell", "memory_ratio"}  # they exclude others of these
@@ -76,7 +77,7 @@ def test_help_tells_meaning_and_default(
         parse_args(["--help"])
     assert "Serve a language model" in capsys.readouterr().out
     values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
-    assert len(values) == 18
+    assert len(values) == 21
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

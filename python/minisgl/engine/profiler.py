@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan
-from minisgl.errors import EngineError
+from minisgl.errors import EngineError, InvalidRequest
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -39,9 +39,9 @@ class StepProfiler:
         return partial(_run_named, _name(plan), work)
 
     def start(self) -> None:
-        """Raises EngineError if a profile runs already."""
+        """Raises InvalidRequest (409) if a profile runs already."""
         if self._profile is not None:
-            raise EngineError("a profile is running already; POST /stop_profile ends it")
+            raise _conflict("a profile is running already; POST /stop_profile ends it")
         # The CPU's stream is a thread of its own, and the loop's thread is worth seeing, too.
         all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         profile = torch.profiler.profile(experimental_config=all_threads)
@@ -51,10 +51,10 @@ class StepProfiler:
     def stop(self, folder: Path, rank: int) -> tuple[Path, int]:
         """Write the trace; returns it with its number of steps. No step may be in the air.
 
-        Raises EngineError if no profile runs, or if the file cannot be written.
+        Raises InvalidRequest (409) if no profile runs, EngineError if the file cannot be written.
         """
         if self._profile is None:
-            raise EngineError("no profile is running; POST /start_profile starts one")
+            raise _conflict("no profile is running; POST /start_profile starts one")
         profile, self._profile = self._profile, None
         profile.stop()
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-rank{rank}.json"
@@ -65,6 +65,12 @@ class StepProfiler:
             raise EngineError(f"cannot write the trace {path}: {error}") from error
         logger.info("a profile of %d steps is in %s", self._num_steps, path)
         return path, self._num_steps
+
+
+def _conflict(message: str) -> InvalidRequest:
+    error = InvalidRequest(message)
+    error.status, error.code = 409, "profile_state"
+    return error
 
 
 def _run_named(name: str, work: Callable[[], Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from minisgl.core.event import Event, FinishReason
+from minisgl.core.event import Event, Failed, FinishReason
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
@@ -162,7 +162,7 @@ class ProfileReply(_Record, frozen=True, kw_only=True):
     """What came of a `ProfileMsg`. trace: the file that was written, by "stop"."""
 
     seq: int
-    error: str | None = None
+    failed: Failed | None = None
     trace: str | None = None
     num_steps: int = 0
 

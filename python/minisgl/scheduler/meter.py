@@ -7,8 +7,8 @@
 
 The parts add up to the loop's whole time without its sleep, so a sum of them is busy time. Seven
 readings of the clock a step: 2 us, where a step with 256 running requests takes the host 250 us
-(docs/observability.md). Reports go out while there is work, and once when it ends; an idle loop
-reports nothing.
+(docs/observability.md). Reports go out at the start, while there is work, and when it ends; an
+idle loop reports nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LoopMeter:
         self._turn_s = [0.0] * len(PARTS)
         self._epoch = self._last = self._begin = time.perf_counter()
         self._due = 0.0
-        self._reported_idle = True
+        self._reported_idle = False  # so the first turn reports: whoever listens knows that we are
         self._launches: deque[tuple[float, ...]] = deque()
         self._num_output_tokens = 0
 

@@ -35,6 +35,8 @@ class StatusLine:
         if self._last is not None and seconds < LINE_EVERY_S:
             return
         last = self._last
+        if now.num_steps == (last.num_steps if last else 0):
+            return
         busy = sum(now.part_s) - (sum(last.part_s) if last else 0.0)
 
         def gained(name: str) -> int:

@@ -1,4 +1,4 @@
-"""The FastAPI application: the API families, the two health checks, request ids, errors."""
+"""The FastAPI application: the API families, metrics, two health checks, request ids, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
-from minisgl.server import errors, generate, models, openai_chat, openai_completions
+from minisgl.server import errors, generate, metrics, models, openai_chat, openai_completions
 from minisgl.server.frontend import Frontend
 from minisgl.server.models import ServedModel
 from minisgl.server.openapi import DocumentedAPI
@@ -25,11 +25,12 @@ READY_TIMEOUT_S: Final = 3.0
 
 def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
     app = DocumentedAPI(title="Mini-SGLang", redoc_url=None)
-    errors.install(app)
+    errors.install(app, frontend.observer)
     app.include_router(openai_chat.router(frontend, model))
     app.include_router(openai_completions.router(frontend, model))
     app.include_router(generate.router(frontend, model))
     app.include_router(models.router(model))
+    app.include_router(metrics.router(frontend, model))
 
     @app.get("/health")
     async def health() -> Response:
@@ -72,6 +73,7 @@ class RequestIds:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _is_decent(given) else uuid.uuid4().hex
+        scope["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

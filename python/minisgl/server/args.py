@@ -47,6 +47,10 @@ class ServerArgs:
     dry_run: bool = False
     shell: bool = False
     log_level: Literal["debug", "info", "warning", "error"] | None = None
+    log_format: Literal["text", "json"] | None = None
+    log_requests: bool = False
+    log_steps: str | None = None
+    profile_dir: str = "minisgl-profiles"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -190,6 +194,29 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         help="what is logged (default: $MINISGL_LOG_LEVEL or info; with --shell: warning)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        help="one line of text, or one JSON object, per log entry (default: $MINISGL_LOG_FORMAT or "
+        "text)",
+    )
+    group.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="log a line for each request that ends: its X-Request-Id, times and tokens",
+    )
+    group.add_argument(
+        "--log-steps",
+        metavar="FILE",
+        help="write a JSON line per step of the engine to FILE, which is emptied first: times of "
+        "each part, rows, tokens (default: none)",
+    )
+    group.add_argument(
+        "--profile-dir",
+        metavar="DIR",
+        help="folder for the traces of POST /start_profile and /stop_profile, made when the first "
+        f"is written (default: {defaults.profile_dir})",
     )
 
     given = vars(parser.parse_args(argv))

@@ -7,12 +7,17 @@ from pathlib import Path
 
 from minisgl import env
 from minisgl.builtin import model_path
+from minisgl.core import Failed
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.device import create_device
 from minisgl.engine.engine import plan_engine_memory, resolve_dtype
+from minisgl.errors import MinisglError
+from minisgl.message import ProfileMsg, ProfileReply
 from minisgl.models import ModelConfig
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
+from minisgl.scheduler.meter import LoopMeter
+from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.hf import read_generation_defaults
@@ -36,9 +41,19 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
     if args.dry_run:
         status.ready({"memory": _dry_run(config)})
         return
+    step_log = StepLog(Path(args.log_steps)) if args.log_steps else None
     engine = Engine(config, progress=_Progress())
     outbox = ZmqOutbox(endpoints)
-    inbox = ZmqInbox(endpoints)
+
+    def on_profile(message: ProfileMsg) -> None:
+        outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
+
+    inbox = ZmqInbox(endpoints, on_profile)
+    meter = LoopMeter(
+        rank=rank,
+        on_report=[outbox.pass_on, StatusLine(), *([step_log.flush] if step_log else [])],
+        on_step=step_log,
+    )
     try:
         scheduler = Scheduler(scheduler_config(args, folder, engine))
         status.ready(
@@ -50,11 +65,13 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
                 "memory": engine.memory.table(),
             }
         )
-        run(scheduler, engine, inbox, outbox, overlap=not env.overlap_disabled())
+        run(scheduler, engine, inbox, outbox, overlap=not env.overlap_disabled(), meter=meter)
     finally:
         inbox.close()
         outbox.close()
         engine.close()
+        if step_log:
+            step_log.close()
 
 
 def engine_config(args: ServerArgs, folder: Path) -> EngineConfig:
@@ -87,6 +104,18 @@ def scheduler_config(args: ServerArgs, folder: Path, engine: Engine) -> Schedule
         max_queued=args.max_queued_requests,
         cache=args.cache,
     )
+
+
+def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> ProfileReply:
+    try:
+        if message.action == "start":
+            engine.profiler.start()
+            return ProfileReply(seq=message.seq)
+        engine.settle()
+        trace, num_steps = engine.profiler.stop(folder.resolve(), rank)
+        return ProfileReply(seq=message.seq, trace=str(trace), num_steps=num_steps)
+    except MinisglError as error:
+        return ProfileReply(seq=message.seq, failed=Failed.of(message.seq, error))
 
 
 def _dry_run(config: EngineConfig) -> str:

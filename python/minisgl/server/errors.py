@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
+from minisgl.server.observe import Observer
 from minisgl.server.protocol import ErrorBody, ErrorObject
 
 
@@ -42,8 +43,7 @@ def _kind(status: int) -> str:
     return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
-def error_response(error: Exception) -> Response:
-    status, body = error_body(error)
+def _response(status: int, body: ErrorBody) -> Response:
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     return Response(
         msgspec.json.encode(body), status, headers=headers, media_type="application/json"
@@ -57,15 +57,17 @@ def refusal(message: str, *, status: int, code: str, param: str | None = None) -
     return error
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, observer: Observer) -> None:
     """Let `app` answer every exception with an error object."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return error_response(error)
+        status, body = error_body(error)
+        observer.answered(body.error.code)
+        return _response(status, body)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = error_response(_routing_error(request, error, app))
+        response = await answer(request, _routing_error(request, error, app))
         response.headers.update(error.headers or {})
         return response
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -27,11 +29,15 @@ from minisgl.message import (
     FrontendMsg,
     PingMsg,
     PongMsg,
+    ProfileMsg,
+    ProfileReply,
     Prompt,
+    StatusReply,
     TextReply,
     TokenizeMsg,
     UserReply,
 )
+from minisgl.server.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 
@@ -131,15 +137,22 @@ class Frontend:
     """Hands prompts to the tokenizers and replies to the calls that wait for them.
 
     tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
-    messages keep their order. `failure` is set once a worker is gone, for good.
+    messages keep their order. `observer` is told of everything. `failure` is set once a worker is
+    gone, for good.
     """
 
-    def __init__(self, tokenizers: Sequence[PushQueue], replies: AsyncPullQueue[UserReply]) -> None:
+    def __init__(
+        self,
+        tokenizers: Sequence[PushQueue],
+        replies: AsyncPullQueue[UserReply],
+        observer: Observer | None = None,
+    ) -> None:
+        self.observer = observer or Observer()
         self._tokenizers = tokenizers
         self._replies = replies
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}
-        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._asked: dict[int, asyncio.Future[PongMsg | ProfileReply]] = {}
         self.failure: EngineError | None = None
 
     @property
@@ -147,7 +160,11 @@ class Frontend:
         return len(self._calls)
 
     def submit(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, priority: int = 0
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        priority: int = 0,
+        request_id: str = "",
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
@@ -172,56 +189,86 @@ class Frontend:
                 f"the request holds a value that is out of range: {error}"
             ) from None
         self._calls.update(dict.fromkeys(uids, call))
+        self.observer.submitted(uids, request_id)
         return call
 
     async def run(self) -> None:
         """Deliver replies until cancelled."""
         while True:
-            for reply in await self._replies.get():
-                self._dispatch(reply)
+            replies = await self._replies.get()
+            now = time.perf_counter()
+            for reply in replies:
+                self._dispatch(reply, now)
 
     async def ping(self, timeout_s: float) -> bool:
         """Whether a message gets round the whole pipeline in time."""
-        if self.failure:
-            return False
-        seq = next(self._uids)
-        pong = self._pings[seq] = asyncio.get_running_loop().create_future()
         try:
-            self._tokenizers[seq % len(self._tokenizers)].put([PingMsg(seq=seq)])
-            async with asyncio.timeout(timeout_s):
-                await pong
+            await self._ask(PingMsg(seq=next(self._uids)), timeout_s)
         except (TimeoutError, EngineError):
             return False
-        finally:
-            del self._pings[seq]
         return True
+
+    async def profile(self, action: Literal["start", "stop"], timeout_s: float) -> ProfileReply:
+        """Raises TimeoutError, and EngineError when a worker is gone."""
+        reply = await self._ask(ProfileMsg(seq=next(self._uids), action=action), timeout_s)
+        assert isinstance(reply, ProfileReply)
+        return reply
+
+    async def _ask(self, message: PingMsg | ProfileMsg, timeout_s: float) -> PongMsg | ProfileReply:
+        if self.failure:
+            raise self.failure
+        seq = message.seq
+        answer: asyncio.Future[PongMsg | ProfileReply]
+        answer = self._asked[seq] = asyncio.get_running_loop().create_future()
+        try:
+            self._tokenizers[seq % len(self._tokenizers)].put([message])
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        finally:
+            del self._asked[seq]
 
     def fail_all(self, error: EngineError) -> None:
         """End every open call with `error`, and refuse what comes from now on."""
         self.failure = error
         for call in set(self._calls.values()):
             call.fail(error)
-        for pong in self._pings.values():
-            if not pong.done():
-                pong.set_exception(error)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
 
-    def _dispatch(self, reply: UserReply) -> None:
-        if isinstance(reply, PongMsg):
-            pong = self._pings.get(reply.seq)
-            if pong is not None and not pong.done():
-                pong.set_result(None)
+    def _dispatch(self, reply: UserReply, now: float) -> None:
+        if isinstance(reply, PongMsg | ProfileReply | StatusReply):
+            self._on_news(reply)
             return
         call = self._calls.get(reply.uid)
         if call is None:  # aborted meanwhile
             return
-        if isinstance(reply, FinishedReply | FailedReply):
+        if isinstance(reply, TextReply):
+            self.observer.text(reply.uid, now)
+        elif isinstance(reply, FinishedReply):
             del self._calls[reply.uid]
+            self.observer.finished(reply, now)
+        elif isinstance(reply, FailedReply):
+            del self._calls[reply.uid]
+            self.observer.ended(reply.uid, "error", code=reply.code)
         call.deliver(reply)
+
+    def _on_news(self, reply: PongMsg | ProfileReply | StatusReply) -> None:
+        if isinstance(reply, StatusReply):
+            self.observer.status[reply.rank] = reply
+            return
+        answer = self._asked.get(reply.seq)
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
 
     def _abort(self, uids: list[int]) -> None:
         for uid in uids:
-            self._calls.pop(uid, None)
-            if self.failure is None:
+            if self._calls.pop(uid, None) is None:
+                continue
+            if self.failure:
+                self.observer.ended(uid, "error", code=self.failure.code)
+            else:
+                self.observer.ended(uid, "abort")
                 self._tokenizers[uid % len(self._tokenizers)].put([AbortMsg(uid=uid)])
 
 

@@ -60,11 +60,5 @@ def _generated(text: str, token_ids: list[int], end: FinishedReply) -> Generated
         finish_reason=end.reason,
         stop_match=end.stop_match,
         usage=Usage.of([end]),
-        timings=Timings(
-            queued_s=end.queued_s,
-            prefill_s=end.prefill_s,
-            decode_s=end.decode_s,
-            num_chunks=end.num_chunks,
-            num_retractions=end.num_retractions,
-        ),
+        timings=Timings.of([end]),
     )

@@ -53,6 +53,8 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
     level = args.log_level or ("warning" if args.shell else None)
     if level:
         os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
+    if args.log_format:
+        os.environ["MINISGL_LOG_FORMAT"] = args.log_format
     with Signals() as signals:
         try:
             setup_logging("server", level=level)
@@ -95,7 +97,7 @@ def _serve(
 
         defaults = sampling_defaults(folder)
         model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
-        server = Server(workers, bound, model, max(args.num_tokenizer, 1))
+        server = Server(workers, bound, model, args)
         workers.wait_ready()
         if foreground:
             with signals.lent():
@@ -126,18 +128,21 @@ class Server:
     """The API server over running workers. Mutable: it starts, may fail, and stops."""
 
     def __init__(
-        self, workers: Workers, bound: socket.socket, model: ServedModel, num_tokenizers: int
+        self, workers: Workers, bound: socket.socket, model: ServedModel, args: ServerArgs
     ) -> None:
         from minisgl.server.api_server import create_app
         from minisgl.server.frontend import Frontend
         from minisgl.server.http import HttpServer
+        from minisgl.server.observe import Observer
 
         self._workers = workers
         self._socket = bound
         endpoints = workers.endpoints
+        num_tokenizers = max(args.num_tokenizer, 1)
         self._tokenizers = [PushQueue(endpoints.tokenizer(i)) for i in range(num_tokenizers)]
         self._replies: AsyncPullQueue[UserReply] = AsyncPullQueue(endpoints.api, UserReply)
-        self._frontend = Frontend(self._tokenizers, self._replies)
+        observer = Observer(log_requests=args.log_requests)
+        self._frontend = Frontend(self._tokenizers, self._replies, observer)
         self._http = HttpServer(create_app(self._frontend, model))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None

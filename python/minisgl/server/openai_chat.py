@@ -8,7 +8,6 @@ import uuid
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from minisgl.core import FinishReason
 from minisgl.message import FinishedReply, TextReply
 from minisgl.server import body
 from minisgl.server.frontend import Frontend
@@ -22,6 +21,7 @@ from minisgl.server.protocol import (
     ChatRequest,
     ChunkChoice,
     Delta,
+    Timings,
     Usage,
 )
 from minisgl.server.respond import Output, TextEvent, event, respond
@@ -75,6 +75,7 @@ class _ChatShape:
                 for index, output in enumerate(outputs)
             ],
             usage=Usage.of([output.end for output in outputs]),
+            timings=Timings.of([output.end for output in outputs]),
         )
 
     def opening(self) -> bytes:
@@ -85,7 +86,7 @@ class _ChatShape:
 
     def end(self, index: int, reply: FinishedReply) -> bytes:
         last = self._text(reply.text) if reply.text else b""
-        return last + event(self._chunk(Delta(), reply.reason))
+        return last + event(self._chunk(Delta(), reply))
 
     def closing(self, ends: list[FinishedReply]) -> bytes:
         if not self._include_usage:
@@ -97,14 +98,17 @@ class _ChatShape:
                 model=self._model,
                 choices=[],
                 usage=Usage.of(ends),
+                timings=Timings.of(ends),
             )
         )
 
-    def _chunk(self, delta: Delta, reason: FinishReason | None = None) -> ChatCompletionChunk:
+    def _chunk(self, delta: Delta, end: FinishedReply | None = None) -> ChatCompletionChunk:
+        reason = end.reason if end else None
         return ChatCompletionChunk(
             id=self._id,
             created=self._created,
             model=self._model,
             choices=[ChunkChoice(index=0, delta=delta, finish_reason=reason)],
             usage=None if self._include_usage else UNSET,
+            timings=Timings.of([end]) if end else UNSET,
         )

@@ -8,13 +8,12 @@ import uuid
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from minisgl.core import FinishReason
 from minisgl.message import FinishedReply, TextReply
 from minisgl.server import body
 from minisgl.server.frontend import Frontend
 from minisgl.server.models import ServedModel
 from minisgl.server.openapi import operation
-from minisgl.server.protocol import Completion, CompletionRequest, TextChoice, Usage
+from minisgl.server.protocol import Completion, CompletionRequest, TextChoice, Timings, Usage
 from minisgl.server.respond import Output, TextEvent, event, respond
 
 
@@ -56,7 +55,8 @@ class _CompletionShape:
             TextChoice(index=index, text=output.text, finish_reason=output.end.reason)
             for index, output in enumerate(outputs)
         ]
-        return self._completion(choices, Usage.of([output.end for output in outputs]))
+        ends = [output.end for output in outputs]
+        return self._completion(choices, Usage.of(ends), Timings.of(ends))
 
     def opening(self) -> bytes:
         return b""
@@ -65,19 +65,32 @@ class _CompletionShape:
         return self._texts[index](reply.text)
 
     def end(self, index: int, reply: FinishedReply) -> bytes:
-        return event(self._chunk(index, reply.text, reply.reason))
+        return event(self._chunk(index, reply.text, reply))
 
     def closing(self, ends: list[FinishedReply]) -> bytes:
-        return event(self._completion([], Usage.of(ends))) if self._include_usage else b""
+        if not self._include_usage:
+            return b""
+        return event(self._completion([], Usage.of(ends), Timings.of(ends)))
 
     def _text_event(self, index: int) -> TextEvent:
         return TextEvent(lambda text: self._chunk(index, text))
 
-    def _chunk(self, index: int, text: str, reason: FinishReason | None = None) -> Completion:
-        choice = TextChoice(index=index, text=text, finish_reason=reason)
-        return self._completion([choice], None if self._include_usage else UNSET)
+    def _chunk(self, index: int, text: str, end: FinishedReply | None = None) -> Completion:
+        choice = TextChoice(index=index, text=text, finish_reason=end.reason if end else None)
+        timings = Timings.of([end]) if end else UNSET
+        return self._completion([choice], None if self._include_usage else UNSET, timings)
 
-    def _completion(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> Completion:
+    def _completion(
+        self,
+        choices: list[TextChoice],
+        usage: Usage | UnsetType | None,
+        timings: Timings | UnsetType,
+    ) -> Completion:
         return Completion(
-            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            timings=timings,
         )

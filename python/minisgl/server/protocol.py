@@ -379,6 +379,34 @@ class Usage(_Json, frozen=True, kw_only=True):
         )
 
 
+class Timings(_Json, frozen=True, kw_only=True):
+    """Seconds on the scheduler's clock, and what happened on the way.
+
+    The three phases follow one another: waiting; from the first launch to the first token; from
+    there to the end.
+    """
+
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    num_cached_tokens: int
+    num_chunks: int
+    num_retractions: int
+
+    @classmethod
+    def of(cls, ends: list[FinishedReply]) -> Self:
+        """The phases of the prompt that took longest, and the sums of what is counted."""
+        longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
+        return cls(
+            queued_s=longest.queued_s,
+            prefill_s=longest.prefill_s,
+            decode_s=longest.decode_s,
+            num_cached_tokens=sum(end.num_cached_tokens for end in ends),
+            num_chunks=sum(end.num_chunks for end in ends),
+            num_retractions=sum(end.num_retractions for end in ends),
+        )
+
+
 class AnswerMessage(_Json, frozen=True, kw_only=True):
     content: str
     role: Literal["assistant"] = "assistant"
@@ -398,6 +426,7 @@ class ChatCompletion(_Json, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: Timings
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -419,6 +448,7 @@ class ChatCompletionChunk(_Json, frozen=True, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -437,17 +467,8 @@ class Completion(_Json, frozen=True, kw_only=True):
     model: str
     choices: list[TextChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
     object: Literal["text_completion"] = "text_completion"
-
-
-class Timings(_Json, frozen=True, kw_only=True):
-    """Seconds on the scheduler's clock, and what happened on the way."""
-
-    queued_s: float
-    prefill_s: float
-    decode_s: float
-    num_chunks: int
-    num_retractions: int
 
 
 class Generated(_Json, frozen=True, kw_only=True):
@@ -482,7 +503,7 @@ class ErrorObject(_Json, frozen=True, kw_only=True):
     message: str
     type: str
     param: str | None
-    code: str | None
+    code: str
 
 
 class ErrorBody(_Json, frozen=True, kw_only=True):

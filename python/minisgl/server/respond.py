@@ -25,6 +25,7 @@ from minisgl.errors import EngineError, RequestError
 from minisgl.message import FinishedReply, Prompt, TextReply
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
+from minisgl.server.observe import Observer
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -91,12 +92,12 @@ async def respond(
     shape: Shape,
 ) -> Response:
     """Submit `prompts` and answer in `shape`. Raises the refusal of any of them."""
-    call = frontend.submit(prompts, sampling, priority or 0)
+    call = frontend.submit(prompts, sampling, priority or 0, request.scope["request_id"])
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     try:
         await call.accepted()
         if stream:
-            return EventStream(call, shape)
+            return EventStream(call, shape, frontend.observer)
         whole = shape.whole(await _collect(call, len(prompts)))
         return Response(msgspec.json.encode(whole), media_type="application/json")
     except ClientGone:
@@ -109,8 +110,9 @@ async def respond(
 class EventStream(Response):
     """Sends a call's replies as they come. A failure on the way is the last event."""
 
-    def __init__(self, call: Call, shape: Shape) -> None:
+    def __init__(self, call: Call, shape: Shape, observer: Observer) -> None:
         super().__init__()
+        self._observer = observer
         self._call = call
         self._shape = shape
 
@@ -130,7 +132,9 @@ class EventStream(Response):
         except ClientGone:
             pass
         except (RequestError, EngineError) as error:
-            await write(event(error_body(error)[1]), more=False)
+            body = error_body(error)[1]
+            self._observer.answered(body.error.code)
+            await write(event(body), more=False)
         finally:
             self._call.abort()
 

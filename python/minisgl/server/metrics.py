@@ -1,0 +1,177 @@
+"""GET /metrics for Prometheus, POST /start_profile and /stop_profile.
+
+The official client library writes the page, from counters that others keep: the API process's own
+(`minisgl.server.observe`) and each rank's last report (`minisgl.scheduler.meter`), which is a
+second old at most while there is work. docs/observability.md explains every metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from minisgl import __version__
+from minisgl.errors import EngineError
+from minisgl.scheduler.meter import PARTS
+from minisgl.server.frontend import Frontend
+from minisgl.server.models import ServedModel
+from minisgl.server.observe import Histogram, Observer
+
+# To start takes 1.3 s on 2 cores, once; to stop, as long as writing a trace of many steps.
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 300.0
+
+_RANK_COUNTERS: Final = {
+    "steps": "Steps that were launched",
+    "retractions": "Running requests whose KV pages were taken away for others",
+    "prompt_tokens": "Prompt tokens of requests that started",
+    "cached_tokens": "Of those, the tokens whose KV came from the prefix cache",
+    "prefill_tokens": "Prompt tokens computed, again after a retraction",
+    "output_tokens": "Output tokens given to requests",
+}
+
+
+class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """trace: the file on the server. requests: X-Request-Id by the uid in the steps' names."""
+
+    trace: str
+    num_steps: int
+    requests: dict[int, str]
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+    page = MetricsPage(frontend.observer, model.name)
+
+    @routes.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Counters, gauges and histograms for Prometheus."""
+        body, content_type = page.render(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    @routes.post("/start_profile")
+    async def start_profile() -> Response:
+        """Start a torch profile of the engine; 409 if one runs already."""
+        await _profile(frontend, "start", START_TIMEOUT_S)
+        frontend.observer.note_ids()
+        return Response(b'{"status":"profiling"}', media_type="application/json")
+
+    @routes.post("/stop_profile")
+    async def stop_profile() -> Response:
+        """Write the trace into --profile-dir and say where; 409 if no profile runs."""
+        trace, num_steps = await _profile(frontend, "stop", STOP_TIMEOUT_S)
+        requests = frontend.observer.noted_ids()
+        answer = ProfileAnswer(trace=trace, num_steps=num_steps, requests=requests)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    return routes
+
+
+async def _profile(
+    frontend: Frontend, action: Literal["start", "stop"], timeout_s: float
+) -> tuple[str, int]:
+    try:
+        reply = await frontend.profile(action, timeout_s)
+    except TimeoutError:
+        raise EngineError(f"no answer from the engine within {timeout_s:g} s") from None
+    if reply.failed:
+        raise reply.failed.to_error()
+    return reply.trace or "", reply.num_steps
+
+
+class MetricsPage(Collector):
+    """Frozen once built; what it reads changes."""
+
+    def __init__(self, observer: Observer, model: str) -> None:
+        self._observer = observer
+        self._model = model
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)  # of the API process
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The page in a format that the Accept header allows, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        observer = self._observer
+        info = GaugeMetricFamily(
+            "minisgl_build_info", "Always 1; the labels tell", labels=["version", "model"]
+        )
+        info.add_metric([__version__, self._model], 1)
+        yield info
+        yield from self._of_ranks()
+        yield GaugeMetricFamily(
+            "minisgl_requests_open", "Requests that the API server waits for", observer.num_open
+        )
+        yield _counts(
+            "minisgl_requests", "Requests that ended, by how they did", "reason", observer.ends
+        )
+        yield _counts("minisgl_errors", "Errors told to clients", "code", observer.errors)
+        for name, help_, histogram in (
+            (
+                "time_to_first_token",
+                "From a request to its first text",
+                observer.time_to_first_token,
+            ),
+            ("inter_token", "Between two pieces of a request's text", observer.inter_token),
+            ("request", "From a request to its end", observer.request),
+            ("queue", "From acceptance to the first launch", observer.queue),
+        ):
+            yield _histogram(f"minisgl_{name}_seconds", help_, histogram)
+
+    def _of_ranks(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily(
+            "minisgl_requests_running", "Requests that are computed", labels=["rank"]
+        )
+        waiting = GaugeMetricFamily(
+            "minisgl_requests_waiting", "Requests in the queue", labels=["rank"]
+        )
+        pages = GaugeMetricFamily("minisgl_kv_pages", "KV pages by use", labels=["rank", "state"])
+        part_s = CounterMetricFamily(
+            "minisgl_step_seconds", "Time of the scheduler's loop by part", labels=["rank", "part"]
+        )
+        counters = {
+            name: CounterMetricFamily(f"minisgl_{name}", help_, labels=["rank"])
+            for name, help_ in _RANK_COUNTERS.items()
+        }
+        for rank, status in sorted(self._observer.status.items()):
+            label = str(rank)
+            running.add_metric([label], status.num_running)
+            waiting.add_metric([label], status.num_waiting)
+            used, cached = status.num_used_pages, status.num_cached_pages
+            pages.add_metric([label, "used"], used)
+            pages.add_metric([label, "cached"], cached)
+            pages.add_metric([label, "free"], status.num_pages - used - cached)
+            for part, seconds in zip(PARTS, status.part_s, strict=True):
+                part_s.add_metric([label, part], seconds)
+            for name, counter in counters.items():
+                counter.add_metric([label], getattr(status, f"num_{name}"))
+        yield from (running, waiting, pages, part_s, *counters.values())
+
+
+def _counts(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, help_, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    return HistogramMetricFamily(name, help_, buckets=buckets, sum_value=histogram.sum)

@@ -1,0 +1,151 @@
+"""What the API process knows of each request and of all of them: times, ends, errors.
+
+Plain counters, turned into a Prometheus page by `minisgl.server.metrics` when somebody asks. Times
+are what a client sees but for the network: from the request's hand-over to the tokenizer to the
+arrival of its text. The library's own histogram takes a lock and several calls per value, which
+at a piece of text each would be the costliest line of the API process.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from minisgl.message import FinishedReply, StatusReply
+from minisgl.utils.logger import get_logger, log_fields
+
+logger = get_logger(__name__)
+
+# Seconds. A third of a decade each: a quantile read from such a bucket is off by half at most.
+_STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+SHORT: Final = _STEPS  # between two pieces of text
+LONG: Final = (*_STEPS, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # of a whole request
+
+
+class Histogram:
+    """Mutable. counts[i]: values above bounds[i - 1], up to and with bounds[i]; the last: more."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class _Request:
+    """One open request: when it was submitted, and its first and last text. Mutable."""
+
+    __slots__ = ("first_at", "last_at", "request_id", "submitted_at")
+
+    def __init__(self, request_id: str, now: float) -> None:
+        self.request_id = request_id
+        self.submitted_at = now
+        self.first_at = self.last_at = 0.0
+
+
+class Observer:
+    """Told of everything by the frontend, with the time on `time.perf_counter`. Mutable.
+
+    log_requests: one log line for each request that ends. status: each rank's last report.
+    """
+
+    def __init__(self, *, log_requests: bool = False) -> None:
+        self.time_to_first_token = Histogram(LONG)
+        self.inter_token = Histogram(SHORT)
+        self.request = Histogram(LONG)
+        self.queue = Histogram(LONG)
+        self.ends: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.errors: Counter[str] = Counter()
+        self.status: dict[int, StatusReply] = {}
+        self._log_requests = log_requests
+        self._open: dict[int, _Request] = {}
+        self._noted: dict[int, str] | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def submitted(self, uids: Sequence[int], request_id: str) -> None:
+        now = time.perf_counter()
+        for uid in uids:
+            self._open[uid] = _Request(request_id, now)
+            if self._noted is not None:
+                self._noted[uid] = request_id
+
+    def text(self, uid: int, now: float) -> None:
+        """A piece of text; usually one token's."""
+        request = self._open[uid]
+        if request.last_at:
+            self.inter_token.observe(now - request.last_at)
+        else:
+            request.first_at = now
+            self.time_to_first_token.observe(now - request.submitted_at)
+        request.last_at = now
+
+    def finished(self, end: FinishedReply, now: float) -> None:
+        if end.token_ids:
+            self.text(end.uid, now)
+        request = self._open[end.uid]
+        self.request.observe(now - request.submitted_at)
+        self.queue.observe(end.queued_s)
+        self.ended(end.uid, end.reason, end=end)
+
+    def ended(
+        self,
+        uid: int,
+        reason: str,
+        *,
+        code: str | None = None,
+        end: FinishedReply | None = None,
+    ) -> None:
+        """reason: one of `ends`. code: of the error, if it was one."""
+        request = self._open.pop(uid)
+        self.ends[reason] += 1
+        if not self._log_requests:
+            return
+        first_at, submitted_at = request.first_at, request.submitted_at
+        log_fields(
+            logger,
+            "request",
+            id=request.request_id,
+            uid=uid,
+            reason=reason,
+            code=code,
+            ttft_ms=_ms(first_at - submitted_at) if first_at else None,
+            total_ms=_ms(time.perf_counter() - submitted_at),
+            queued_ms=end and _ms(end.queued_s),
+            prefill_ms=end and _ms(end.prefill_s),
+            decode_ms=end and _ms(end.decode_s),
+            prompt_tokens=end and end.num_prompt_tokens,
+            cached_tokens=end and end.num_cached_tokens,
+            output_tokens=end and end.num_output_tokens,
+            chunks=end and end.num_chunks,
+            retractions=end and end.num_retractions,
+        )
+
+    def answered(self, code: str) -> None:
+        """A client was told of an error."""
+        self.errors[code] += 1
+
+    # --- request ids of a profile ----------------------------------------------------------------
+
+    def note_ids(self) -> None:
+        """Keep the ids of what is open, and of what comes until `noted_ids`."""
+        self._noted = {uid: request.request_id for uid, request in self._open.items()}
+
+    def noted_ids(self) -> dict[int, str]:
+        """X-Request-Id by uid."""
+        noted, self._noted = self._noted or {}, None
+        return noted
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
