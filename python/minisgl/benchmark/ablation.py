@@ -1,8 +1,8 @@
 """What one mechanism gives, against our own server: `ablation radix | chunk | overlap`.
 
 Each variant is a server of its own with the built-in model (or `--model`); the rounds interleave
-the variants, so that a machine that slows down meets all of them, and every variant of a round
-gets the same requests. The results are for `plots` and `compare`.
+the variants, forth and back, so that a machine that slows down meets all of them, and every
+variant of a round gets the same requests. The results are for `plots` and `compare`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from minisgl.errors import ConfigError
 STOP_S = 20.0
 MEMORY_EVERY_S = 0.05
 NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
-NUM_PROMPTS = 12
+NUM_PROMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +109,14 @@ def radix(args: argparse.Namespace, seed: int) -> Workload:
 
 
 def chunk(args: argparse.Namespace, seed: int) -> Workload:
-    """Long answers from the start; from 1 s on, a long prompt with a short answer every 0.7 s."""
+    """Long answers from the start; then a long prompt with a short answer every 0.5 s."""
     length = args.max_len * 3 // 4
     answers = workloads.random_requests(
         NUM_BACKGROUND, (16, 16), (length, length), 1000, seed
     ).arriving([0.0] * NUM_BACKGROUND)
     prompts = workloads.random_requests(
         NUM_PROMPTS, (length, length), (2, 2), 1000, seed + 1000
-    ).arriving([1 + 0.7 * index for index in range(NUM_PROMPTS)])
+    ).arriving([0.5 + 0.5 * index for index in range(NUM_PROMPTS)])
     notes = {
         "kind": "long prompts among running streams",
         "streams": NUM_BACKGROUND,
@@ -167,7 +167,7 @@ def run_variant(
         streams = [record for record in records if record.session < NUM_BACKGROUND]
         prompts = [record for record in records if record.session >= NUM_BACKGROUND]
         run = summarize(streams, Slo())
-        # Only what was streamed while prompts were coming counts as disturbed or not.
+        # The prompts' time to first token; everything else is of the streams that they disturb.
         run["summary"]["ttft_ms"] = summarize(prompts, Slo())["summary"]["ttft_ms"]
     else:
         run = summarize(records, Slo())
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max-len", type=int, default=2048, help="the context (default: 2048)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
     parser.add_argument("--scale", type=float, default=1 / 64, help="radix: default 1/64")
-    parser.add_argument("--speed", type=float, default=8.0, help="radix: default 8")
+    parser.add_argument("--speed", type=float, default=10.0, help="radix: default 10")
     parser.add_argument("--start", type=int, default=0, help="radix: first request")
     parser.add_argument("--requests", type=int, default=1000, help="radix: how many (1000)")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
@@ -205,16 +205,18 @@ def main(argv: list[str]) -> int:
                 for count in (1, 64, 256)
             ]
         for seed in range(args.rounds):
-            for variant in variants:
+            for variant in variants if seed % 2 == 0 else variants[::-1]:
                 notes, run = run_variant(args.name, variant, args, seed)
                 runs[variant.name].append(run)
                 summary = run["summary"]
                 print(
                     f"round {seed + 1}, {variant.name}: TTFT p50 {summary['ttft_ms']['p50']:.1f} "
                     f"p99 {summary['ttft_ms']['p99']:.1f} ms, ITL p50 "
-                    f"{summary['itl_ms']['p50']:.2f} p99 {summary['itl_ms']['p99']:.2f} max "
-                    f"{summary['itl_ms']['max']:.1f} ms, {summary['output_tokens_per_s']:.0f} "
-                    f"tokens/s, cached {summary['cached_share']}",
+                    f"{summary['itl_ms']['p50']:.2f} p99 {summary['itl_ms']['p99']:.2f} ms, "
+                    f"largest {summary['largest_itl_ms']['p50']:.1f} ms, "
+                    f"{summary['output_tokens_per_s']:.0f} tokens/s, "
+                    f"cached {summary['cached_share'] or 0:.1%}, "
+                    f"memory {summary['peak_memory_mib']:.0f} MiB",
                     flush=True,
                 )
     except ConfigError as error:

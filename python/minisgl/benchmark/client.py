@@ -57,10 +57,13 @@ class _Usage(msgspec.Struct):
 
 
 class _Timings(msgspec.Struct):
-    """Mini-SGLang's own clock: waiting, and from the first launch to the first token."""
+    """Mini-SGLang's own clock: waiting, and from the first launch to the first token.
 
-    queued_s: float
-    prefill_s: float
+    Other servers have `timings` with other fields.
+    """
+
+    queued_s: float | None = None
+    prefill_s: float | None = None
 
 
 class _Delta(msgspec.Struct):
@@ -133,8 +136,9 @@ class _Answer:
             record.num_output = chunk.usage.completion_tokens
             if chunk.usage.prompt_tokens_details is not None:
                 record.num_cached = chunk.usage.prompt_tokens_details.cached_tokens
-        if chunk.timings is not None:
-            record.server_ttft_s = chunk.timings.queued_s + chunk.timings.prefill_s
+        timings = chunk.timings
+        if timings and timings.queued_s is not None and timings.prefill_s is not None:
+            record.server_ttft_s = timings.queued_s + timings.prefill_s
         for choice in (chunk,) if chunk.choices is None else chunk.choices:
             text = choice.text or ""
             if choice.delta is not None:

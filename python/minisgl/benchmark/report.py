@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -65,6 +66,8 @@ def write_json(path: str | Path, results: dict[str, Any]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"environment": environment(), **results}, indent=2)
+    # A line for each number of a list would make most of the file.
+    content = re.sub(r'\[[^]["{}]*\]', lambda found: " ".join(found[0].split()), content)
     path.write_text(content + "\n", encoding="utf-8")
     print(f"wrote {path}")
 
