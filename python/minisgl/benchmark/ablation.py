@@ -174,7 +174,7 @@ def run_variant(
     run["summary"]["peak_memory_mib"] = peak_mib
     run["client"] = {"cpu_s": cpu_s}
     if run["errors"]:
-        Console().print(f"[red]{variant.name}: {dict(run['errors'])}")
+        Console().print(f"{variant.name}: {run['errors']}", style="red", markup=False)
     return work.notes, run
 
 
@@ -220,7 +220,7 @@ def main(argv: list[str]) -> int:
                     flush=True,
                 )
     except ConfigError as error:
-        Console(stderr=True).print(f"[red]{error}")
+        Console(stderr=True).print(str(error), style="red", markup=False)
         return 2
     result |= {"workload": notes, "model": args.model or "built-in", "variants": [
         {"name": name, "runs": done} for name, done in runs.items()

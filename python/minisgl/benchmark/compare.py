@@ -151,10 +151,10 @@ def main(argv: list[str]) -> int:
     try:
         a, b = read_result(args.a), read_result(args.b)
     except ConfigError as error:
-        console.print(f"[red]{error}")
+        console.print(str(error), style="red", markup=False)
         return 2
     for caution in cautions(a, b):
-        console.print(f"[yellow]{caution}")
+        console.print(caution, style="yellow", markup=False)
     table = Table("", "A", "B", "B / A", "")
     styles = {"better": "green", "worse": "red", "noise": "dim"}
     for row in compare(a, b):

@@ -10,10 +10,11 @@ import httpx
 from minisgl.errors import ConfigError
 
 
-def describe_server(url: str) -> dict[str, Any]:
+def describe_server(url: str, api_key: str | None = None) -> dict[str, Any]:
     """The served model's name. Raises ConfigError when nobody answers."""
     try:
-        response = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=10)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        response = httpx.get(f"{url.rstrip('/')}/v1/models", headers=headers, timeout=10)
         response.raise_for_status()
         return {"model": response.json()["data"][0]["id"], "header": response.headers.get("server")}
     except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:

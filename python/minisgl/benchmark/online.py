@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +42,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--model", help="its name of the model (default: the first of /v1/models)")
     add("--api", choices=("completions", "chat", "generate"), default="completions")
     add("--text", action="store_true", help="prompts as text instead of token ids")
-    add("--api-key", help="sent as a bearer token")
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
     add("--extra", type=json.loads, default={}, metavar="JSON", help="more fields for each body")
     add("--allow-eos", action="store_true", help="leave out ignore_eos: answers may be shorter")
 
@@ -84,15 +85,16 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
     load = machine_load()
+    api_key = os.environ.get(args.api_key_env) if args.api_key_env else None
     try:
-        server = describe_server(args.url)
+        server = describe_server(args.url, api_key)
         target = Target(
             url=args.url,
             model=args.model or server["model"],
             api=args.api,
             text=args.text,
             ignore_eos=not args.allow_eos,
-            api_key=args.api_key,
+            api_key=api_key,
             timeout_s=args.timeout,
             extra=args.extra,
         )
@@ -105,7 +107,7 @@ def main(argv: list[str]) -> int:
             result["runs"] = [run_once(target, args, run) for run in range(args.repeat)]
         result["server_counters"] = difference(before, scrape(args.url))
     except ConfigError as error:
-        Console(stderr=True).print(f"[red]{error}")
+        Console(stderr=True).print(str(error), style="red", markup=False)
         return 2
     if args.json:
         write_json(args.json, result)
@@ -241,7 +243,7 @@ def show(result: dict[str, Any]) -> None:
         + ", ".join(f"{how} ({count})" for how, count in result["tokens_counted_by"].items())
     )
     for error, count in result["errors"].items():
-        console.print(f"[red]{count} x {error}")
+        console.print(f"{count} x {error}", style="red", markup=False)
     if warning := result["client"].get("warning"):
         console.print(f"[yellow]{warning}")
 

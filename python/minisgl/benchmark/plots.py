@@ -223,7 +223,7 @@ def main(argv: list[str]) -> int:
     try:
         results = {path.stem: read_result(path) for path in args.results}
     except ConfigError as error:
-        Console(stderr=True).print(f"[red]{error}")
+        Console(stderr=True).print(str(error), style="red", markup=False)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = {}

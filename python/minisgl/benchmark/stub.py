@@ -88,7 +88,6 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._paused = False
         self._gone = False
-        self._resume: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -162,17 +161,16 @@ class _Connection(asyncio.Protocol):
             if self._gone:
                 return
             if self._paused:
-                self._resume = loop.call_later(0.0005, write)
+                loop.call_later(0.0005, write)
                 return
             self._write(next(chunks))
             sent.chunks.append(time.perf_counter())
             self._stream(gaps, chunks, sent, due)
 
         if gap == 0:
-            self._resume = loop.call_soon(write)
+            loop.call_soon(write)
         else:
-            delay = max(due - time.perf_counter(), 0)
-            self._resume = loop.call_at(loop.time() + delay, write)
+            loop.call_later(max(due - time.perf_counter(), 0), write)
 
     def _write(self, data: bytes, *, last: bool = False) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) + b"0\r\n\r\n" * last)
