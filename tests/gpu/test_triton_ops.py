@@ -75,7 +75,7 @@ def test_norm_rope_store(
         shape = (2, pages, page_size, num_kv, head_dim)
         k, v = torch.full(shape, 7.0, dtype=dtype, device=device)
         pools.append(LayerPool(k=k, v=v))
-    q = rotary.norm_rope_store(
+    q, k, v = rotary.norm_rope_store(
         qkv,
         pools[0].k,
         pools[0].v,
@@ -88,6 +88,7 @@ def test_norm_rope_store(
         num_q_heads=num_q,
         num_kv_heads=num_kv,
         head_dim=head_dim,
+        keep=True,
     )
     sizes = [num_q * head_dim, num_kv * head_dim, num_kv * head_dim]
     want_q, want_k, want_v = (x.view(tokens, -1, head_dim) for x in qkv.split(sizes, -1))
@@ -97,6 +98,8 @@ def test_norm_rope_store(
     want_q, want_k = REFERENCE.apply_rope(want_q, want_k, table, positions)
     REFERENCE.store_kv(want_k, want_v.contiguous(), slots, pools[1])
     check(q, want_q.contiguous())
+    check(k, want_k.contiguous())
+    assert torch.equal(v, want_v)
     check(pools[0].k, pools[1].k)
     assert torch.equal(pools[0].v, pools[1].v)
 

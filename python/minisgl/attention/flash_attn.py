@@ -20,19 +20,28 @@ from minisgl.core import Batch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
+HEAD_DIMS = (64, 128)
+"""What is tested here; the package may hold more."""
+
 
 class FlashAttentionBackend(PagedAttnBackend):
     name = "fa"
 
-    def __init__(self, ops: Ops, device: torch.device) -> None:
-        """Raises ConfigError where the package or the GPU does not do."""
+    def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Raises ConfigError where the package, the GPU or the model does not do."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] != 9:
             raise ConfigError(
                 "attention backend 'fa' is FlashAttention 3, which runs on Hopper GPUs only; "
                 "choose --attn triton"
             )
-        self._attend = _load()
+        if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
+            raise ConfigError(
+                "attention backend 'fa' takes bfloat16 and float16 with head dims "
+                f"{', '.join(map(str, HEAD_DIMS))}; here are {str(dtype)[6:]} and {head_dim}; "
+                "choose --attn triton"
+            )
+        self._paged, self._varlen = _load()
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         assert batch.rows is not None
@@ -42,20 +51,44 @@ class FlashAttentionBackend(PagedAttnBackend):
         table_BP = metadata.once("decode_table", lambda: table[rows[0, :num_rows]])
         self._run(q_DNH, layer, batch, out_DNH, table_BP, rows[3, :num_rows], None, 1)
 
-    def extend(self, q_TNH: Tensor, layer: AttnLayer, batch: Batch, out_TNH: Tensor) -> None:
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        """Rows at the end of the step that have no context before it read k and v directly, which
+        is faster than the cache; the others are attended before them."""
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
-        first_row = batch.rows.shape[1] - len(metadata.lengths)
-        first = len(q_TNH) - sum(metadata.lengths)
-        rows, table = batch.rows[:, first_row:], batch.context.page_table
-        page_size = batch.context.kv_pool.page_size
-        num_pages = -(-metadata.longest // page_size)
-        table_EP = metadata.once("table", lambda: table[:, :num_pages][rows[0]])
-        firsts = metadata.once(
-            "firsts", lambda: torch.cat((rows[1], rows[1, -1:] + rows[2, -1:])) - first
-        )
-        longest = max(metadata.lengths)
-        self._run(q_TNH[first:], layer, batch, out_TNH[first:], table_EP, rows[3], firsts, longest)
+        lengths, num_fresh = metadata.lengths, metadata.num_fresh
+        first_fresh = len(q_TNH) - sum(lengths[len(lengths) - num_fresh :])
+        if num_fresh:
+            fresh = slice(first_fresh, None)
+            firsts = metadata.once("fresh", lambda: _firsts(batch.rows, num_fresh, first_fresh))
+            longest = max(lengths[-num_fresh:])
+            self._varlen(
+                q_TNH[fresh],
+                k_TKH[fresh],
+                v_TKH[fresh],
+                cu_seqlens_q=firsts,
+                cu_seqlens_k=firsts,
+                max_seqlen_q=longest,
+                max_seqlen_k=longest,
+                softmax_scale=layer.scale,
+                causal=True,
+                window_size=_window(layer),
+                out=out_TNH[fresh],
+            )
+        old = lengths[: len(lengths) - num_fresh]
+        if old:
+            first = first_fresh - sum(old)
+            first_row = batch.rows.shape[1] - len(lengths)
+            rows = batch.rows[:, first_row : first_row + len(old)]
+            num_pages = -(-metadata.longest // batch.context.kv_pool.page_size)
+            table = batch.context.page_table[:, :num_pages]
+            table_EP = metadata.once("table", lambda: table[rows[0]])
+            firsts = metadata.once("firsts", lambda: _firsts(rows, len(old), first))
+            part = slice(first, first_fresh)
+            self._run(q_TNH[part], layer, batch, out_TNH[part], table_EP, rows[3], firsts, max(old))
 
     def _run(
         self,
@@ -69,8 +102,7 @@ class FlashAttentionBackend(PagedAttnBackend):
         longest: int,
     ) -> None:
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        window = (-1, -1) if layer.window is None else (layer.window - 1, 0)
-        self._attend(
+        self._paged(
             q[:, None] if firsts is None else q,
             pool.k,
             pool.v,
@@ -80,18 +112,29 @@ class FlashAttentionBackend(PagedAttnBackend):
             max_seqlen_q=longest,
             softmax_scale=layer.scale,
             causal=True,
-            window_size=window,
+            window_size=_window(layer),
             out=out[:, None] if firsts is None else out,
         )
 
 
-def _load() -> Callable[..., Any]:
+def _firsts(rows: Tensor | None, count: int, first: int) -> Tensor:
+    """int32 [count + 1]: where the last `count` rows begin, counted from `first`, and their end."""
+    assert rows is not None
+    begins, lengths = rows[1, -count:], rows[2, -count:]
+    return torch.cat((begins, begins[-1:] + lengths[-1:])) - first
+
+
+def _window(layer: AttnLayer) -> tuple[int, int]:
+    return (-1, -1) if layer.window is None else (layer.window - 1, 0)
+
+
+def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Attention over the paged cache, and over contiguous keys and values."""
     try:
-        from sgl_kernel.flash_attn import flash_attn_with_kvcache
+        from sgl_kernel.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
     except ImportError as error:
         raise ConfigError(
             f"attention backend 'fa' needs the package sglang-kernel: {error}; install it, or "
             "choose --attn triton"
         ) from error
-    attend: Callable[..., Any] = flash_attn_with_kvcache
-    return attend
+    return flash_attn_with_kvcache, flash_attn_varlen_func

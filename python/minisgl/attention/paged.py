@@ -25,11 +25,13 @@ from minisgl.kernel.triton import rotary
 class PagedMetadata(BaseAttnMetadata):
     """Of the rows after the decode rows; what is known on the device is in `Batch.rows`.
 
-    lengths: tokens of each. longest: the end of the longest context. memo: tensors that the
+    lengths: tokens of each. num_fresh: how many at the end begin at position 0. longest: the end
+    of the longest context. memo: tensors that the
     first layer derives and the others use.
     """
 
     lengths: list[int]
+    num_fresh: int
     longest: int
     memo: dict[str, Tensor] = field(default_factory=dict)
 
@@ -50,12 +52,17 @@ class PagedAttnBackend(BaseAttnBackend):
         """Attend for the batch's first D rows, of one query each. Safe to capture in a graph."""
 
     @abstractmethod
-    def extend(self, q_TNH: Tensor, layer: AttnLayer, batch: Batch, out_TNH: Tensor) -> None:
-        """Attend for the rows of `batch.attn_metadata`; q and out are those of the whole step."""
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        """Attend for the rows of `batch.attn_metadata`; the tensors are those of the whole step."""
 
     def prepare(self, plan: Plan) -> PagedMetadata:
         starts, ends = plan.starts[plan.num_decodes :], plan.ends[plan.num_decodes :]
+        num_fresh = next((i for i, start in enumerate(reversed(starts)) if start), len(starts))
         return PagedMetadata(
+            num_fresh=num_fresh,
             lengths=[end - start for start, end in zip(starts, ends, strict=True)],
             longest=max(ends, default=0),
         )
@@ -63,7 +70,7 @@ class PagedAttnBackend(BaseAttnBackend):
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
         layer = steps.layer
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        q_TNH = rotary.norm_rope_store(
+        q_TNH, k_TKH, v_TKH = rotary.norm_rope_store(
             qkv,
             pool.k,
             pool.v,
@@ -76,17 +83,20 @@ class PagedAttnBackend(BaseAttnBackend):
             num_q_heads=layer.num_q_heads,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
+            keep=batch.attn_metadata.num_fresh > 0,
         )
-        return self.attend(q_TNH, layer, batch).flatten(1)
+        return self.attend(q_TNH, k_TKH, v_TKH, layer, batch).flatten(1)
 
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
     ) -> Tensor:
         pool = batch.context.kv_pool.layer(layer.layer_id)
         self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
-        return self.attend(q_TNH.contiguous(), layer, batch)
+        return self.attend(q_TNH.contiguous(), k_TKH, v_TKH, layer, batch)
 
-    def attend(self, q_TNH: Tensor, layer: AttnLayer, batch: Batch) -> Tensor:
+    def attend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+    ) -> Tensor:
         """[T, N, H]; this step's k and v are stored already."""
         assert batch.rows is not None
         lengths = batch.attn_metadata.lengths
@@ -95,7 +105,7 @@ class PagedAttnBackend(BaseAttnBackend):
         if num_decodes:
             self.decode(q_TNH[:num_decodes], layer, batch, out_TNH[:num_decodes])
         if lengths:
-            self.extend(q_TNH, layer, batch, out_TNH)
+            self.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)
         return out_TNH
 
 
@@ -110,5 +120,8 @@ class HybridBackend(PagedAttnBackend):
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         self._decode.decode(q_DNH, layer, batch, out_DNH)
 
-    def extend(self, q_TNH: Tensor, layer: AttnLayer, batch: Batch, out_TNH: Tensor) -> None:
-        self._prefill.extend(q_TNH, layer, batch, out_TNH)
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)

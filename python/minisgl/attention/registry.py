@@ -20,16 +20,23 @@ ATTENTION_BACKENDS = ("auto", "cpu", "torch")
 CPU = torch.device("cpu")
 
 
-def create_attention_backend(name: str, ops: Ops, device: torch.device = CPU) -> BaseAttnBackend:
+def create_attention_backend(
+    name: str,
+    ops: Ops,
+    device: torch.device = CPU,
+    *,
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 128,
+) -> BaseAttnBackend:
     """The backend called `name` on `device`; "auto" is the fastest that works here.
 
-    Raises ConfigError for a name that the device does not know, and for one that was asked for by
-    name and does not work here.
+    dtype, head_dim: of the model; not every backend takes each. Raises ConfigError for a name
+    that the device does not know, and for one that was asked for by name and does not work here.
     """
     if device.type == "cuda":
         from minisgl.attention.cuda import create_cuda_backend
 
-        return create_cuda_backend(name, ops, device)
+        return create_cuda_backend(name, ops, device, dtype, head_dim)
     if name not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"unknown attention backend {name!r}; choose one of {', '.join(ATTENTION_BACKENDS)}"

@@ -41,7 +41,10 @@ class TritonAttnBackend(PagedAttnBackend):
             out_BNH=out_DNH,
         )
 
-    def extend(self, q_TNH: Tensor, layer: AttnLayer, batch: Batch, out_TNH: Tensor) -> None:
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
         lengths = batch.attn_metadata.lengths

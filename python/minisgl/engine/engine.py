@@ -95,7 +95,13 @@ class Engine:
             max_running=config.max_running,
             max_pages=-(-self.max_seq_len // config.page_size),
         )
-        self._attn = create_attention_backend(config.attn, ops, self.device.torch_device)
+        self._attn = create_attention_backend(
+            config.attn,
+            ops,
+            self.device.torch_device,
+            dtype=self.dtype,
+            head_dim=self.model_config.head_dim,
+        )
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         self._runner = self.device.create_runner(min(max_graph_rows, config.max_running))
         self._context = Context(

@@ -37,6 +37,7 @@ MAX_PIECES = 64
 PROGRAMS_PER_CORE = 8
 """Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
 time, and a long row's pieces do not outlast the others."""
+DECODE_BLOCK_N, DECODE_WARPS, DECODE_STAGES = 64, 4, 3
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
 
@@ -75,7 +76,7 @@ def decode(
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
     block_h = max(power_of_2(head_dim), 16)
-    block_n = 64 if block_h <= 128 else 32
+    block_n = DECODE_BLOCK_N if block_h <= 128 else 32
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
     partial = mass = q_BNH
@@ -85,7 +86,7 @@ def decode(
         mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
-    few = 3 if q_BNH.dtype.itemsize == 2 else 2
+    stages = DECODE_STAGES if q_BNH.dtype.itemsize == 2 else 2
     if cascade:
         block_m = 64
         blocks = -(-num_rows * group // block_m)
@@ -96,7 +97,7 @@ def decode(
                 scale * LOG2_E, num_rows,
             ),
             (*common, slots, pieces, SHARED_PIECES, block_m, block_h, block_n),
-            dtype=q_BNH.dtype, num_warps=4, num_stages=few,
+            dtype=q_BNH.dtype, num_warps=4, num_stages=stages,
         )  # fmt: skip
     _launch_decode(
         (num_rows, num_kv_heads, pieces),
@@ -108,7 +109,7 @@ def decode(
             *common, slots, pieces, bool(window), cascade, max(power_of_2(group), 16), block_h,
             block_n, MIN_PIECE,
         ),
-        dtype=q_BNH.dtype, num_warps=4, num_stages=few,
+        dtype=q_BNH.dtype, num_warps=DECODE_WARPS, num_stages=stages,
     )  # fmt: skip
     if slots > 1:
         _launch_merge(

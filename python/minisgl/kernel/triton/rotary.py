@@ -30,8 +30,11 @@ def norm_rope_store(
     num_q_heads: int,
     num_kv_heads: int,
     head_dim: int,
-) -> Tensor:
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [T, (N + 2K) * H] -> q [T, N, H]; k and v go to slots_T of the pool, -1 to nowhere.
+
+    Also gives k and v [T, K, H]; k only where `keep` says so, else it is what is in qkv.
 
     As `Ops.rms_norm` (where there are weights), `Ops.apply_rope` and `Ops.store_kv` one after
     another, with their roundings. qkv is contiguous.
@@ -39,31 +42,38 @@ def norm_rope_store(
     num_tokens = len(qkv)
     q_TNH = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     rotary_dim = cos_sin_PR.shape[1]
+    _, k_TKH, v_TKH = (
+        x.view(num_tokens, -1, head_dim)
+        for x in qkv.split([num_q_heads * head_dim] + 2 * [num_kv_heads * head_dim], dim=-1)
+    )
+    if keep:
+        k_TKH = torch.empty(k_TKH.shape, dtype=qkv.dtype, device=qkv.device)
     heads = power_of_2(num_q_heads + 2 * num_kv_heads)
     half = power_of_2(rotary_dim // 2)
     normed = q_weight is not None
     _launch(
         (num_tokens, 1, 1),
         (
-            qkv, q_TNH, k_pool, v_pool, slots_T, positions_T, cos_sin_PR,
+            qkv, q_TNH, k_TKH, k_pool, v_pool, slots_T, positions_T, cos_sin_PR,
             q_weight if normed else qkv, k_weight if normed else qkv, eps,
         ),
         (
-            num_q_heads, num_kv_heads, head_dim, rotary_dim, normed, heads, half,
+            num_q_heads, num_kv_heads, head_dim, rotary_dim, normed, keep, heads, half,
             power_of_2(max(head_dim - rotary_dim, 1)),
         ),
         dtype=qkv.dtype,
         num_warps=min(max(heads * half // 512, 1), 8),
     )  # fmt: skip
-    return q_TNH
+    return q_TNH, k_TKH, v_TKH
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
 def _norm_rope_store(
-    qkv_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, cos_sin_ptr,
+    qkv_ptr, q_ptr, kept_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, cos_sin_ptr,
     q_weight_ptr, k_weight_ptr, eps,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, PDL: tl.constexpr,
+    KEEP: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     begin(PDL)
@@ -118,6 +128,12 @@ def _norm_rope_store(
     tl.store(k_row + R // 2 + dim, high, mask=pair & is_k & stored)
     tl.store(v_row + dim, low, mask=pair & is_v & stored)
     tl.store(v_row + R // 2 + dim, high, mask=pair & is_v & stored)
+    if KEEP:
+        kept = kept_ptr + (token * K + head - N) * H
+        tl.store(kept + dim, low, mask=pair & is_k)
+        tl.store(kept + R // 2 + dim, high, mask=pair & is_k)
+        if R < H:
+            tl.store(kept + rest_dim, rest, mask=in_rest & is_k)
     if R < H:
         tl.store(q_row + rest_dim, rest, mask=in_rest & is_q)
         tl.store(k_row + rest_dim, rest, mask=in_rest & is_k & stored)

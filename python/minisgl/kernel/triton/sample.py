@@ -75,7 +75,7 @@ def _best_of_chunk(
             w0, w1, w2, w3 = tl.philox(seed, groups.to(tl.uint32), low + zero, high + zero, zero)
             word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
             noise = _gumbel(word)
-            score = score / tl.maximum(temperature, SMALLEST_TEMPERATURE) + noise
+            score = score * (1.0 / tl.maximum(temperature, SMALLEST_TEMPERATURE)) + noise
     best, where = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * chunks + chunk, best)
     tl.store(where_ptr + row * chunks + chunk, chunk * CHUNK + where)
@@ -83,13 +83,12 @@ def _best_of_chunk(
 
 @triton.jit
 def _gumbel(word):
-    uniform = (word.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    x = tl.minimum(uniform, LARGEST_UNIFORM)
-    # log1p(-x) by Kahan's correction: what rounding 1 - x loses is divided out again.
-    rest = 1.0 - x
-    exact = rest == 1.0
-    log1p = tl.where(exact, -x, tl.log(rest) * (x / tl.where(exact, 1.0, 1.0 - rest)))
-    return -tl.log(-log1p)
+    """-log(-log1p(-x)) of x in (0, 1). Near 0, where winners are, 1 - x has lost x: a series."""
+    x = (word.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    x = tl.minimum(x, LARGEST_UNIFORM)
+    series = 1 / 5 + x * (1 / 6 + x * (1 / 7 + x / 8))
+    series = x * (1 + x * (1 / 2 + x * (1 / 3 + x * (1 / 4 + x * series))))
+    return -tl.log(tl.where(x < 1 / 16, series, -tl.log(1.0 - x)))
 
 
 @triton.jit
