@@ -22,7 +22,7 @@ def test_defaults_and_every_flag() -> None:
             "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
             "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
-            "--attn torch --num-pages 5 --dry-run --log-level debug "
+            "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run --log-level debug "
             "--log-format json --log-requests --log-steps f --profile-dir d"
         )
     )
@@ -44,6 +44,7 @@ def test_defaults_and_every_flag() -> None:
         ("--max-seq-len 1", "at least 2"),
         ("--memory-ratio 1.1", "above 0 and at most 1"),
         ("--memory-ratio nan", "above 0 and at most 1"),
+        ("--attn fa,cpu", "two of the last as prefill,decode; got 'fa,cpu'"),
         ("--dtype int4", "invalid choice: 'int4'"),
         ("--served-model-name ", "printable name"),
         ("--num-pages 5 --memory-ratio 0.5", "give one of them"),
@@ -77,7 +78,7 @@ def test_help_tells_meaning_and_default(
         parse_args(["--help"])
     assert "Serve a language model" in capsys.readouterr().out
     values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
-    assert len(values) == 21
+    assert len(values) == 22
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

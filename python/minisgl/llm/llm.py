@@ -17,7 +17,7 @@ from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.config import DEFAULT_MEMORY_RATIO, DEFAULT_PAGE_SIZE, DeviceName, DTypeName
+from minisgl.engine.config import DEFAULT_PAGE_SIZE, DeviceName, DTypeName
 from minisgl.errors import ConfigError, InvalidRequest
 from minisgl.kvcache import CacheKind
 from minisgl.llm.output import RequestOutput
@@ -55,7 +55,7 @@ class LLM:
         attn: str = "auto",
         page_size: int = DEFAULT_PAGE_SIZE,
         num_pages: int | None = None,
-        memory_ratio: float = DEFAULT_MEMORY_RATIO,
+        memory_ratio: float | None = None,
         max_running_requests: int = 256,
         max_seq_len: int | None = None,
         max_prefill_length: int | None = None,

@@ -39,10 +39,12 @@ class ServerArgs:
     max_queued_requests: int = 1024
     max_seq_len: int | None = None
 
-    device: Literal["auto", "cpu"] = "auto"
-    attn: Literal["auto", "torch", "cpu"] = "auto"
-    memory_ratio: float = 0.5
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attn: str = "auto"
+    memory_ratio: float | None = None
     num_pages: int | None = None
+    cuda_graph_max_bs: int = 256
+    dummy_weight: bool = False
 
     dry_run: bool = False
     shell: bool = False
@@ -158,27 +160,43 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--device",
-        choices=("auto", "cpu"),
+        choices=("auto", "cpu", "cuda"),
         help=f"what computes; auto takes the best that is there (default: {defaults.device})",
     )
     group.add_argument(
         "--attn",
-        choices=("auto", "torch", "cpu"),
-        help="attention backend: torch is the plain reference, cpu the compiled kernel, auto the "
-        f"fastest that works here (default: {defaults.attn})",
+        metavar="NAME[,NAME]",
+        type=_attention,
+        help="attention backend: torch is the plain reference; cpu the compiled kernel of a CPU; "
+        "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are a GPU's, two of "
+        "them are one for prompts and one for decode; auto is the fastest that works here "
+        f"(default: {defaults.attn})",
     )
     group.add_argument(
         "--memory-ratio",
         metavar="R",
         type=_ratio,
         help="share of the free memory that weights, activations and KV cache together may use, "
-        f"above 0 and at most 1 (default: {defaults.memory_ratio})",
+        "above 0 and at most 1 (default: 0.5 on a CPU, 0.9 on a GPU)",
     )
     group.add_argument(
         "--num-pages",
         metavar="N",
         type=_integer(1),
         help="pages of the KV cache, instead of --memory-ratio (default: from --memory-ratio)",
+    )
+    group.add_argument(
+        "--cuda-graph-max-bs",
+        metavar="N",
+        type=_integer(0),
+        help="decode steps of up to N requests are replayed as CUDA graphs; 0 for none; a CPU has "
+        f"none (default: {defaults.cuda_graph_max_bs})",
+    )
+    group.add_argument(
+        "--dummy-weight",
+        action="store_true",
+        help="random weights instead of the checkpoint's, to measure speed; the folder needs "
+        "config.json and a tokenizer",
     )
 
     group = parser.add_argument_group("running")
@@ -255,6 +273,16 @@ def _ratio(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text!r}")
     return value
+
+
+def _attention(text: str) -> str:
+    parts = text.split(",")
+    on_gpu = all(part in ("triton", "fa") for part in parts)
+    if text not in ("auto", "torch", "cpu") and not (on_gpu and len(parts) <= 2):
+        raise argparse.ArgumentTypeError(
+            f"must be auto, torch, cpu, triton, fa or two of the last as prefill,decode; got {text!r}"
+        )
+    return text
 
 
 def _name(text: str) -> str:

@@ -86,6 +86,8 @@ def engine_config(args: ServerArgs, folder: Path) -> EngineConfig:
         max_running=args.max_running_requests,
         max_seq_len=args.max_seq_len,
         max_prefill_tokens=args.max_prefill_length,
+        dummy_weight=args.dummy_weight,
+        cuda_graph_max_bs=args.cuda_graph_max_bs,
     )
 
 
