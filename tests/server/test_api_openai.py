@@ -277,6 +277,28 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
     assert chatted.json()["text"] == "hi ."
 
 
+def test_timings_beside_usage(client: openai.OpenAI) -> None:
+    """The official client keeps the object that OpenAI's answers do not have."""
+    timings = {"queued_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0}
+    timings |= {"num_cached_tokens": 1, "num_chunks": 3, "num_retractions": 1}
+    assert client.chat.completions.create(**chat("one two")).model_extra == {"timings": timings}
+    both = client.completions.create(model=MODEL, prompt=["one two", "three"])
+    assert both.model_extra == {"timings": timings | {"num_chunks": 6, "num_retractions": 2}}
+    for options in ({}, {"include_usage": True}):
+        streams: list[Any] = [
+            client.chat.completions.create(
+                **chat("one two"), stream=True, stream_options=options or openai.omit
+            ),
+            client.completions.create(
+                model=MODEL, prompt="one two", stream=True, stream_options=options or openai.omit
+            ),
+        ]
+        for stream in streams:
+            told = [chunk.model_extra.get("timings") for chunk in stream]
+            last = [timings] * (2 if options else 1)
+            assert told == [None] * (len(told) - len(last)) + last
+
+
 def test_request_ids(http: httpx.Client) -> None:
     given = http.get("/health", headers={"X-Request-Id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"

@@ -77,7 +77,7 @@ class LoopMeter:
         self._turn_s = [0.0] * len(PARTS)
         self._epoch = self._last = self._begin = time.perf_counter()
         self._due = 0.0
-        self._reported_idle = False  # so the first turn reports: whoever listens knows that we are
+        self._working: bool | None = None  # None: nothing was reported yet
         self._launches: deque[tuple[float, ...]] = deque()
         self._num_output_tokens = 0
 
@@ -96,7 +96,9 @@ class LoopMeter:
         self._last = now
 
     def launched(self, plan: Plan) -> None:
-        self._reported_idle = False
+        if not self._working:  # it begins; how it goes is told a while later
+            self._working = True
+            self._due = self._last + REPORT_EVERY_S
         self.num_prefill_tokens += plan.num_tokens - plan.num_decodes
         if self._on_step:
             self._launches.append((self._begin, *self._turn_s[:WAIT]))
@@ -110,14 +112,14 @@ class LoopMeter:
         self._on_step(
             StepRecord(
                 step=plan.step,
-                start_s=start - self._epoch,
-                settle_s=self._last - wait - commit - send - self._epoch,
-                receive_us=receive * 1e6,
-                plan_us=plan_s * 1e6,
-                launch_us=launch * 1e6,
-                wait_us=wait * 1e6,
-                commit_us=commit * 1e6,
-                send_us=send * 1e6,
+                start_s=round(start - self._epoch, 6),
+                settle_s=round(self._last - wait - commit - send - self._epoch, 6),
+                receive_us=round(receive * 1e6, 1),
+                plan_us=round(plan_s * 1e6, 1),
+                launch_us=round(launch * 1e6, 1),
+                wait_us=round(wait * 1e6, 1),
+                commit_us=round(commit * 1e6, 1),
+                send_us=round(send * 1e6, 1),
                 rows=plan.num_rows,
                 decodes=plan.num_decodes,
                 tokens=plan.num_tokens,
@@ -130,8 +132,9 @@ class LoopMeter:
 
     def end(self, scheduler: Scheduler, *, idle: bool) -> None:
         """The turn is over; `idle` if nothing is left to do without a new message."""
-        if self._on_report and not self._reported_idle and (idle or self._last >= self._due):
-            self._reported_idle = idle
+        is_due = self._working is not False if idle else self._last >= self._due
+        if is_due and self._on_report:
+            self._working = not idle
             self._due = self._last + REPORT_EVERY_S
             report = self._report(scheduler)
             for listener in self._on_report:

@@ -398,9 +398,9 @@ class Timings(_Json, frozen=True, kw_only=True):
         """The phases of the prompt that took longest, and the sums of what is counted."""
         longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
         return cls(
-            queued_s=longest.queued_s,
-            prefill_s=longest.prefill_s,
-            decode_s=longest.decode_s,
+            queued_s=round(longest.queued_s, 6),
+            prefill_s=round(longest.prefill_s, 6),
+            decode_s=round(longest.decode_s, 6),
             num_cached_tokens=sum(end.num_cached_tokens for end in ends),
             num_chunks=sum(end.num_chunks for end in ends),
             num_retractions=sum(end.num_retractions for end in ends),

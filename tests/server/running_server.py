@@ -1,0 +1,75 @@
+"""A whole server, started as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+
+
+class RunningServer:
+    """``python -m minisgl`` as a child process with a socket folder of its own."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self.sockets = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minisgl", "--port", "0", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+        )
+        self.output = {"out": "", "err": ""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self.process.stdout), ("err", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: Any) -> None:
+        for line in stream:
+            self.output[name] += line
+
+    def wait_for(self, pattern: str, where: str = "out") -> str:
+        deadline = time.monotonic() + 60
+        while not (found := re.search(pattern, self.output[where])):
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+        return found[1]
+
+    @property
+    def url(self) -> str:
+        return self.wait_for(r"Serving \S+ on (http://\S+)")
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def pid(self, worker: str) -> int:
+        return int(self.wait_for(rf"the {worker} is ready after .* \(pid (\d+)\)", "err"))
+
+    def family(self) -> list[psutil.Process]:
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def ended(self, timeout_s: float = 10) -> int:
+        """The exit code, once the process has ended and what it wrote is read."""
+        code = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.ended()

@@ -1,0 +1,208 @@
+"""What a server says of itself: metrics, timings, logs, profiles, steps. One server for all."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from running_server import RunningServer
+
+NUM_PAGES = 64
+FLAGS = f"--num-pages {NUM_PAGES} --max-prefill-length 256 --log-format json --log-requests"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningServer]:
+    files = ["--log-steps", str(folder / "steps"), "--profile-dir", str(folder / "profiles")]
+    server = RunningServer(tmp_path_factory.mktemp("s"), *FLAGS.split(), *files)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
+
+
+def scrape(http: httpx.Client) -> dict[str, float]:
+    """Samples by name and labels (`rank` is left out), when the last step is in them."""
+    deadline = time.monotonic() + 10
+    while True:
+        samples = {}
+        for family in text_string_to_metric_families(http.get("/metrics").text):
+            for name, labels, value, *_ in family.samples:
+                labels.pop("rank", None)
+                samples[":".join([name, *labels.values()])] = value
+        if "minisgl_requests_running" in samples and not samples["minisgl_requests_running"]:
+            return samples
+        assert time.monotonic() < deadline, samples
+        time.sleep(0.02)
+
+
+def ask(http: httpx.Client, prompt: Any, num: int, request_id: str = "x") -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": num, "ignore_eos": True}
+    response = http.post("/v1/completions", json=body, headers={"X-Request-Id": request_id})
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def log_of(server: RunningServer) -> list[dict[str, Any]]:
+    # "USDT" is what torch's profiler writes to stderr by itself.
+    lines = [x for x in server.output["err"].splitlines() if not x.startswith("USDT")]
+    return [json.loads(line) for line in lines]
+
+
+def test_counters_agree_with_the_requests(http: httpx.Client) -> None:
+    before = scrape(http)
+    answers = [ask(http, [200] * 100, num) for num in (1, 7, 20)]
+    refused = ask(http, [200] * 2000, 5)
+    assert refused["error"]["code"] == "context_length_exceeded"
+    http.get("/nothing")
+    time.sleep(0.1)  # the last report is on its way
+    after = scrape(http)
+
+    def gained(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    usages = [answer["usage"] for answer in answers]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached == [0, 96, 96]
+    assert gained("minisgl_prompt_tokens_total") == 300
+    assert gained("minisgl_cached_tokens_total") == sum(cached)
+    assert gained("minisgl_prefill_tokens_total") == 300 - sum(cached)
+    assert gained("minisgl_output_tokens_total") == 28
+    assert gained("minisgl_requests_total:length") == 3
+    assert gained("minisgl_requests_total:error") == 1
+    assert gained("minisgl_errors_total:context_length_exceeded") == 1
+    assert gained("minisgl_errors_total:not_found") == 1
+    for name in ("time_to_first_token", "request", "queue"):
+        assert gained(f"minisgl_{name}_seconds_count") == 3, name
+    assert 0 < gained("minisgl_inter_token_seconds_count") <= 25
+    queued = sum(answer["timings"]["queued_s"] for answer in answers)
+    assert gained("minisgl_queue_seconds_sum") == pytest.approx(queued, abs=1e-5)
+    assert gained("minisgl_steps_total") >= 28
+    assert gained("minisgl_step_seconds_total:wait") > 0
+    assert after["minisgl_requests_open"] == after["minisgl_requests_waiting"] == 0
+    pages = {state: after[f"minisgl_kv_pages:{state}"] for state in ("used", "cached", "free")}
+    assert (pages["used"], sum(pages.values())) == (0, NUM_PAGES)
+    assert pages["cached"] >= 100 // 16
+    [info] = [name for name in after if name.startswith("minisgl_build_info")]
+    assert "minisgl-builtin" in info
+
+
+def test_the_page_in_the_other_format(http: httpx.Client) -> None:
+    response = http.get("/metrics", headers={"Accept": "application/openmetrics-text"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    assert {f.name for f in parse_openmetrics(response.text)} >= {"minisgl_steps"}
+
+
+def test_timings_add_up_to_what_the_client_measures(client: openai.OpenAI) -> None:
+    start = time.perf_counter()
+    answer = client.chat.completions.create(
+        model="minisgl-builtin",
+        messages=[{"role": "user", "content": "What is a radix cache?"}],
+        max_tokens=150,
+        extra_body={"ignore_eos": True},
+    )
+    seconds = time.perf_counter() - start
+    assert answer.model_extra
+    timings = answer.model_extra["timings"]
+    phases = timings["queued_s"] + timings["prefill_s"] + timings["decode_s"]
+    assert seconds * 0.8 - 0.05 < phases < seconds
+    assert (timings["num_chunks"], timings["num_retractions"]) == (1, 0)
+
+
+def test_a_request_in_the_log(http: httpx.Client, server: RunningServer) -> None:
+    answer = ask(http, [300] * 300, 5, request_id="find-me")
+    server.wait_for('("id": "find-me")', "err")
+    [line] = [line for line in log_of(server) if line.get("id") == "find-me"]
+    expected = {"level": "info", "process": "server", "message": "request", "reason": "length"}
+    assert line.items() >= expected.items()
+    assert (line["prompt_tokens"], line["output_tokens"], line["chunks"]) == (300, 5, 2)
+    assert line["decode_ms"] == pytest.approx(answer["timings"]["decode_s"] * 1e3, abs=0.002)
+    assert line["queued_ms"] + line["prefill_ms"] + line["decode_ms"] <= line["total_ms"]
+    assert line["ttft_ms"] <= line["total_ms"]
+
+
+def test_a_profile(http: httpx.Client, folder: Path) -> None:
+    assert http.post("/stop_profile").status_code == 409
+    assert http.post("/start_profile").json() == {"status": "profiling"}
+    again = http.post("/start_profile")
+    assert again.status_code == 409
+    assert "running already" in again.json()["error"]["message"]
+    ask(http, [7] * 40, 5, request_id="profiled")
+    stopped = http.post("/stop_profile").json()
+    assert stopped["num_steps"] >= 5
+    [uid] = [uid for uid, name in stopped["requests"].items() if name == "profiled"]
+    [trace] = (folder / "profiles").iterdir()
+    assert str(trace) == stopped["trace"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    steps = {event["name"] for event in events if event["name"].startswith("step ")}
+    assert len(steps) == stopped["num_steps"]
+    assert sum("0 decodes, 40 prompt tokens" in name for name in steps) == 1
+    assert all(name.endswith(f"; {uid}") for name in steps)
+    assert any(event["name"].startswith("aten::") for event in events)
+    assert http.post("/stop_profile").status_code == 409
+
+
+def test_steps_in_a_file(http: httpx.Client, folder: Path) -> None:
+    total = scrape(http)
+    time.sleep(0.1)
+    steps = [json.loads(line) for line in (folder / "steps").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    assert len(steps) == total["minisgl_steps_total"]
+    assert sum(s["output_tokens"] for s in steps) == total["minisgl_output_tokens_total"]
+    prefill = sum(step["tokens"] - step["decodes"] for step in steps)
+    assert prefill == total["minisgl_prefill_tokens_total"]
+    for step in steps:
+        assert step["start_s"] <= step["settle_s"]
+        assert step["wait_us"] >= 0
+    for part in ("plan", "launch", "wait", "commit"):  # what no step did is in other turns
+        seconds = sum(step[f"{part}_us"] for step in steps) / 1e6
+        assert seconds == pytest.approx(
+            total[f"minisgl_step_seconds_total:{part}"], rel=0.1, abs=0.003
+        )
+
+
+def test_the_status_line(server: RunningServer) -> None:
+    status = [line for line in log_of(server) if line["message"] == "status"]
+    assert status, "requests were served, so there is a line"
+    assert status[0].keys() >= {"running", "waiting", "decode_tokens_per_s", "kv_used", "busy"}
+    assert status[0]["process"] == "engine"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
+    dashboard = json.loads((DOCS / "grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = set(re.findall(r"minisgl_\w+", " ".join(queries)))
+    assert len(asked) >= 15
+    http.get("/nothing")  # a code has a counter once it was seen
+    there = {name.split(":")[0] for name in scrape(http)}
+    assert asked <= there
+    documented = (DOCS / "observability.md").read_text()
+    families = {re.sub("_(bucket|count|sum)$", "", n) for n in there if n.startswith("minisgl_")}
+    assert [name for name in sorted(families) if f"`{name}" not in documented] == []

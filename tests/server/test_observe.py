@@ -1,0 +1,145 @@
+"""Histograms, the meter of the loop and its status line, without a server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as TheirHistogram
+
+from minisgl.core import SamplingParams
+from minisgl.errors import ConfigError
+from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.meter import LoopMeter, StepRecord
+from minisgl.scheduler.report import StatusLine, StepLog
+from minisgl.server.metrics import MetricsPage
+from minisgl.server.observe import LONG, Histogram, Observer
+from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+
+
+def test_a_histogram_is_the_librarys() -> None:
+    ours = Histogram(LONG)
+    theirs = TheirHistogram("h", "help", buckets=LONG, registry=CollectorRegistry())
+    rng = np.random.default_rng(0)
+    for value in [*np.exp(rng.normal(-2, 3, 300)).tolist(), *LONG, 0.0]:
+        ours.observe(value)
+        theirs.observe(value)
+    [family] = theirs.collect()
+    buckets = [s.value for s in family.samples if s.name == "h_bucket"]
+    assert np.cumsum(ours.counts).tolist() == buckets
+    [total] = [s.value for s in family.samples if s.name == "h_sum"]
+    assert ours.sum == pytest.approx(total)
+
+
+def serve(meter: LoopMeter, *, overlap: bool) -> tuple[Scheduler, float]:
+    """20 requests of 9 prompt and 5 output tokens through the loop; returns its seconds."""
+    config = SchedulerConfig(
+        num_pages=64,
+        page_size=4,
+        max_seq_len=64,
+        vocab_size=100,
+        eos_ids=frozenset(),
+        max_prefill_tokens=16,
+        max_running=4,
+    )
+    scheduler = Scheduler(config)
+    executor = FakeExecutor(num_pages=64, page_size=4, max_running=4, vocab_size=100)
+    sampling = SamplingParams(temperature=0.0, max_tokens=5)
+    arrivals: list[SchedulerMsg] = [
+        UserMsg(uid=uid, ids=ids_to_bytes([uid] * 9), sampling=sampling) for uid in range(20)
+    ]
+    outbox = ListOutbox()
+    start = time.perf_counter()
+    # Turns without messages when all is done: the loop is idle in them.
+    inbox = ListInbox([arrivals, *[[] for _ in range(300)]])
+    run(scheduler, executor, inbox, outbox, overlap=overlap, meter=meter)
+    return scheduler, time.perf_counter() - start
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
+    reports: list[StatusReply] = []
+    log = StepLog(tmp_path / "steps")
+    meter = LoopMeter(rank=3, on_report=[reports.append], on_step=log)
+    scheduler, seconds = serve(meter, overlap=overlap)
+    log.close()
+    assert [report.rank for report in reports] == [3], "one when the work is done, none when idle"
+    [last] = reports
+    assert (last.num_running, last.num_waiting, last.num_used_pages) == (0, 0, 0)
+    assert (last.num_prompt_tokens, last.num_cached_tokens) == (180, 0)
+    assert (last.num_prefill_tokens, last.num_output_tokens) == (180, 100)
+    assert last.num_steps == scheduler.stats.num_steps
+    assert 0 < sum(last.part_s) <= seconds
+    records = msgspec.json.decode(
+        b"[%s]" % b",".join((tmp_path / "steps").read_bytes().splitlines()), type=list[StepRecord]
+    )
+    assert [record.step for record in records] == list(range(last.num_steps))
+    assert sum(record.output_tokens for record in records) == 100
+    assert sum(record.tokens - record.decodes for record in records) == 180
+    assert max(record.rows for record in records) == 4
+    assert records[-1].running == records[-1].waiting == 0
+
+
+def test_a_step_log_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--log-steps .*nowhere/steps: No such file"):
+        StepLog(tmp_path / "nowhere" / "steps")
+
+
+def status(steps: int) -> StatusReply:
+    return StatusReply(
+        rank=0,
+        num_waiting=1,
+        num_running=2,
+        num_pages=100,
+        num_used_pages=25,
+        num_cached_pages=5,
+        num_steps=steps,
+        num_retractions=steps // 10,
+        num_prompt_tokens=100 * steps,
+        num_cached_tokens=40 * steps,
+        num_prefill_tokens=60 * steps,
+        num_output_tokens=2 * steps,
+        part_s=[0.01 * steps] * 6,
+    )
+
+
+def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("minisgl.scheduler.report.time.monotonic", lambda: now)
+    logging.getLogger("minisgl").propagate = True
+    caplog.set_level("INFO", "minisgl")
+    line = StatusLine()
+    line(status(0))  # nothing ran
+    now += 10
+    line(status(100))
+    now += 2
+    line(status(120))  # too early
+    now += 4
+    line(status(150))
+    now += 60
+    line(status(150))  # nothing since
+    assert [record.getMessage() for record in caplog.records] == [
+        "status running=2 waiting=1 prefill_tokens_per_s=1000 decode_tokens_per_s=33 kv_used=0.25 "
+        f"hit_rate=0.4 retractions={gained} steps={steps} busy={busy}"
+        for steps, gained, busy in ((100, 10, 0.6), (50, 5, 0.5))
+    ]
+
+
+def test_metrics_of_two_ranks() -> None:
+    observer = Observer()
+    for rank in (1, 0):
+        observer.status[rank] = msgspec.structs.replace(status(7), rank=rank)
+    page = MetricsPage(observer, 'a "quoted" name').render("")[0].decode()
+    assert re.findall(r"minisgl_steps_total(\S+) (\S+)", page) == [
+        ('{rank="0"}', "7.0"),
+        ('{rank="1"}', "7.0"),
+    ]
+    assert json.dumps('a "quoted" name') in page
