@@ -170,8 +170,9 @@ def test_a_profile(http: httpx.Client, folder: Path) -> None:
 
 
 def test_steps_in_a_file(http: httpx.Client, folder: Path) -> None:
+    ask(http, [500] * 50, 10)
+    time.sleep(0.1)  # the last report is on its way
     total = scrape(http)
-    time.sleep(0.1)
     steps = [json.loads(line) for line in (folder / "steps").read_text().splitlines()]
     assert [step["step"] for step in steps] == list(range(len(steps)))
     assert len(steps) == total["minisgl_steps_total"]
@@ -188,9 +189,10 @@ def test_steps_in_a_file(http: httpx.Client, folder: Path) -> None:
         )
 
 
-def test_the_status_line(server: RunningServer) -> None:
+def test_the_status_line(http: httpx.Client, server: RunningServer) -> None:
+    ask(http, [400], 5)
+    server.wait_for('("message": "status")', "err")
     status = [line for line in log_of(server) if line["message"] == "status"]
-    assert status, "requests were served, so there is a line"
     assert status[0].keys() >= {"running", "waiting", "decode_tokens_per_s", "kv_used", "busy"}
     assert status[0]["process"] == "engine"
 

@@ -172,6 +172,7 @@ class Frontend:
         """
         if self.failure:
             raise self.failure
+        now = time.perf_counter()  # before others may get this core
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort)
         by_tokenizer: dict[int, list[FrontendMsg]] = {}
@@ -189,7 +190,7 @@ class Frontend:
                 f"the request holds a value that is out of range: {error}"
             ) from None
         self._calls.update(dict.fromkeys(uids, call))
-        self.observer.submitted(uids, request_id)
+        self.observer.submitted(uids, request_id, now)
         return call
 
     async def run(self) -> None:

@@ -73,8 +73,7 @@ class Observer:
     def num_open(self) -> int:
         return len(self._open)
 
-    def submitted(self, uids: Sequence[int], request_id: str) -> None:
-        now = time.perf_counter()
+    def submitted(self, uids: Sequence[int], request_id: str, now: float) -> None:
         for uid in uids:
             self._open[uid] = _Request(request_id, now)
             if self._noted is not None:
