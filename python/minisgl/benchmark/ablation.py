@@ -158,6 +158,7 @@ def run_variant(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The notes of the workload, and one run's numbers."""
     work = ABLATIONS[name](args, seed)
+    load = machine_load()
     with local_server(variant, args.model) as server:
         records, cpu_s = run_sharded(
             Target(url=server.url), work.sessions, concurrency=None, processes=1
@@ -172,7 +173,7 @@ def run_variant(
     else:
         run = summarize(records, Slo())
     run["summary"]["peak_memory_mib"] = peak_mib
-    run["client"] = {"cpu_s": cpu_s}
+    run |= {"client": {"cpu_s": cpu_s}, "load_before": load}
     if run["errors"]:
         Console().print(f"{variant.name}: {run['errors']}", style="red", markup=False)
     return work.notes, run
@@ -188,16 +189,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max-len", type=int, default=2048, help="the context (default: 2048)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
     parser.add_argument("--scale", type=float, default=1 / 64, help="radix: default 1/64")
-    parser.add_argument("--speed", type=float, default=10.0, help="radix: default 10")
+    parser.add_argument("--speed", type=float, default=16.0, help="radix: default 16")
     parser.add_argument("--start", type=int, default=0, help="radix: first request")
     parser.add_argument("--requests", type=int, default=1000, help="radix: how many (1000)")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
-    load = machine_load()
     variants = VARIANTS[args.name]
     runs: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     notes: dict[str, Any] = {}
-    result: dict[str, Any] = {"kind": "ablation", "ablation": args.name, "load_before": load}
+    result: dict[str, Any] = {"kind": "ablation", "ablation": args.name}
     try:
         if args.name == "overlap":
             result["simulated"] = [

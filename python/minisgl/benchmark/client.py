@@ -2,10 +2,10 @@
 
 An arrival is stamped when the read that brought it returns, before anything is parsed.
 
-Why aiohttp: 256 streams from `stub` with one token an event cost it 21 us of CPU a token, httpx
-78 us and a bare reader on asyncio's streams 18 us (tokens per core-second: 46,000, 12,800 and
-54,000; one core of an EPYC 9005). The client mostly shares the machine with the server that it
-measures, so httpx's share matters; the last 3 us are not worth an HTTP parser of our own.
+Why aiohttp: 256 streams from `stub` with one token an event cost it 17 us of CPU a token, httpx
+66 us and a bare reader on asyncio's streams 14 us (docs/benchmarks.md). The client mostly shares
+the machine with the server that it measures, so httpx's share matters; the last 3 us are not
+worth an HTTP parser of our own.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ def cautions(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         if left != right:
             said.append(f"{name} differs: {left} and {right}")
     for label, result in (("A", a), ("B", b)):
-        busy = result.get("load_before", {}).get("busy_share", 0)
+        loads = [result, *result.get("runs", [])]
+        for variant in result.get("variants", []):
+            loads += variant["runs"]
+        busy = max(part.get("load_before", {}).get("busy_share", 0) for part in loads)
         if busy > BUSY_SHARE:
             said.append(f"{label} ran while other work took {busy:.0%} of the machine")
     for name in ("slo", "workload"):

@@ -55,7 +55,9 @@ def run_sharded(
             else concurrency // processes + (index < concurrency % processes)
         )
         child = context.Process(
-            target=_child, args=(target, numbered[index::processes], share, there, reports)
+            target=_child,
+            args=(target, numbered[index::processes], share, there, reports),
+            daemon=True,
         )
         child.start()
         pipes.append(here)
