@@ -39,7 +39,7 @@ def environment() -> dict[str, Any]:
             continue
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", "minisgl.benchmark", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", "minisgl.benchmark", *map(_portable, sys.argv[1:])]),
         "commit": _commit(),
         "python": platform.python_version(),
         "cpu": _cpu_name(),
@@ -70,6 +70,11 @@ def write_json(path: str | Path, results: dict[str, Any]) -> None:
     content = re.sub(r'\[[^]["{}]*\]', lambda found: " ".join(found[0].split()), content)
     path.write_text(content + "\n", encoding="utf-8")
     print(f"wrote {path}")
+
+
+def _portable(argument: str) -> str:
+    """An absolute path says more about a machine than about a measurement."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _commit() -> str | None:
