@@ -22,8 +22,8 @@ def test_defaults_and_every_flag() -> None:
             "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
             "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
-            "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run --log-level debug "
-            "--log-format json --log-requests --log-steps f --profile-dir d"
+            "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
+            "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d"
         )
     )
     same = {"shell", "memory_ratio"}  # they exclude others of these

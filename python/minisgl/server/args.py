@@ -280,7 +280,8 @@ def _attention(text: str) -> str:
     on_gpu = all(part in ("triton", "fa") for part in parts)
     if text not in ("auto", "torch", "cpu") and not (on_gpu and len(parts) <= 2):
         raise argparse.ArgumentTypeError(
-            f"must be auto, torch, cpu, triton, fa or two of the last as prefill,decode; got {text!r}"
+            "must be auto, torch, cpu, triton, fa or two of the last as prefill,decode; "
+            f"got {text!r}"
         )
     return text
 

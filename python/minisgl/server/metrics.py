@@ -72,8 +72,10 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
         """Write the trace into --profile-dir and say where; 409 if no profile runs."""
-        trace, num_steps = await _profile(frontend, "stop", STOP_TIMEOUT_S)
-        requests = frontend.observer.noted_ids()
+        try:
+            trace, num_steps = await _profile(frontend, "stop", STOP_TIMEOUT_S)
+        finally:
+            requests = frontend.observer.noted_ids()
         answer = ProfileAnswer(trace=trace, num_steps=num_steps, requests=requests)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 

@@ -19,7 +19,7 @@ from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-# Seconds. A third of a decade each: a quantile read from such a bucket is off by half at most.
+# Seconds. Three to a decade: a quantile read from such a bucket is off by a factor of 2.5 at most.
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SHORT: Final = _STEPS  # between two pieces of text
 LONG: Final = (*_STEPS, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # of a whole request
