@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,21 @@ def ask(text: str, **fields: Any) -> dict[str, Any]:
 
 
 # --- serving -------------------------------------------------------------------------------------
+
+
+def test_what_it_suggests_works_as_it_is_printed(server: RunningServer) -> None:
+    server.wait_for("(Every endpoint)")
+    suggestions = re.findall(r"^  (\S.*?)\n\n", server.output["out"], re.MULTILINE | re.DOTALL)
+    curl, shell, snippet = (text.replace("\n  ", "\n") for text in suggestions)
+    for command, expected in (
+        (curl, "tree"),
+        (snippet, "42"),
+        (f"echo 'What is 12 + 30?' | {shell}", "42"),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert expected in done.stdout
 
 
 def test_chat_streaming_and_not(client: openai.OpenAI) -> None:

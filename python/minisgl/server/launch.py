@@ -251,22 +251,29 @@ def sampling_defaults(folder: Path) -> SamplingParams:
 
 
 def ready_text(name: str, url: str, seconds: float) -> str:
-    """Where the server is, and the three things to try next."""
+    """Where the server is, and the three things to try next; they need nothing but this install."""
+    python = _interpreter()
     return f"""
 Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In another terminal, try
 
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
-  python -m minisgl.shell --url {url}
+  {python} -m minisgl.shell --url {url}
 
-  python - <<'EOF'
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
-  messages = [{{"role": "user", "content": "What is 12 + 30?"}}]
-  answer = client.chat.completions.create(model="{name}", messages=messages)
-  print(answer.choices[0].message.content)
+  {python} - <<'EOF'
+  import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="none")
+  body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
+  answer = httpx.post("{url}/v1/chat/completions", json=body).json()
+  print(answer["choices"][0]["message"]["content"])
   EOF
 
 Every endpoint: {url}/docs
 """
+
+
+def _interpreter() -> str:
+    """What to type for the Python that runs this: in a virtual environment, not just `python`."""
+    if sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix:
+        return "python"
+    return min(sys.executable, os.path.relpath(sys.executable), key=len)
