@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
