@@ -183,7 +183,7 @@ def run_once(
 
 
 def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
-    """Points of rising rate; `auto` doubles from 1 until the goodput breaks, then bisects."""
+    """Points of rising rate; `auto` doubles from 1 until it breaks twice, then bisects."""
     points: list[dict[str, Any]] = []
 
     def carried(rate: float) -> bool:
@@ -195,7 +195,7 @@ def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
         low = rate if carried(rate) else low
     while not rates and step < SWEEP_STEPS and (not high or high / max(low, 1e-9) > 1.2):
         rate = (low + high) / 2 if high else max(2 * low, 1.0)
-        if carried(rate):
+        if carried(rate) or carried(rate):  # one stumble of a shared machine is no limit
             low = rate
         else:
             high = rate
