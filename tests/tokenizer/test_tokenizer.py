@@ -111,6 +111,12 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
             load_tokenizer(tmp_path)
 
+    def test_no_tokenizer_beside_a_config(self, tmp_path: Path) -> None:
+        # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
+        (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+        with pytest.raises(CheckpointError, match="has no tokenizer: neither"):
+            load_tokenizer(tmp_path)
+
     def test_broken_files(self, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text("{")
         with pytest.raises(CheckpointError, match="does not load"):

@@ -124,6 +124,12 @@ def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer
         raise CheckpointError(
             f"{folder} has no tokenizer.json, and transformers finds no tokenizer either: {error}"
         ) from error
+    if auto.backend_tokenizer.get_vocab_size(with_added_tokens=False) <= 1:
+        # Where every file is missing, transformers makes an empty one of the model's kind.
+        raise CheckpointError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor a file that transformers could "
+            "make one of (tokenizer.model, vocab.json with merges.txt, ...); download it again"
+        )
     return auto.backend_tokenizer, config | auto.special_tokens_map
 
 
