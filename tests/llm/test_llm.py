@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from minisgl.errors import ConfigError, InvalidRequest, RequestError
+from minisgl.errors import ConfigError, InvalidRequest, InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
@@ -42,6 +42,26 @@ def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
     assert by_text[0].token_ids == by_text_in_list[0].token_ids
     ids = [10, 11, 12]
     assert llm.generate(ids)[0].token_ids == llm.generate([ids, ids])[1].token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "1"),
+        ("top_p", None),
+        ("top_k", 2.5),
+        ("top_k", True),
+        ("seed", "1"),
+        ("max_tokens", 1.5),
+        ("stop", "abc"),  # three stop strings, if it were taken for a sequence
+        ("stop", (1,)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", ("a",)),
+    ],
+)
+def test_params_of_a_wrong_type_are_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidSampling, match=f"{name} must be"):
+        SamplingParams(**{name: value})
 
 
 def test_params_for_each(llm: LLM) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
+from typing import Any
 
 import msgspec
 
@@ -30,7 +32,8 @@ class SamplingParams(
     stop: end where one of these strings would appear in the text, which then stops before it.
     skip_special_tokens: leave special tokens out of the text.
 
-    Raises InvalidSampling, which names the field, what was given and what is allowed.
+    Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
+    wrong type: ``stop="abc"`` would otherwise stop at each of the three letters.
     """
 
     temperature: float = 1.0
@@ -45,6 +48,7 @@ class SamplingParams(
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, low, high in (("temperature", 0, 2), ("top_p", 0, 1), ("min_p", 0, 1)):
             value = getattr(self, name)
             if (
@@ -81,6 +85,29 @@ class SamplingParams(
                     param="stop",
                 )
 
+    def _check_types(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            _check(name, getattr(self, name), "a number", Real)
+        for name in ("top_k", "seed", "max_tokens"):
+            if (value := getattr(self, name)) is not None or name == "top_k":
+                _check(name, value, "a whole number", Integral)
+        for name, items, kind in (
+            ("stop_token_ids", "token ids", Integral),
+            ("stop", "strings", str),
+        ):
+            values = getattr(self, name)
+            if not isinstance(values, tuple | list) or not all(
+                isinstance(value, kind) for value in values
+            ):
+                raise InvalidSampling(
+                    f"{name} must be a tuple of {items}, got {values!r}", param=name
+                )
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _check(name: str, value: Any, expected: str, kind: type) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidSampling(f"{name} must be {expected}, got {value!r}", param=name)
