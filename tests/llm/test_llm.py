@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from minisgl.errors import ConfigError, InvalidRequest, InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
@@ -62,6 +65,27 @@ def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
 def test_params_of_a_wrong_type_are_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidSampling, match=f"{name} must be"):
         SamplingParams(**{name: value})
+
+
+def test_ids_may_come_as_arrays(llm: LLM) -> None:
+    ids = [10, 11, 12]
+    (expected,) = llm.generate(ids, GREEDY)
+    prompts: list[Any] = [np.array(ids), list(np.array(ids)), [np.array(ids)], np.array([ids])]
+    for prompt in [*prompts, torch.tensor(ids)]:
+        assert llm.generate(prompt, GREEDY)[0].token_ids == expected.token_ids
+
+
+def test_arguments_of_a_wrong_type_are_refused(llm: LLM) -> None:
+    wrong: Any
+    for wrong in (None, 5, [None], [1.5], [[1, "a"]], np.array(3)):
+        with pytest.raises(InvalidRequest, match="a prompt is a text or a list of token ids"):
+            llm.generate(wrong)
+    for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}]):
+        with pytest.raises(InvalidRequest, match="must be SamplingParams"):
+            llm.generate("a", wrong)
+    for wrong in ("hi", ["hi"]):
+        with pytest.raises(InvalidRequest, match="messages must be a list like"):
+            llm.chat(wrong)
 
 
 def test_params_for_each(llm: LLM) -> None:

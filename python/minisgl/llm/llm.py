@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -129,10 +130,9 @@ class LLM:
         (`default_sampling_params`). Raises RequestError, which names the prompt, when one cannot
         be served; nothing of the call is left then.
         """
-        is_one = isinstance(prompts, str) or (
-            len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
-        )
-        batch: list[Any] = [prompts] if is_one else list(prompts)
+        batch: list[Any] = [prompts] if isinstance(prompts, str) else _items(prompts)
+        if batch and all(isinstance(item, Integral) for item in batch):
+            batch = [batch]
         encoded = [
             self._encode(
                 TextPrompt(text=prompt)
@@ -155,6 +155,12 @@ class LLM:
         """
         is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
         batch: list[Any] = [messages] if is_one else list(messages)
+        if not all(isinstance(turn, Mapping) for turns in batch for turn in turns):
+            raise InvalidRequest(
+                'messages must be a list like [{"role": "user", "content": "Hi"}], or several of '
+                f"them, got {messages!r}",
+                param="messages",
+            )
         encoded = [
             self._encode(
                 ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
@@ -191,6 +197,11 @@ class LLM:
             params = self.default_sampling_params
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
+        if not all(isinstance(item, SamplingParams) for item in params):
+            raise InvalidRequest(
+                f"sampling_params must be SamplingParams, or one for each prompt, got {params!r}",
+                param="sampling_params",
+            )
         if len(params) != len(prompts):
             raise InvalidRequest(
                 f"{len(prompts)} prompts need as many sampling_params (or one for all), "
@@ -250,11 +261,22 @@ def _with_seed(sampling: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
 
 
-def _checked_ids(prompt: Sequence[int]) -> list[int]:
-    for token_id in prompt:
-        if not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+def _items(prompt: Any) -> list[Any]:
+    """What a list, a tuple or an array holds: a prompt's ids, or prompts."""
+    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise InvalidRequest(
+            f"a prompt is a text or a list of token ids, got {prompt!r}", param="prompts"
+        )
+    return list(items)
+
+
+def _checked_ids(prompt: Any) -> list[int]:
+    ids = _items(prompt)
+    for token_id in ids:
+        if not isinstance(token_id, Integral) or not 0 <= int(token_id) < 2**31:
             raise InvalidRequest(
                 f"a prompt is a text or a list of token ids, got {token_id!r} in one",
                 param="prompts",
             )
-    return list(prompt)
+    return ids
