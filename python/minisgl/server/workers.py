@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -71,6 +72,8 @@ class Workers:
         process = context.Process(
             target=run_worker, args=(name, theirs, body), name=name, daemon=True
         )
+        # Starting it unblocks SIGINT in this process, so it comes before the block below.
+        resource_tracker.ensure_running()
         # A terminal sends Ctrl-C to every process. A blocked signal stays blocked in a new one,
         # so it makes no traceback there before `run_worker` ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
