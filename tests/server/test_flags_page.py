@@ -1,0 +1,26 @@
+"""docs/flags.md says what --help says, and names every environment variable."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from minisgl import env
+
+PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text(encoding="utf-8")
+
+
+def test_flags_page_is_the_help() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "--help"], capture_output=True, text=True, check=True
+    )
+    assert PAGE.split("```")[1].strip() == done.stdout.strip(), "put the new --help there"
+
+
+def test_every_variable_is_on_the_page() -> None:
+    assert env.__doc__ is not None
+    variables = re.findall(r"^(MINISGL_\w+)", env.__doc__, re.MULTILINE)
+    assert variables
+    assert all(variable in PAGE for variable in variables)
