@@ -29,7 +29,7 @@ def create_cuda_backend(
 
     def create(part: str) -> PagedAttnBackend:
         if part == "triton":
-            return TritonAttnBackend(ops, num_cores(device))
+            return TritonAttnBackend(ops, num_cores(device), device)
         if part == "fa":
             return FlashAttentionBackend(ops, device, dtype, head_dim)
         raise ConfigError(

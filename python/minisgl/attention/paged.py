@@ -67,7 +67,15 @@ class PagedAttnBackend(BaseAttnBackend):
             longest=max(ends, default=0),
         )
 
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
+        """`forward_qkv` of a step of decode rows alone; None where there is no kernel for it."""
+        return None
+
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
+        if not batch.attn_metadata.lengths:
+            out = self.decode_qkv(qkv, steps, batch)
+            if out is not None:
+                return out
         layer = steps.layer
         pool = batch.context.kv_pool.layer(layer.layer_id)
         q_TNH, k_TKH, v_TKH = rotary.norm_rope_store(
@@ -119,6 +127,9 @@ class HybridBackend(PagedAttnBackend):
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         self._decode.decode(q_DNH, layer, batch, out_DNH)
+
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
+        return self._decode.decode_qkv(qkv, steps, batch)
 
     def extend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,

@@ -8,24 +8,59 @@ Axes: as in `minisgl.attention.paged`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from minisgl.attention.base import AttnLayer
+from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.core import Batch
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import attention
+from minisgl.kernel.triton.launch import power_of_2
 
 
 class TritonAttnBackend(PagedAttnBackend):
     name = "triton"
 
-    def __init__(self, ops: Ops, num_cores: int) -> None:
+    def __init__(self, ops: Ops, num_cores: int, device: torch.device) -> None:
         """num_cores: the device's multiprocessors."""
         super().__init__(ops)
         self.num_cores = num_cores
+        # Contexts are cut only where there are fewer rows and heads than this.
+        size = num_cores * attention.PROGRAMS_PER_CORE
+        self._done = torch.zeros(size, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+        self._decode(q_DNH, layer, batch, out_DNH, None)
+
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
+        layer = steps.layer
+        head_dim = layer.head_dim
+        whole = head_dim == steps.cos_sin.shape[1] == power_of_2(head_dim)
+        shared = batch.shared is not None and layer.window is None
+        if not whole or head_dim < 16 or shared:
+            return None
+        rotation = attention.Rotation(
+            qkv=qkv,
+            slots=batch.slots,
+            cos_sin=steps.cos_sin,
+            q_weight=steps.q_norm_weight,
+            k_weight=steps.k_norm_weight,
+            eps=steps.norm_eps,
+        )
+        shape = (len(qkv), layer.num_q_heads, head_dim)
+        out_BNH = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+        self._decode(out_BNH, layer, batch, out_BNH, rotation)
+        return out_BNH.flatten(1)
+
+    def _decode(
+        self,
+        q_DNH: Tensor,
+        layer: AttnLayer,
+        batch: Batch,
+        out_DNH: Tensor,
+        rotation: attention.Rotation | None,
+    ) -> None:
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
         attention.decode(
@@ -38,6 +73,8 @@ class TritonAttnBackend(PagedAttnBackend):
             window=layer.window,
             pieces=attention.num_pieces(len(q_DNH), layer.num_kv_heads, self.num_cores),
             shared_1=None if layer.window else batch.shared,
+            done=self._done,
+            rotation=rotation,
             out_BNH=out_DNH,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from minisgl.errors import ConfigError
 
@@ -42,6 +42,10 @@ class EngineConfig:
     cuda_graph_max_bs: int = DEFAULT_CUDA_GRAPH_MAX_BS
 
     def __post_init__(self) -> None:
+        if self.dtype not in get_args(DTypeName):
+            raise ConfigError(
+                f"dtype must be one of {', '.join(get_args(DTypeName))}, got {self.dtype!r}"
+            )
         for name in ("page_size", "num_pages", "max_running", "max_seq_len", "max_prefill_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

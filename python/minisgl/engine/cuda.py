@@ -11,9 +11,12 @@ are copied to pinned memory right behind the step, and an event tells when they 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -27,6 +30,9 @@ STAGING_BYTES = 4 << 20
 RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want
+MAX_VIEWS = 512  # layouts that are remembered: 15 sizes of graphs, 4 staging buffers, and more
+
+_Layout = tuple[tuple[tuple[int, ...], str], ...]
 
 
 class _Ready:
@@ -60,6 +66,17 @@ class _Staging:
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """A staging buffer and the device's, whole and array by array."""
+
+    staging: _Staging
+    source: Tensor
+    target: Tensor
+    host: list[npt.NDArray[Any]]
+    device: list[Tensor]
+
+
 class CudaDevice(Device):
     """Mutable: stream, staging ring and the pinned buffers of ids. One thread enqueues."""
 
@@ -78,6 +95,7 @@ class CudaDevice(Device):
         self._staging = [_Staging(STAGING_BYTES) for _ in range(RING)]
         self._on_device = torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self.torch_device)
         self._num_uploads = 0
+        self._views: dict[tuple[int, _Layout], _Views] = {}
         self._ids: list[Tensor] = [torch.empty(0, dtype=torch.int32) for _ in range(RING)]
         self._num_works = 0
 
@@ -87,27 +105,42 @@ class CudaDevice(Device):
         return free + unused
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        offsets = []
-        end = 0
-        for array in arrays:
-            offsets.append(end)
-            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        if end <= STAGING_BYTES:
-            staging, on_device = self._staging[self._num_uploads % RING], self._on_device
-            staging.copied.synchronize()
-        else:
-            staging = _Staging(end)  # pinned memory is kept until its copies are done
-            on_device = torch.empty(end, dtype=torch.uint8, device=self.torch_device)
+        layout = tuple((array.shape, array.dtype.name) for array in arrays)
+        ring = self._num_uploads % RING
         self._num_uploads += 1
-        tensors = []
-        for array, offset in zip(arrays, offsets, strict=True):
-            where = slice(offset, offset + array.nbytes)
-            staging.array[where].view(array.dtype).reshape(array.shape)[...] = array
-            dtype = getattr(torch, array.dtype.name)
-            tensors.append(on_device[where].view(dtype).view(array.shape))
-        on_device[:end].copy_(staging.buffer[:end], non_blocking=True)
+        views = self._views.get((ring, layout))
+        if views is None:
+            views = self._make_views(ring, layout)
+        staging = views.staging
+        staging.copied.synchronize()
+        for view, array in zip(views.host, arrays, strict=True):
+            view[...] = array
+        views.target.copy_(views.source, non_blocking=True)
         staging.copied.record()
-        return tensors
+        return views.device
+
+    def _make_views(self, ring: int, layout: _Layout) -> _Views:
+        """Where arrays of this layout go. Kept for those that come again, the graphs' steps: making
+        the views takes longer than copying into them."""
+        offsets, end = [], 0
+        for shape, dtype in layout:
+            offsets.append(end)
+            num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+            end += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        fits = end <= STAGING_BYTES
+        staging = self._staging[ring] if fits else _Staging(end)
+        target = self._on_device if fits else torch.empty(end, dtype=torch.uint8, device="cuda")
+        host, device = [], []
+        for (shape, dtype), offset in zip(layout, offsets, strict=True):
+            where = slice(offset, offset + math.prod(shape) * np.dtype(dtype).itemsize)
+            host.append(staging.array[where].view(dtype).reshape(shape))
+            device.append(target[where].view(getattr(torch, dtype)).view(shape))
+        views = _Views(staging, staging.buffer[:end], target[:end], host, device)
+        if fits:
+            while len(self._views) >= MAX_VIEWS:  # the oldest: mixed steps' shapes rarely repeat
+                del self._views[next(iter(self._views))]
+            self._views[ring, layout] = views
+        return views
 
     def enqueue(self, work: Callable[[], Tensor]) -> Pending:
         with torch.inference_mode(), torch.cuda.stream(self._stream):

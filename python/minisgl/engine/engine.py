@@ -39,7 +39,7 @@ streamed answer notices but does not mind; the budget of the issue that asked fo
 MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
 
-CHUNK_MULTIPLE = 64  # a measured chunk is rounded down to it
+CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
 
 class Engine:
@@ -135,9 +135,11 @@ class Engine:
     def _step(self, plan: Plan) -> Tensor:
         """One step, in stream order: int32 ids [S] of the rows that sample."""
         arrays = make_arrays(plan, self._tables, self.page_size, self._runner.padded_rows(plan))
-        step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
-        attn_metadata = self._attn.prepare(plan)
-        next_ids = self._runner.run(arrays.shape, lambda: self._compute(step, attn_metadata))
+        tensors = self.device.upload(arrays.arrays)
+        next_ids = self._runner.run(
+            arrays.shape,
+            lambda: self._compute(StepTensors.of(arrays, tensors), self._attn.prepare(plan)),
+        )
         return next_ids[: len(plan.sample_rows)]
 
     def _compute(self, step: StepTensors, attn_metadata: BaseAttnMetadata) -> Tensor:
@@ -174,8 +176,10 @@ class Engine:
             self._run_probe(plan)
             seconds.append(time.perf_counter() - start)
         rate = num_tokens / min(seconds[1:])
-        chunk = int(rate * STALL_TARGET_S) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
-        chunk = max(CHUNK_MULTIPLE, min(chunk, MAX_PREFILL_TOKENS))
+        chunk = max(int(rate * STALL_TARGET_S), CHUNK_MULTIPLE)
+        # An eighth of its size: a round chunk cuts round prompts into fewer pieces.
+        multiple = max(CHUNK_MULTIPLE, 1 << max(chunk.bit_length() - 3, 0))
+        chunk = min(round(chunk / multiple) * multiple, MAX_PREFILL_TOKENS)
         logger.info(
             "prefill runs at %s tokens/s on %s: chunks of %s tokens (--max-prefill-length)",
             f"{rate:,.0f}",

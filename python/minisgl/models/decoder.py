@@ -87,13 +87,16 @@ class Decoder(BaseLLMModel):
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embedding.forward(batch.input_ids)
         residual_TD: Tensor | None = None
-        for block in self.blocks:
+        *blocks, last = self.blocks
+        for block in blocks:
             x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
-        assert residual_TD is not None, "a decoder has at least one block"
+        # After the last attention nobody asks for tokens that do not sample. As many as tokens:
+        # every token samples, in order.
         rows = batch.sample_positions
-        if len(rows) < len(x_TD):  # as many as tokens: every token samples, in order
-            x_TD, residual_TD = x_TD[rows], residual_TD[rows]
-        x_SD, _ = self.norm.forward(x_TD, residual_TD)
+        x_SD, residual_SD = last.forward(
+            x_TD, residual_TD, batch, rows if len(rows) < len(x_TD) else None
+        )
+        x_SD, _ = self.norm.forward(x_SD, residual_SD)
         return self.lm_head.forward(x_SD)
 
 
@@ -115,10 +118,15 @@ class Block(BaseOP):
         self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
 
     def forward(
-        self, x_TD: Tensor, residual_TD: Tensor | None, batch: Batch
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        x_TD, residual_TD = self.attention.forward(self.attention_norm, x_TD, residual_TD, batch)
-        return self.mlp.forward(self.mlp_norm, x_TD, residual_TD)
+        """rows_S: which of the T tokens are wanted; all by default. All tokens' KV is stored."""
+        x, residual = self.attention.forward(self.attention_norm, x_TD, residual_TD, batch, rows_S)
+        return self.mlp.forward(self.mlp_norm, x, residual)
 
 
 class Attention(BaseOP):
@@ -168,11 +176,19 @@ class Attention(BaseOP):
         )
 
     def forward(
-        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None, batch: Batch
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Of norm(x + residual); and x + residual."""
-        qkv, residual_TD = self.qkv.forward_normed(norm, x_TD, residual_TD)
-        return self.out.forward(self.attend.forward(qkv, batch)), residual_TD
+        """Of norm(x + residual); and x + residual. Both of the tokens rows_S, or of all."""
+        qkv, residual = self.qkv.forward_normed(norm, x_TD, residual_TD)
+        attended = self.attend.forward(qkv, batch)
+        if rows_S is not None:
+            attended, residual = attended[rows_S], residual[rows_S]
+        return self.out.forward(attended), residual
 
 
 class GatedMLP(BaseOP):

@@ -23,6 +23,9 @@ dim, P pages of a table row, S pieces.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -37,7 +40,11 @@ MAX_PIECES = 64
 PROGRAMS_PER_CORE = 8
 """Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
 time, and a long row's pieces do not outlast the others."""
-DECODE_BLOCK_N, DECODE_WARPS, DECODE_STAGES = 64, 4, 3
+FEW_ROWS_BLOCK, MANY_ROWS_BLOCK = (32, 2), (128, 4)
+"""Keys a turn and warps of a decode program. One H200, 8 heads of 128, contexts of 200 to 1,500:
+256 rows 225 us (64, 4: 243; what the bytes take: 214), 128 rows 119 (129), 24 rows 41 with (32, 2)
+(75, and 47 with (128, 4))."""
+MANY_ROWS = 256  # rows times heads
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
 
@@ -54,6 +61,23 @@ def num_pieces(num_rows: int, num_kv_heads: int, num_cores: int) -> int:
     return min(power_of_2(max(wanted, 1)), MAX_PIECES)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Lets `decode` take q, k and v as they are projected: what `norm_rope_store` does is done
+    where they are used. For heads whose dims, a power of two, all rotate.
+
+    qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. Weights of the
+    norms [H], or None.
+    """
+
+    qkv: Tensor
+    slots: Tensor
+    cos_sin: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    eps: float
+
+
 def decode(
     q_BNH: Tensor,
     k_pool: Tensor,
@@ -65,18 +89,22 @@ def decode(
     window: int | None,
     pieces: int,
     shared_1: Tensor | None,
+    done: Tensor,
+    rotation: Rotation | None = None,
     out_BNH: Tensor,
 ) -> None:
     """One query per row. rows: `Batch.rows` [4, >= B]; only table indices and ends are read.
 
     shared_1: int32 [1], tokens at the front of every context that lie in the same pages; only
-    without a window.
+    without a window. done: int32 [at least B * K], zero between calls: which pieces are done.
+    rotation: then q_BNH has a shape and a dtype alone; not with shared_1.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
     block_h = max(power_of_2(head_dim), 16)
-    block_n = DECODE_BLOCK_N if block_h <= 128 else 32
+    many = num_rows * num_kv_heads >= MANY_ROWS and block_h <= 128 and q_BNH.dtype.itemsize == 2
+    block_n, num_warps = MANY_ROWS_BLOCK if many else FEW_ROWS_BLOCK
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
     partial = mass = q_BNH
@@ -86,7 +114,7 @@ def decode(
         mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
-    stages = DECODE_STAGES if q_BNH.dtype.itemsize == 2 else 2
+    stages = 3 if q_BNH.dtype.itemsize == 2 else 2
     if cascade:
         block_m = 64
         blocks = -(-num_rows * group // block_m)
@@ -99,25 +127,31 @@ def decode(
             (*common, slots, pieces, SHARED_PIECES, block_m, block_h, block_n),
             dtype=q_BNH.dtype, num_warps=4, num_stages=stages,
         )  # fmt: skip
+    fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
+    normed = False
+    if rotation is not None:
+        normed = rotation.q_weight is not None
+        weights = (rotation.q_weight, rotation.k_weight) if normed else (q_BNH, q_BNH)
+        fused = (rotation.qkv, rotation.slots, rotation.cos_sin, *weights, rotation.eps)
     _launch_decode(
         (num_rows, num_kv_heads, pieces),
         (
-            q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, partial, mass,
-            scale * LOG2_E, window or 0, rows.stride(0),
+            q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, partial, mass, done,
+            *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
             *common, slots, pieces, bool(window), cascade, max(power_of_2(group), 16), block_h,
-            block_n, MIN_PIECE,
+            block_n, power_of_2(slots), MIN_PIECE, rotation is not None, normed,
         ),
-        dtype=q_BNH.dtype, num_warps=DECODE_WARPS, num_stages=stages,
+        dtype=q_BNH.dtype, num_warps=num_warps, num_stages=stages,
     )  # fmt: skip
-    if slots > 1:
+    if cascade:
         _launch_merge(
             (num_rows, num_q_heads, 1),
             (partial, mass, rows, shared, out_BNH, window or 0, rows.stride(0)),
             (
                 num_q_heads, head_dim, power_of_2(slots), slots, pieces,
-                SHARED_PIECES, bool(window), cascade, block_h, block_n, MIN_PIECE,
+                SHARED_PIECES, bool(window), block_h, block_n, MIN_PIECE,
             ),
             dtype=q_BNH.dtype, num_warps=2,
         )  # fmt: skip
@@ -180,16 +214,17 @@ def _shared_piece(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["window", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr", "slots_ptr"],
 )
 def _decode(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr, partial_ptr, mass_ptr,
+    done_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
     scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
     SLOTS: tl.constexpr, PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin(PDL)
@@ -204,7 +239,26 @@ def _decode(
         head = kv_head * G + g
         q_at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
         in_q = (g[:, None] < G) & (h[None, :] < H)
-        q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
+        if ROTATE:
+            base = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
+            q = _rotated(
+                base + head[:, None] * H, g[:, None] < G, cos_sin_ptr + (end - 1) * H,
+                q_weight_ptr, eps, H, NORM,
+            )  # fmt: skip
+            slot = tl.load(slots_ptr + row).to(tl.int64)
+            if (last == end) & (slot >= 0):
+                one = tl.arange(0, 1)[:, None]
+                k_new = _rotated(
+                    base + (K * G + kv_head + one) * H, one < 1, cos_sin_ptr + (end - 1) * H,
+                    k_weight_ptr, eps, H, NORM,
+                )  # fmt: skip
+                v_new = tl.load(base + (K * G + K + kv_head) * H + h)
+                at_new = (slot * K + kv_head) * H
+                tl.store(k_ptr + at_new + one * H + h[None, :], k_new)
+                tl.store(v_ptr + at_new + h, v_new)
+                tl.debug_barrier()  # this program reads them back
+        else:
+            q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
         top = tl.full([BLOCK_G], -1e30, tl.float32)
         mass = tl.zeros([BLOCK_G], tl.float32)
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
@@ -223,6 +277,59 @@ def _decode(
                 mask=g[:, None] < G,
             )  # fmt: skip
             tl.store(mass_ptr + at_S, top + tl.log2(mass), mask=g < G)
+            if not CASCADE:
+                # The piece that is done last merges all: the others' sums are visible to it.
+                count = tl.cdiv(end - low, piece)
+                tl.debug_barrier()
+                before = tl.atomic_add(done_ptr + row * K + kv_head, 1, sem="acq_rel")
+                if before == count - 1:
+                    tl.store(done_ptr + row * K + kv_head, 0)
+                    tl.debug_barrier()
+                    used = tl.arange(0, BLOCK_S) < count
+                    for j in tl.static_range(G):
+                        head_at = row.to(tl.int64) * K * G + kv_head * G + j
+                        _merge_head(
+                            partial_ptr, mass_ptr, out_ptr, head_at, used, H, SLOTS, BLOCK_S,
+                            BLOCK_H,
+                        )  # fmt: skip
+
+
+@triton.jit
+def _rotated(
+    row_ptr, inside, cos_sin_ptr, weight_ptr, eps, H: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Heads [X, H] at row_ptr [X, 1], normed and rotated, as `norm_rope_store` rounds them."""
+    h = tl.arange(0, H)[None, :]
+    partner = (h + H // 2) % H
+    x = tl.load(row_ptr + h, mask=inside, other=0.0)
+    y = tl.load(row_ptr + partner, mask=inside, other=0.0)
+    dtype = x.dtype
+    if NORM:
+        x32, y32 = x.to(tl.float32), y.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x32 * x32, 1)[:, None] / H + eps)
+        x = tl.load(weight_ptr + h) * (x32 * scale).to(dtype)
+        y = tl.load(weight_ptr + partner) * (y32 * scale).to(dtype)
+    cos = tl.load(cos_sin_ptr + h % (H // 2)).to(dtype)
+    sin = tl.load(cos_sin_ptr + H // 2 + h % (H // 2)).to(dtype)
+    crossed = (y * sin).to(dtype)
+    return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)
+
+
+@triton.jit
+def _merge_head(
+    partial_ptr, mass_ptr, out_ptr, head_at, used, H: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """From the sums of the slots in `used` to the output of one row's head."""
+    at = head_at * SLOTS + tl.arange(0, BLOCK_S)
+    h = tl.arange(0, BLOCK_H)
+    log_mass = tl.load(mass_ptr + at, mask=used, other=-float("inf"))
+    weight = tl.exp2(log_mass - tl.max(log_mass, 0))
+    partial = tl.load(
+        partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=used[:, None], other=0.0
+    )
+    out = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out_ptr + head_at * H + h, out.to(out_ptr.dtype.element_ty), mask=h < H)
 
 
 @triton.jit(
@@ -276,28 +383,19 @@ def _merge(
     partial_ptr, mass_ptr, rows_ptr, shared_ptr, out_ptr, window, rows_stride,
     N: tl.constexpr, H: tl.constexpr,
     BLOCK_S: tl.constexpr, SLOTS: tl.constexpr, PIECES: tl.constexpr,
-    SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
+    SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     begin(PDL)
     end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
+    low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, True, BLOCK_N, MIN_PIECE)
     s = tl.arange(0, BLOCK_S)
+    count = tl.cdiv(low, _shared_piece(low, SHARED_PIECES, BLOCK_N))
     used = (s < PIECES) & (s < tl.cdiv(end - low, piece))
-    if CASCADE:
-        count = tl.cdiv(low, _shared_piece(low, SHARED_PIECES, BLOCK_N))
-        used = used | ((s >= PIECES) & (s < PIECES + count))
-    at = (row.to(tl.int64) * N + head) * SLOTS + s
-    h = tl.arange(0, BLOCK_H)
-    log_mass = tl.load(mass_ptr + at, mask=used, other=-float("inf"))
-    weight = tl.exp2(log_mass - tl.max(log_mass, 0))
-    partial = tl.load(
-        partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=used[:, None], other=0.0
-    )
-    out = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
-    out_at = (row.to(tl.int64) * N + head) * H + h
-    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=h < H)
+    used = used | ((s >= PIECES) & (s < PIECES + count))
+    head_at = row.to(tl.int64) * N + head
+    _merge_head(partial_ptr, mass_ptr, out_ptr, head_at, used, H, SLOTS, BLOCK_S, BLOCK_H)
 
 
 @triton.jit(
