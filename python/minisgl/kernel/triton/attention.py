@@ -227,13 +227,14 @@ def _decode(
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    begin(PDL)
+    # The rows were uploaded before the step's first kernel: no need to wait for the one before.
     end = tl.load(rows_ptr + 3 * rows_stride + row)
     low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
     first = low + index * piece
     last = tl.minimum(first + piece, end)
     if first < last:
         table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
+        begin(PDL)
         g = tl.arange(0, BLOCK_G)
         h = tl.arange(0, BLOCK_H)
         head = kv_head * G + g
