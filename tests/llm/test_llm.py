@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from minisgl.builtin import model_path
 from minisgl.errors import ConfigError, InvalidRequest, InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
 
@@ -152,3 +153,12 @@ def test_closed() -> None:
 def test_unknown_model() -> None:
     with pytest.raises(ConfigError, match=r"there is no folder"):
         LLM("/no/such/folder", progress=False)
+
+
+@pytest.mark.parametrize("option", ["cache", "dtype", "device", "attn", "model_source"])
+def test_unknown_choices_are_refused(option: str) -> None:
+    before = threading.active_count()
+    wrong: dict[str, Any] = {option: "none such"}
+    with pytest.raises(ConfigError, match="'none such'"):
+        LLM(str(model_path()), progress=False, num_pages=64, **wrong)
+    assert threading.active_count() == before

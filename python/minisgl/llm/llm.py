@@ -105,18 +105,22 @@ class LLM:
         eos_ids = set(defaults.eos_token_ids)
         if tokenizer.eos_token_id is not None:
             eos_ids.add(tokenizer.eos_token_id)
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                num_pages=self._engine.memory.num_pages,
-                page_size=page_size,
-                max_seq_len=self._engine.max_seq_len,
-                vocab_size=self._engine.model_config.vocab_size,
-                eos_ids=frozenset(eos_ids),
-                max_prefill_tokens=self._engine.max_prefill_tokens,
-                max_running=max_running_requests,
-                cache=cache,
+        try:
+            self._scheduler = Scheduler(
+                SchedulerConfig(
+                    num_pages=self._engine.memory.num_pages,
+                    page_size=page_size,
+                    max_seq_len=self._engine.max_seq_len,
+                    vocab_size=self._engine.model_config.vocab_size,
+                    eos_ids=frozenset(eos_ids),
+                    max_prefill_tokens=self._engine.max_prefill_tokens,
+                    max_running=max_running_requests,
+                    cache=cache,
+                )
             )
-        )
+        except ConfigError:
+            self._engine.close()
+            raise
         self._is_closed = False
 
     def generate(

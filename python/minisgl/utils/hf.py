@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from minisgl.errors import CheckpointError, ConfigError
 
@@ -39,6 +39,10 @@ def resolve_checkpoint(
     Raises ConfigError if there is no such folder or id, if its licence must be accepted first, or
     if it cannot be reached; CheckpointError if the folder holds no config.json.
     """
+    if source not in get_args(ModelSource):
+        raise ConfigError(
+            f"model_source must be one of {', '.join(get_args(ModelSource))}, got {source!r}"
+        )
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
