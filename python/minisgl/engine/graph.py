@@ -25,7 +25,7 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-"""Rows. A padding row costs little where a step takes long; below 8 each one is a size."""
+"""Rows. A padding row costs little where a step takes long; few rows are powers of two."""
 SIZE_STEP = 64  # of those above
 
 

@@ -1,13 +1,13 @@
 """A short way to launch Triton kernels, and programmatic dependent launch between them.
 
-Triton finds the compiled form of a kernel anew at each launch, from all arguments: 30 us of host
-time here, and a step that is not replayed from a graph makes some hundred launches. A `Launcher`
-finds it by a key. So its kernels take run-time arguments first, which must not be specialised
+Triton finds the compiled form of a kernel anew at each launch, from all arguments. A step with
+prompts, which is not replayed from a graph, took 28 ms of host time so in a model of 28 layers,
+more than the GPU; it takes 10 with a `Launcher`, which finds the compiled form by a key. So its kernels take run-time arguments first, which must not be specialised
 (`do_not_specialize`; pointers aligned to 16 bytes unless said otherwise), then the constants.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start and waits until the one before is complete, memory included. What
-is loaded before `begin` must be constant through a step: weights.
+is loaded before `begin` must be constant through a step: weights, and what the host uploaded.
 """
 
 from __future__ import annotations
