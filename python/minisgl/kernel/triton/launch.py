@@ -2,8 +2,9 @@
 
 Triton finds the compiled form of a kernel anew at each launch, from all arguments. A step with
 prompts, which is not replayed from a graph, took 28 ms of host time so in a model of 28 layers,
-more than the GPU; it takes 10 with a `Launcher`, which finds the compiled form by a key. So its kernels take run-time arguments first, which must not be specialised
-(`do_not_specialize`; pointers aligned to 16 bytes unless said otherwise), then the constants.
+more than the GPU; it takes 10 with a `Launcher`, which finds the compiled form by a key. So its
+kernels take run-time arguments first, which must not be specialised (`do_not_specialize`; pointers
+aligned to 16 bytes unless said otherwise), then the constants.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start and waits until the one before is complete, memory included. What
