@@ -150,6 +150,19 @@ def test_closed() -> None:
         llm.generate("a")
 
 
+def test_an_error_inside_the_loop_closes_it() -> None:
+    llm = LLM(progress=False, num_pages=64)
+
+    def launch(plan: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    llm._engine.launch = launch  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        llm.generate("a")
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+
+
 def test_unknown_model() -> None:
     with pytest.raises(ConfigError, match=r"there is no folder"):
         LLM("/no/such/folder", progress=False)

@@ -199,7 +199,7 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
 
 
 def test_ctrl_c_while_it_starts(launch: Any) -> None:
-    server = launch()
+    server = launch("--num-tokenizer", "0")
     server.wait_for("(starting the engine)", "err")
     family = server.family()
     os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
@@ -228,7 +228,7 @@ def test_sigterm_ends_open_streams_and_everything(launch: Any, server: RunningSe
     assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
 
 
-@pytest.mark.parametrize("worker", ["engine", "tokenizer"])
+@pytest.mark.parametrize("worker", ["engine", "tokenizer-0", "detokenizer"])
 def test_a_killed_worker_ends_the_server(launch: Any, worker: str) -> None:
     server = launch(*POOL)
     with server.client() as client:

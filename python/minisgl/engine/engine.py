@@ -81,6 +81,7 @@ class Engine:
             device=self.device.torch_device,
             ops=ops,
             comm=comm,
+            max_context=self.memory.max_seq_len,
             dummy=config.dummy_weight,
             progress=progress,
         )
@@ -261,7 +262,11 @@ def plan_engine_memory(
             )
         max_seq_len = config.max_seq_len
     skeleton = build_model(
-        model, dtype=dtype, ops=create_ops(device.torch_device), comm=SingleRank()
+        model,
+        dtype=dtype,
+        ops=create_ops(device.torch_device),
+        comm=SingleRank(),
+        max_context=max_seq_len,
     )
     return plan_memory(
         free_bytes=device.free_bytes(),

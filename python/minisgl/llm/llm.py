@@ -26,7 +26,8 @@ from minisgl.llm.session import Session
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_template, load_tokenizer
-from minisgl.utils.hf import ModelSource, read_generation_defaults, resolve_checkpoint
+from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
+from minisgl.utils.hf import ModelSource, resolve_checkpoint
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -76,16 +77,10 @@ class LLM:
         self._lock = threading.Lock()
         self._num_requests = 0
         tokenizer = load_tokenizer(folder)
-        defaults = read_generation_defaults(folder)
         template = load_template(folder, tokenizer.special_tokens)
         self._encoder = PromptEncoder(tokenizer=tokenizer, template=template)
         self._detokenizer = Detokenizer(tokenizer)
-        self.default_sampling_params = SamplingParams(
-            temperature=1.0 if defaults.temperature is None else defaults.temperature,
-            top_k=defaults.top_k or 0,
-            top_p=1.0 if defaults.top_p is None else defaults.top_p,
-            min_p=defaults.min_p or 0.0,
-        )
+        self.default_sampling_params = sampling_defaults(folder)
         with self._bar("loading weights") as (bar, task):
             self._engine = Engine(
                 EngineConfig(
@@ -102,9 +97,6 @@ class LLM:
                 ),
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-        eos_ids = set(defaults.eos_token_ids)
-        if tokenizer.eos_token_id is not None:
-            eos_ids.add(tokenizer.eos_token_id)
         try:
             self._scheduler = Scheduler(
                 SchedulerConfig(
@@ -112,7 +104,7 @@ class LLM:
                     page_size=page_size,
                     max_seq_len=self._engine.max_seq_len,
                     vocab_size=self._engine.model_config.vocab_size,
-                    eos_ids=frozenset(eos_ids),
+                    eos_ids=end_of_sequence_ids(folder, tokenizer),
                     max_prefill_tokens=self._engine.max_prefill_tokens,
                     max_running=max_running_requests,
                     cache=cache,
@@ -226,7 +218,12 @@ class LLM:
                 )
                 with session.catching_ctrl_c():
                     overlap = not env.overlap_disabled()
-                    run(self._scheduler, self._engine, session, session, overlap=overlap)
+                    try:
+                        run(self._scheduler, self._engine, session, session, overlap=overlap)
+                    except BaseException:  # a step may be lost: nothing can be trusted any more
+                        self._is_closed = True
+                        self._engine.close()
+                        raise
         if session.error:
             raise session.error
         return session.outputs()

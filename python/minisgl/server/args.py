@@ -30,7 +30,7 @@ class ServerArgs:
 
     host: str = "127.0.0.1"
     port: int | None = None
-    num_tokenizer: int = 0
+    num_tokenizer: int = 1
 
     page_size: int = 16
     cache: Literal["radix", "naive"] = "radix"
@@ -113,7 +113,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         "--num-tokenizer",
         metavar="N",
         type=_integer(0, 64),
-        help="tokenizer processes; 0 lets the detokenizer's process do both "
+        help="tokenizer processes; 0 lets the detokenizer's process do both: a process fewer, "
+        "but a very long prompt then holds up the text of running streams "
         f"(default: {defaults.num_tokenizer})",
     )
 

@@ -19,8 +19,8 @@ from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.server.args import ServerArgs
+from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
-from minisgl.utils.hf import read_generation_defaults
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints
@@ -92,15 +92,12 @@ def engine_config(args: ServerArgs, folder: Path) -> EngineConfig:
 
 
 def scheduler_config(args: ServerArgs, folder: Path, engine: Engine) -> SchedulerConfig:
-    eos_ids = set(read_generation_defaults(folder).eos_token_ids)
-    if (eos_id := load_tokenizer(folder).eos_token_id) is not None:
-        eos_ids.add(eos_id)
     return SchedulerConfig(
         num_pages=engine.memory.num_pages,
         page_size=engine.page_size,
         max_seq_len=engine.max_seq_len,
         vocab_size=engine.model_config.vocab_size,
-        eos_ids=frozenset(eos_ids),
+        eos_ids=end_of_sequence_ids(folder, load_tokenizer(folder)),
         max_prefill_tokens=engine.max_prefill_tokens,
         max_running=engine.max_running,
         max_queued=args.max_queued_requests,

@@ -25,14 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from minisgl.core import SamplingParams
-from minisgl.errors import ConfigError, EngineError, InvalidSampling
+from minisgl.errors import ConfigError, EngineError
 from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.args import DEFAULT_PORT, ServerArgs
 from minisgl.server.signals import Signals
 from minisgl.server.workers import Worker, Workers
-from minisgl.utils.hf import read_generation_defaults, resolve_checkpoint
+from minisgl.tokenizer.defaults import sampling_defaults
+from minisgl.utils.hf import resolve_checkpoint
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
@@ -232,23 +232,6 @@ def _checkpoint(args: ServerArgs) -> tuple[Path, str]:
     is_folder = Path(args.model).expanduser().is_dir()
     name = folder.resolve().name if is_folder else args.model
     return folder, args.served_model_name or name
-
-
-def sampling_defaults(folder: Path) -> SamplingParams:
-    """What requests get that leave a sampling parameter out. Raises ConfigError."""
-    recommended = read_generation_defaults(folder)
-    given = {
-        name: value
-        for name in ("temperature", "top_k", "top_p", "min_p")
-        if (value := getattr(recommended, name)) is not None
-    }
-    try:
-        defaults = SamplingParams(**given)
-    except InvalidSampling as error:
-        raise ConfigError(f"{folder}/generation_config.json: {error}") from error
-    said = ", ".join(f"{name} {value:g}" for name, value in given.items()) or "nothing"
-    logger.info("sampling defaults from the checkpoint: %s", said)
-    return defaults
 
 
 def ready_text(name: str, url: str, seconds: float) -> str:
