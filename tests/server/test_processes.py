@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ import openai
 import psutil
 import pytest
 from running_server import RunningServer
+
+from minisgl.builtin import model_path
 
 # 1,024 tokens: less than the built-in model's context, so that the pool is a limit of its own.
 POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
@@ -196,6 +199,29 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
     assert server.ended(60) == 1
     assert re.search("the (engine|tokenizer) could not start: .", server.output["err"])
     assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for m in messages %}{{ m.content }", "chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content.upper() }}", "chat template"),
+    ],
+)
+def test_a_broken_template_costs_the_chat_only(
+    launch: Any, tmp_path_factory: pytest.TempPathFactory, template: str, says: str
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    (folder / "chat_template.jinja").write_text(template)
+    server = launch("--model", str(folder), *POOL)
+    with server.client() as client:
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match=says):
+                client.chat.completions.create(**ask("Hi") | {"model": "model"})
+        answer = client.completions.create(model="model", prompt="a", max_tokens=1)
+        assert answer.usage is not None
 
 
 def test_ctrl_c_while_it_starts(launch: Any) -> None:
