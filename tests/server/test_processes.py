@@ -172,6 +172,27 @@ def test_what_only_the_workers_can_refuse(
     assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("v1/completions", {"prompt": "a" * 5000}, "prompt"),
+        (
+            "v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 5000}]},
+            "messages",
+        ),
+        ("generate", {"text": "a" * 5000}, "text"),
+        ("generate", {"input_ids": [100] * 5000}, "input_ids"),
+    ],
+)
+def test_a_refused_prompt_is_called_what_the_request_calls_it(
+    server: RunningServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = httpx.post(f"{server.url}/{path}", json=body, timeout=60)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
 # --- starting ------------------------------------------------------------------------------------
 
 

@@ -156,6 +156,21 @@ def test_abort_and_ping_pass_through(server: Server) -> None:
     assert pongs == [PongMsg(seq=8), PongMsg(seq=9)]
 
 
+def test_an_abort_takes_back_a_prompt_that_still_waits(server: Server) -> None:
+    """In one frame, so that all of it waits together; the abort of another request cuts in."""
+
+    def prompt(uid: int) -> TokenizeMsg:
+        return TokenizeMsg(uid=uid, prompt=TextPrompt(text="a"), sampling=SAMPLING)
+
+    server.to_tokenizers[0].put(
+        [prompt(20), prompt(22), AbortMsg(uid=22), AbortMsg(uid=18), PingMsg(seq=1)]
+    )
+    got = _collect(server.scheduler, lambda got: got[-1:] == [PingMsg(seq=1)])
+    assert got[0] == AbortBackendMsg(uid=18)
+    assert [type(message) for message in got[1:]] == [UserMsg, PingMsg]
+    assert got[1].uid == 20
+
+
 def test_bad_requests_do_not_reach_the_scheduler(server: Server) -> None:
     bad = ChatPrompt(messages=[{"role": "user", "content": 5}])
     server.to_tokenizers[0].put(

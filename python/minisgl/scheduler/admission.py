@@ -41,7 +41,7 @@ def admissible_max_tokens(
             f"one must be left for the answer; shorten the prompt{remedy}",
             limit=limit,
             got=num_prompt,
-            param="messages",
+            param="prompt",
         )
     if asked is not None and num_prompt + asked > limit:
         raise PromptTooLong(

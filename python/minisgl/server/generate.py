@@ -28,6 +28,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             priority=asked.priority,
             stream=asked.stream,
             shape=_GenerateShape(),
+            prompt_field=asked.prompt_field,
         )
 
     return routes

@@ -46,6 +46,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             priority=asked.priority,
             stream=asked.stream,
             shape=shape,
+            prompt_field="messages",
         )
 
     return routes

@@ -35,6 +35,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             priority=asked.priority,
             stream=asked.stream,
             shape=shape,
+            prompt_field="prompt",
         )
 
     return routes

@@ -324,6 +324,13 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateArgs = None
 
     @property
+    def prompt_field(self) -> str:
+        """Which of the three the prompt came in."""
+        if self.messages is not None:
+            return "messages"
+        return "text" if self.input_ids is None else "input_ids"
+
+    @property
     def prompt(self) -> Prompt:
         if sum(given is not None for given in (self.text, self.input_ids, self.messages)) != 1:
             raise InvalidRequest("give exactly one of text, input_ids and messages", param="text")

@@ -90,8 +90,12 @@ async def respond(
     priority: int | None,
     stream: bool | None,
     shape: Shape,
+    prompt_field: str,
 ) -> Response:
-    """Submit `prompts` and answer in `shape`. Raises the refusal of any of them."""
+    """Submit `prompts` and answer in `shape`. Raises the refusal of any of them.
+
+    prompt_field: what the request calls its prompt; a refusal of the prompt names it.
+    """
     call = frontend.submit(prompts, sampling, priority or 0, request.scope["request_id"])
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     try:
@@ -100,6 +104,11 @@ async def respond(
             return EventStream(call, shape, frontend.observer)
         whole = shape.whole(await _collect(call, len(prompts)))
         return Response(msgspec.json.encode(whole), media_type="application/json")
+    except RequestError as error:
+        call.abort()
+        if error.param == "prompt":  # as the workers call it, whatever it came as
+            error.param = prompt_field
+        raise
     except ClientGone:
         return Response(status_code=499)  # nginx's code for this; nobody reads it
     except BaseException:

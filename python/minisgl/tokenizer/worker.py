@@ -74,6 +74,8 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
                         events += message.events
                         passed_on += [PongMsg(seq=seq) for seq in message.pings]
                         passed_on += message.pass_on
+                    elif isinstance(message, AbortMsg):
+                        _take_back(waiting, message)
                     else:
                         waiting.append(message)
             replies, stops = detokenizer.handle(events)
@@ -82,6 +84,15 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             if waiting:  # one prompt a turn: a long one must not stall the running streams twice
                 answer = _forward(encoder, waiting.popleft())
                 (to_api if isinstance(answer, FailedReply) else to_scheduler).put([answer])
+
+
+def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
+    """Forget a prompt that still waits; one that has gone on is aborted before all that waits."""
+    for message in waiting:
+        if isinstance(message, TokenizeMsg) and message.uid == abort.uid:
+            waiting.remove(message)
+            return
+    waiting.appendleft(abort)
 
 
 def _forward(
