@@ -99,7 +99,7 @@ class Runner:
             num_layers=config.num_layers,
             num_pages=rows * pages_per_row,
             page_size=page_size,
-            num_kv_heads=max(config.num_kv_heads // model.blocks[0].attention.out.comm.size, 1),
+            num_kv_heads=model.num_kv_heads,
             head_dim=config.head_dim,
             dtype=model.norm.weight.dtype,
             device=CPU,

@@ -1,4 +1,4 @@
-"""Two ranks as two threads: layers shard by the communicator's size, with no code of their own."""
+"""Ranks as threads: every family computes on several ranks what it computes on one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from model_harness import VOCAB, Runner, Sequence, load, make_reference, random_ids
-from test_model_families import SIZES
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from model_harness import (
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+)
+from test_model_families import CASES, SIZES, TOLERANCE
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from minisgl.distributed import DistributedCommunicator, DistributedInfo, SingleRank
 from minisgl.errors import ConfigError
@@ -50,63 +58,114 @@ def ranks(size: int) -> list[ThreadRank]:
     return [ThreadRank(rank, slots, barrier) for rank in range(size)]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LlamaConfig(**{**SIZES, "attention_bias": True, "mlp_bias": True}),
-        # One key/value head for two ranks, and tied embeddings.
-        Qwen3Config(
-            **{**SIZES, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}
-        ),
-    ],
-    ids=["llama-biases", "qwen3-one-kv-head"],
-)
-def test_two_ranks_compute_what_one_does(config: PreTrainedConfig, tmp_path: Path) -> None:
-    make_reference(config).save_pretrained(tmp_path)
+# name -> (config class, changes, ranks): what does not divide, on top of every family on two ranks.
+UNEVEN: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int]] = {
+    "3-kv-heads-on-2": (
+        LlamaConfig,
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
+        2,
+    ),
+    "8-kv-heads-on-3": (
+        LlamaConfig,
+        {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8},
+        3,
+    ),
+    "14-heads-on-4": (Qwen2Config, {"num_attention_heads": 14, "head_dim": 8}, 4),
+    "14-heads-on-3": (Qwen3Config, {"num_attention_heads": 14, "head_dim": 8}, 3),
+    "one-kv-head-tied": (
+        Qwen3Config,
+        {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
+        4,
+    ),
+    "odd-width-biases": (
+        LlamaConfig,
+        {"intermediate_size": 73, "attention_bias": True, "mlp_bias": True},
+        3,
+    ),
+    "empty-vocabulary-share": (LlamaConfig, {"vocab_size": 33, "tie_word_embeddings": True}, 4),
+}
 
-    def run(comm: DistributedCommunicator) -> torch.Tensor:
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
+    config_class, changes, page_size, _ = CASES[name]
+    check(config_class, changes, 2, page_size, tmp_path)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_shares_may_be_uneven(name: str, tmp_path: Path) -> None:
+    config_class, changes, size = UNEVEN[name]
+    check(config_class, changes, size, 4, tmp_path)
+
+
+def check(
+    config_class: type[PreTrainedConfig],
+    changes: dict[str, Any],
+    size: int,
+    page_size: int,
+    folder: Path,
+) -> None:
+    config = config_class(**{**SIZES, **changes})
+    make_reference(config).save_pretrained(folder)
+    prompts = [[token % config.vocab_size for token in random_ids(n, n)] for n in (19, 11)]
+
+    def run(comm: DistributedCommunicator) -> list[Sequence]:
         with torch.inference_mode():
-            sequence = Sequence(random_ids(11), 5)
-            Runner(load(tmp_path, comm=comm)).generate([sequence], chunk=4)
-            return torch.cat(sequence.logits)
+            sequences = [Sequence(prompt, 6) for prompt in prompts]
+            Runner(load(folder, comm=comm), page_size=page_size).generate(sequences, chunk=7)
+            return sequences
 
     alone = run(SingleRank())
-    with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(run, ranks(2)))
-    assert together[0].shape == (15, VOCAB)
-    assert torch.equal(together[0], together[1])
-    torch.testing.assert_close(together[0], alone, rtol=1e-4, atol=1e-4)
+    with ThreadPoolExecutor(size) as pool:
+        together = list(pool.map(run, ranks(size)))
+    for sequences in together:
+        for one, many, first in zip(alone, sequences, together[0], strict=True):
+            logits = torch.cat(many.logits)
+            assert logits.shape == (len(one.ids) - 1, config.vocab_size)
+            assert torch.equal(logits, torch.cat(first.logits))
+            assert relative_error(logits, torch.cat(one.logits)) <= TOLERANCE
+            assert many.outputs == one.outputs
 
 
-def test_shares_of_two_ranks_are_the_whole(tmp_path: Path) -> None:
-    reference = make_reference(LlamaConfig(**SIZES))
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_shares_are_the_whole(size: int, tmp_path: Path) -> None:
+    reference = make_reference(Qwen2Config(**{**SIZES, "num_attention_heads": 6}))
     reference.save_pretrained(tmp_path)
     weights = reference.state_dict()
-    shares = [load(tmp_path, comm=comm) for comm in ranks(2)]
-    checked = set()
-    for parameters in zip(*(model.parameters() for model in shares), strict=True):
-        tensors = [getattr(parameter.owner, parameter.attr) for parameter in parameters]
-        row = 0
-        for parts in zip(*(parameter.parts for parameter in parameters), strict=True):
-            part = parts[0]
-            sizes = [p.local_shape[0] for p in parts]
-            pieces = [t[row : row + n] for t, n in zip(tensors, sizes, strict=True)]
-            row += sizes[0]
-            replicated = part.stop - part.start == part.shape[part.axis]
-            joined = pieces[0] if replicated else torch.cat(pieces, part.axis)
-            assert torch.equal(joined, weights[part.name]), part.name
-            assert replicated == ("norm" in part.name), part.name
-            checked.add(part.name)
-        assert not tensors[1][row:].any()
-    assert checked == set(weights)
+    covered = {name: torch.zeros(len(weight), dtype=torch.int) for name, weight in weights.items()}
+    for comm in ranks(size):
+        for parameter in load(tmp_path, comm=comm).parameters():
+            tensor, row = getattr(parameter.owner, parameter.attr), 0
+            for part in parameter.parts:
+                share = part.share
+                expected = weights[part.name].narrow(part.axis, share.start, len(share))
+                assert torch.equal(tensor[row : row + len(expected)], expected), part.name
+                row += len(expected)
+                if part.axis == 1 and len(covered[part.name]) != part.shape[1]:
+                    covered[part.name] = torch.zeros(part.shape[1], dtype=torch.int)
+                covered[part.name][share.start : share.stop] += 1
+            assert not tensor[row:].any()
+    for name, times in covered.items():
+        whole = "norm" in name
+        replicated = size > 2 and ("k_proj" in name or "v_proj" in name)
+        assert times.min() >= 1, name
+        assert times.max() == (size if whole else -(-size // 2) if replicated else 1), name
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [(3, "4 query heads cannot be shared by 3 ranks"), (8, "4 query heads cannot be shared by 8")],
-)
-def test_ranks_that_do_not_divide_are_refused(size: int, message: str, tmp_path: Path) -> None:
+def test_weight_bytes_are_the_ranks_own(tmp_path: Path) -> None:
+    make_reference(LlamaConfig(**{**SIZES, "num_attention_heads": 6})).save_pretrained(tmp_path)
+    models = [load(tmp_path, comm=comm) for comm in ranks(3)]
+    held = [
+        sum(getattr(p.owner, p.attr).nbytes for p in model.parameters()) + 128 * 8 * 4
+        for model in models
+    ]
+    assert [model.num_weight_bytes for model in models] == held
+    assert len(set(held)) > 1
+    assert [model.num_kv_heads for model in models] == [1, 1, 1]
+
+
+def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
     make_reference(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        build_model(config, dtype=torch.float32, ops=Ops(), comm=ranks(size)[0])
+    with pytest.raises(ConfigError, match="4 query heads cannot be shared by 5 ranks"):
+        build_model(config, dtype=torch.float32, ops=Ops(), comm=ranks(5)[0])

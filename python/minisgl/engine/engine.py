@@ -110,7 +110,7 @@ class Engine:
                 num_layers=self.model_config.num_layers,
                 num_pages=self.memory.num_pages,
                 page_size=config.page_size,
-                num_kv_heads=self.model_config.num_kv_heads,
+                num_kv_heads=self.model.num_kv_heads,
                 head_dim=self.model_config.head_dim,
                 dtype=self.dtype,
                 device=self.device.torch_device,
@@ -276,7 +276,7 @@ def plan_engine_memory(
         page_bytes=MHAKVCache.page_bytes(
             num_layers=model.num_layers,
             page_size=config.page_size,
-            num_kv_heads=model.num_kv_heads,
+            num_kv_heads=skeleton.num_kv_heads,
             head_dim=model.head_dim,
             dtype=dtype,
         ),

@@ -6,7 +6,7 @@ an `Ops` when they are built. Rounding follows Hugging Face transformers step by
 bfloat16 model gives the tokens that it gives there.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim, F intermediate size, D hidden size,
-V vocabulary, S rows that sample, P positions, R rotary dim.
+V vocabulary, L rows of it on a rank, S rows that sample, P positions, R rotary dim.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ class Ops:
     def embed(self, ids_T: Tensor, weight_VD: Tensor) -> Tensor:
         """Rows of the table; ids are trusted to be in [0, V)."""
         return F.embedding(ids_T, weight_VD)
+
+    def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
+        """`embed` from the rows `share` of the table; ids outside of them give zeros.
+
+        weight_LD: those rows, and perhaps rows of padding after them.
+        """
+        elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
+        x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
+        return x_TD.masked_fill(elsewhere_T[:, None], 0)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias over the last axis."""

@@ -1,11 +1,12 @@
 """What every layer is: attributes that hold tensors, and declarations that say how to fill them.
 
 A parameter is declared with the checkpoint tensors that it is made of, the shape that each has
-there and the slice of it that this rank holds. Merged parameters stack their parts along axis 0::
+there and the slice of it that this rank holds (`minisgl.layers.shard`). Merged parameters stack
+their parts along axis 0::
 
     checkpoint   q_proj.weight [Q, D]   k_proj.weight [K, D]   v_proj.weight [K, D]
                         |  rank's rows         |                      |
-    parameter    |== q ==|= k =|= v =|         on this rank: [(Q + 2K) / size, D]
+    parameter    |== q ==|= k =|= v =|         on two ranks: [(Q + 2K) / 2, D]
 
 Not `torch.nn.Module`: its hooks, buffers and state dicts would be unused, and a declaration per
 parameter is what makes strict, sharded, streamed loading (`minisgl.models.weight`) one function.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from minisgl.errors import ConfigError
+from minisgl.layers.shard import split_columns
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
@@ -36,19 +37,14 @@ class BuildContext:
     comm: DistributedCommunicator
     dtype: torch.dtype
 
-    def share(self, count: int, what: str) -> int:
-        """This rank's number of `count` things. Raises ConfigError if they do not divide."""
-        if count % self.comm.size:
-            raise ConfigError(
-                f"{count} {what} cannot be shared by {self.comm.size} ranks; "
-                f"choose a number of ranks that divides {count}"
-            )
-        return count // self.comm.size
+    def columns(self, width: int) -> range:
+        """This rank's share of a layer's columns, see `split_columns`."""
+        return split_columns(width, self.comm.size)[self.comm.rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A checkpoint tensor, of which this rank holds [start, stop) along `axis`.
+    """A checkpoint tensor, of which this rank holds `share` along `axis`.
 
     shape: in the checkpoint. alias: another name under which a file may have the same tensor.
     """
@@ -56,25 +52,17 @@ class Part:
     name: str
     shape: tuple[int, ...]
     axis: int
-    start: int
-    stop: int
+    share: range
     alias: str | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> Part:
         """Every rank holds all of it."""
-        return cls(name=name, shape=shape, axis=0, start=0, stop=shape[0])
-
-    @classmethod
-    def shard(cls, name: str, *shape: int, axis: int, index: int, count: int) -> Part:
-        """Part `index` of `count` equal ones; that they are equal is the caller's to check."""
-        assert shape[axis] % count == 0, f"{name} {shape} axis {axis} in {count}"
-        size = shape[axis] // count
-        return cls(name=name, shape=shape, axis=axis, start=index * size, stop=(index + 1) * size)
+        return cls(name=name, shape=shape, axis=0, share=range(shape[0]))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        return (*self.shape[: self.axis], self.stop - self.start, *self.shape[self.axis + 1 :])
+        return (*self.shape[: self.axis], len(self.share), *self.shape[self.axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from minisgl.layers.base import BaseOP, BuildContext, Part, StateLessOP
+from minisgl.layers.shard import vocab_rows
 
 
 class _VocabShare(BaseOP):
-    """The rows of a [V, D] table that this rank holds; the last rank's share may be padded."""
+    """The rows of a [V, D] table that this rank holds, which may be padded."""
 
     weight: Tensor
 
@@ -32,16 +33,11 @@ class _VocabShare(BaseOP):
         super().__init__()
         self.ops, self.comm = build.ops, build.comm
         self.vocab_size = vocab_size
-        rows = -(-vocab_size // self.comm.size)
-        self.start = min(self.comm.rank * rows, vocab_size)
-        self.stop = min(self.start + rows, vocab_size)
+        rows = vocab_rows(vocab_size, self.comm.size)
+        first = self.comm.rank * rows
+        self.share = range(min(first, vocab_size), min(first + rows, vocab_size))
         part = Part(
-            name=name,
-            shape=(vocab_size, hidden_size),
-            axis=0,
-            start=self.start,
-            stop=self.stop,
-            alias=alias,
+            name=name, shape=(vocab_size, hidden_size), axis=0, share=self.share, alias=alias
         )
         self.declare("weight", build.dtype, part, rows=rows)
 
@@ -52,9 +48,7 @@ class VocabParallelEmbedding(_VocabShare):
     def forward(self, ids_T: Tensor) -> Tensor:
         if self.comm.size == 1:
             return self.ops.embed(ids_T, self.weight)
-        elsewhere_T = (ids_T < self.start) | (ids_T >= self.stop)
-        x_TD = self.ops.embed((ids_T - self.start).masked_fill(elsewhere_T, 0), self.weight)
-        return self.comm.all_reduce(x_TD.masked_fill(elsewhere_T[:, None], 0))
+        return self.comm.all_reduce(self.ops.embed_share(ids_T, self.weight, self.share))
 
 
 class ParallelLMHead(StateLessOP):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.errors import ConfigError
 from minisgl.layers.base import BaseOP, BuildContext, Part
 from minisgl.layers.norm import RMSNormFused
+from minisgl.layers.shard import split_heads, times
 
 
 class _Linear(BaseOP):
@@ -37,21 +37,26 @@ class _Linear(BaseOP):
         return self.ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
 
     def _declare_merged(
-        self, pieces: list[tuple[str, int, int, int]], in_size: int, bias: bool
+        self, pieces: list[tuple[str, int, range]], in_size: int, bias: bool
     ) -> None:
-        """pieces: (name, outputs in the checkpoint, which share of them is ours, of how many)."""
-        weights, biases = [], []
-        for name, size, index, count in pieces:
-            weight = Part.shard(f"{name}.weight", size, in_size, axis=0, index=index, count=count)
-            weights.append(weight)
-            biases.append(Part.shard(f"{name}.bias", size, axis=0, index=index, count=count))
-        self.declare("weight", self.dtype, *weights)
+        """pieces: (name, outputs in the checkpoint, this rank's share of them)."""
+
+        def parts(kind: str, *inner: int) -> list[Part]:
+            return [
+                Part(name=f"{name}.{kind}", shape=(size, *inner), axis=0, share=share)
+                for name, size, share in pieces
+            ]
+
+        self.declare("weight", self.dtype, *parts("weight", in_size))
         if bias:
-            self.declare("bias", self.dtype, *biases)
+            self.declare("bias", self.dtype, *parts("bias"))
 
 
 class LinearColParallelMerged(_Linear):
-    """Several linear layers of one input as one product: [T, D] -> their shares side by side."""
+    """Several linear layers of one input as one product: [T, D] -> their shares side by side.
+
+    columns: this rank's share of each.
+    """
 
     def __init__(
         self,
@@ -63,15 +68,14 @@ class LinearColParallelMerged(_Linear):
         names: tuple[str, ...],
     ) -> None:
         super().__init__(build)
-        build.share(out_size, "outputs of a linear layer")
-        pieces = [(name, out_size, self.comm.rank, self.comm.size) for name in names]
-        self._declare_merged(pieces, in_size, bias)
+        self.columns = build.columns(out_size)
+        self._declare_merged([(name, out_size, self.columns) for name in names], in_size, bias)
 
 
 class LinearQKVMerged(_Linear):
     """Queries, keys and values as one product: [T, D] -> [T, (N + 2K) * H] with local N and K.
 
-    Where there are more ranks than key/value heads, neighbours hold the same head.
+    q_columns: this rank's share of the queries.
     """
 
     def __init__(
@@ -86,27 +90,33 @@ class LinearQKVMerged(_Linear):
         names: tuple[str, str, str],
     ) -> None:
         super().__init__(build)
-        rank, size = self.comm.rank, self.comm.size
-        self.num_q_heads = build.share(num_q_heads, "query heads")
-        self.num_kv_heads = local_kv_heads(num_kv_heads, size)
-        q_name, *kv_names = names
-        shards = min(size, num_kv_heads)
-        pieces = [(q_name, num_q_heads * head_dim, rank, size)]
-        for name in kv_names:
-            pieces.append((name, num_kv_heads * head_dim, rank * shards // size, shards))
+        heads = split_heads(num_q_heads, num_kv_heads, self.comm.size)[self.comm.rank]
+        self.num_q_heads, self.num_kv_heads = len(heads.q), len(heads.kv)
+        self.q_columns = times(heads.q, head_dim)
+        q_name, k_name, v_name = names
+        kv = (num_kv_heads * head_dim, times(heads.kv, head_dim))
+        pieces = [(q_name, num_q_heads * head_dim, self.q_columns), (k_name, *kv), (v_name, *kv)]
         self._declare_merged(pieces, in_size, bias)
 
 
 class LinearRowParallel(_Linear):
-    """[T, this rank's share of the inputs] -> [T, D], summed over the ranks."""
+    """[T, `share` of the inputs] -> [T, D], summed over the ranks.
+
+    share: what this rank has of the `in_size` inputs, as the layer before gives them.
+    """
 
     def __init__(
-        self, build: BuildContext, *, in_size: int, out_size: int, bias: bool, name: str
+        self,
+        build: BuildContext,
+        *,
+        in_size: int,
+        share: range,
+        out_size: int,
+        bias: bool,
+        name: str,
     ) -> None:
         super().__init__(build)
-        build.share(in_size, "inputs of a linear layer")
-        rank, size = self.comm.rank, self.comm.size
-        weight = Part.shard(f"{name}.weight", out_size, in_size, axis=1, index=rank, count=size)
+        weight = Part(name=f"{name}.weight", shape=(out_size, in_size), axis=1, share=share)
         self.declare("weight", self.dtype, weight)
         if bias:
             self.declare("bias", self.dtype, Part.whole(f"{name}.bias", out_size))
@@ -115,13 +125,3 @@ class LinearRowParallel(_Linear):
         # The bias must enter the sum once.
         bias = self.bias if self.comm.rank == 0 else None
         return self.comm.all_reduce(self.ops.linear(x, self.weight, bias))
-
-
-def local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
-    """How many key/value heads each rank holds, at least one. Raises ConfigError if uneven."""
-    if max(num_kv_heads, num_ranks) % min(num_kv_heads, num_ranks):
-        raise ConfigError(
-            f"{num_kv_heads} key/value heads cannot be shared by {num_ranks} ranks; "
-            "one number must divide the other"
-        )
-    return max(num_kv_heads // num_ranks, 1)

@@ -52,6 +52,11 @@ class BaseLLMModel(BaseOP, ABC):
     def config(self) -> ModelConfig:
         return self.spec.config
 
+    @property
+    @abstractmethod
+    def num_kv_heads(self) -> int:
+        """Key/value heads that this rank caches, in each layer."""
+
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """Logits [S, V] of `batch.sample_positions`, as `Ops.logits` makes them; writes the step's
@@ -83,6 +88,10 @@ class Decoder(BaseLLMModel):
             self.lm_head = ParallelLMHead.untied(
                 build, vocab_size=vocab_size, hidden_size=hidden_size, name=LM_HEAD
             )
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.blocks[0].attention.qkv.num_kv_heads
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embedding.forward(batch.input_ids)
@@ -170,6 +179,7 @@ class Attention(BaseOP):
         self.out = LinearRowParallel(
             build,
             in_size=config.num_heads * config.head_dim,
+            share=self.qkv.q_columns,
             out_size=config.hidden_size,
             bias=spec.o_bias,
             name=f"{prefix}.o_proj",
@@ -208,6 +218,7 @@ class GatedMLP(BaseOP):
         self.down = LinearRowParallel(
             build,
             in_size=config.intermediate_size,
+            share=self.gate_up.columns,
             out_size=config.hidden_size,
             bias=spec.mlp_bias,
             name=f"{prefix}.down_proj",

@@ -110,7 +110,7 @@ def load_weight(
         row = 0
         for part in parameter.parts:
             whole = checkpoint.tensor(names[part.name])
-            share = whole.narrow(part.axis, part.start, part.stop - part.start)
+            share = whole.narrow(part.axis, part.share.start, len(part.share))
             tensor[row : row + len(share)].copy_(share)
             row += len(share)
         tensor[row:].zero_()
