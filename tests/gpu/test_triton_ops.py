@@ -163,6 +163,23 @@ def check_product(got: torch.Tensor, want: torch.Tensor) -> None:
     assert error <= 2 * TOLERANCE[want.dtype], f"relative error {error:.2e}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("vocab", "share", "padded", "size"),
+    [(100, range(0, 50), 50, 1024), (211, range(160, 211), 64, 1100), (30, range(30, 30), 16, 5)],
+)
+def test_embedding_of_a_share(
+    vocab: int, share: range, padded: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    table = torch.randn(padded, size, device=device).to(dtype)
+    ids = torch.arange(vocab, dtype=torch.int32, device=device).roll(7)
+    got = FAST.embed_share(ids, table, share)
+    assert torch.equal(got, REFERENCE.embed_share(ids, table, share))
+    whole = torch.zeros(vocab, size, dtype=dtype, device=device)
+    whole[share.start : share.stop] = table[: len(share)]
+    assert torch.equal(got, whole[ids.long()])
+
+
 def test_where_a_step_begins(device: torch.device) -> None:
     ids = torch.tensor([-1, 5, -1, 7, 8] + [3] * 600, dtype=torch.int32, device=device)
     last = torch.arange(100, 110, dtype=torch.int32, device=device)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import elementwise, gemv, sample, step
+from minisgl.kernel.triton import elementwise, embed, gemv, sample, step
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,9 @@ class CudaOps(Ops):
     """Stateless, as `Ops`. Safe to capture in a CUDA graph: nothing waits for the device."""
 
     name = "triton"
+
+    def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
+        return embed.embed_share(ids_T, weight_LD, share)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dim() == 2 and gemv.reaches(*x.shape) and x.is_contiguous():
