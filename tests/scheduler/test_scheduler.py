@@ -70,6 +70,20 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
 
 
+def test_chunks_are_smaller_while_more_requests_decode_than_wait() -> None:
+    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4)
+    for uid in range(2):
+        add(scheduler, uid, [uid] * 3)
+    assert spans(scheduler.plan()) == [(0, 0, 3), (1, 0, 3)]
+    for uid in range(2, 5):
+        add(scheduler, uid, [uid] * 18)
+    # Two decode and three wait, then two decode and two wait, then three decode and one waits.
+    assert spans(scheduler.plan())[2:] == [(2, 0, 16)]
+    assert spans(scheduler.plan())[2:] == [(2, 16, 18), (3, 0, 12)]
+    assert spans(scheduler.plan())[3:] == [(3, 12, 16)]
+    assert spans(scheduler.plan())[3:] == [(3, 16, 18), (4, 0, 2)]
+
+
 def test_a_prefix_that_arrives_twice_is_computed_once() -> None:
     scheduler = make(max_prefill_tokens=8)
     prompt = list(range(18))

@@ -55,17 +55,9 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
         text=True,
     )
     try:
-        url = _wait_for_url(server)
+        url = wait_for_url(server)
         ready_s = time.perf_counter() - start
-        body = {"prompt": "Hello", "max_tokens": 1, "stream": True, "ignore_eos": True}
-        with httpx.stream(
-            "POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S
-        ) as response:
-            response.raise_for_status()
-            lines = response.iter_lines()
-            next(line for line in lines if line.startswith("data: "))
-            first_token_s = time.perf_counter() - start
-            assert list(lines)[-2:] == ["data: [DONE]", ""], "the stream has no proper end"
+        first_token_s = first_token(url, start)
     finally:
         server.send_signal(signal.SIGTERM)
         exit_code = server.wait(timeout=TIMEOUT_S)
@@ -73,9 +65,22 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
     return {"ready_s": ready_s, "first_token_s": first_token_s}
 
 
-def _wait_for_url(server: subprocess.Popen[str]) -> str:
+def wait_for_url(server: subprocess.Popen[str]) -> str:
+    """Blocks until the server, whose stdout is a pipe, says where it is."""
     assert server.stdout is not None
     for line in server.stdout:
         if match := re.search(r"Serving .* on (http://\S+)", line):
             return match[1]
     raise RuntimeError(f"the server ended with exit code {server.wait()} before it was ready")
+
+
+def first_token(url: str, start: float) -> float:
+    """Seconds from `start` (of `time.perf_counter`) until a streamed first token is here."""
+    body = {"prompt": "Hello", "max_tokens": 1, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as response:
+        response.raise_for_status()
+        lines = response.iter_lines()
+        next(line for line in lines if line.startswith("data: "))
+        seconds = time.perf_counter() - start
+        assert list(lines)[-2:] == ["data: [DONE]", ""], "the stream has no proper end"
+    return seconds

@@ -63,10 +63,14 @@ class Device(ABC):
     """One accelerator, or the CPU.
 
     probe_tokens: how long a prompt must be for its time to tell the prefill rate.
+    stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
+    for it than min_chunk_tokens, below which prompts run at a much lower rate.
     """
 
     torch_device: torch.device
     probe_tokens: int
+    stall_target_s: float
+    min_chunk_tokens: int
     default_memory_ratio: float
 
     @abstractmethod
@@ -116,20 +120,29 @@ class _CpuPending:
 
 
 class CpuDevice(Device):
-    """The machine's own cores and memory. Mutable: it owns the thread that is its stream."""
+    """The machine's own cores and memory. Mutable: it owns the thread that is its stream.
+
+    num_sharing: ranks on this machine, each of which takes an equal part of both.
+    """
 
     torch_device = torch.device("cpu")
     probe_tokens = 64
+    stall_target_s = 0.3
+    min_chunk_tokens = 64
     """Enough that matrix products dominate, as in a real chunk; 0.5 s for a 0.6 B model on 2
     cores."""
     default_memory_ratio = DEFAULT_MEMORY_RATIO
 
-    def __init__(self) -> None:
+    def __init__(self, num_sharing: int = 1) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
-        self._num_threads = torch.get_num_threads()
+        self._num_sharing = num_sharing
+        self._num_threads = max(torch.get_num_threads() // num_sharing, 1)
+        if num_sharing > 1:
+            self._set_threads(self._num_threads)
 
     def free_bytes(self) -> int:
-        return min(psutil.virtual_memory().available, _cgroup_free_bytes())
+        free = min(psutil.virtual_memory().available, _cgroup_free_bytes())
+        return free // self._num_sharing
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
@@ -192,15 +205,25 @@ def _cgroup_free_bytes() -> int:
     return unlimited if limit == "max" else max(int(limit) - used, 0)
 
 
-def create_device(name: str) -> Device:
-    """`--device` by name; auto is a GPU where torch finds one."""
+def create_device(name: str, index: int = 0, count: int = 1) -> Device:
+    """`--device` by name; auto is a GPU where torch finds one.
+
+    index: which of the `count` ranks on this machine it is for; each has a GPU of its own, a CPU
+    they share. Raises ConfigError where there are too few GPUs.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return CpuDevice()
+        return CpuDevice(count)
     from minisgl.engine.cuda import CudaDevice  # it builds on this module
 
-    return CudaDevice()
+    num_gpus = torch.cuda.device_count()
+    if 0 < num_gpus < count:
+        raise ConfigError(
+            f"{count} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower --tp, "
+            "spread the ranks with --nnodes, or look at CUDA_VISIBLE_DEVICES"
+        )
+    return CudaDevice(index)
 
 
 def out_of_memory(what: str, advice: str, error: BaseException) -> OutOfDeviceMemory:

@@ -32,9 +32,9 @@ from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
-STALL_TARGET_S = 0.3
-"""A prefill chunk holds up running streams for about this long: a pause that a reader of a
-streamed answer notices but does not mind; the budget of the issue that asked for it."""
+CHUNK_TARGET_S = 0.3
+"""A prefill chunk takes about this long at most: a pause that a reader of a streamed answer
+notices but does not mind, and how long a new request may wait for its first step."""
 
 MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
@@ -120,7 +120,10 @@ class Engine:
         )
         decode = self._probe(0, 1)
         self.device.tune(lambda: self._run_probe(decode))
-        self.max_prefill_tokens = config.max_prefill_tokens or self._measure_chunk()
+        if config.max_prefill_tokens:
+            self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
+        else:
+            self._choose_chunks()
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -167,8 +170,23 @@ class Engine:
 
     # --- start and end -------------------------------------------------------------------------
 
-    def _measure_chunk(self) -> int:
-        """Prompt tokens that this device computes in `STALL_TARGET_S`, by a probe."""
+    def _choose_chunks(self) -> None:
+        """How many prompt tokens a step may compute, from the measured rate."""
+        rate = self._measure_prefill_rate()
+        self.max_prefill_tokens = _chunk(rate, CHUNK_TARGET_S)
+        stalling = max(_chunk(rate, self.device.stall_target_s), self.device.min_chunk_tokens)
+        self.max_stalling_tokens = min(stalling, self.max_prefill_tokens)
+        logger.info(
+            "prefill runs at %s tokens/s on %s: chunks of %s tokens, %s while more requests decode "
+            "than wait (--max-prefill-length)",
+            f"{rate:,.0f}",
+            self.device.describe(),
+            f"{self.max_prefill_tokens:,}",
+            f"{self.max_stalling_tokens:,}",
+        )
+
+    def _measure_prefill_rate(self) -> float:
+        """Prompt tokens that this device computes in a second, by a probe."""
         num_tokens = min(self.device.probe_tokens, self.max_seq_len, self.memory.num_tokens)
         plan = self._probe(0, num_tokens)
         seconds = []
@@ -176,18 +194,7 @@ class Engine:
             start = time.perf_counter()
             self._run_probe(plan)
             seconds.append(time.perf_counter() - start)
-        rate = num_tokens / min(seconds[1:])
-        chunk = max(int(rate * STALL_TARGET_S), CHUNK_MULTIPLE)
-        # An eighth of its size: a round chunk cuts round prompts into fewer pieces.
-        multiple = max(CHUNK_MULTIPLE, 1 << max(chunk.bit_length() - 3, 0))
-        chunk = min(round(chunk / multiple) * multiple, MAX_PREFILL_TOKENS)
-        logger.info(
-            "prefill runs at %s tokens/s on %s: chunks of %s tokens (--max-prefill-length)",
-            f"{rate:,.0f}",
-            self.device.describe(),
-            f"{chunk:,}",
-        )
-        return chunk
+        return num_tokens / min(seconds[1:])
 
     def _probe(self, start: int, end: int) -> Plan:
         """A plan of one greedy request that computes [start, end), in pages nobody owns yet."""
@@ -238,6 +245,14 @@ class ForwardOutput:
             return StepFailed(
                 error=out_of_memory("computing a step", advice, error), uids=tuple(newest)
             )
+
+
+def _chunk(rate: float, seconds: float) -> int:
+    """About as many tokens as take `seconds` at `rate` tokens a second."""
+    chunk = max(int(rate * seconds), CHUNK_MULTIPLE)
+    # An eighth of its size: a round chunk cuts round prompts into fewer pieces.
+    multiple = max(CHUNK_MULTIPLE, 1 << max(chunk.bit_length() - 3, 0))
+    return min(round(chunk / multiple) * multiple, MAX_PREFILL_TOKENS)
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:

@@ -12,8 +12,9 @@ from minisgl.kvcache.registry import CacheKind
 class SchedulerConfig:
     """num_pages, page_size: of the engine's KV pool. max_seq_len: prompt and output tokens of one
     request at most. max_prefill_tokens: prompt tokens computed in one step at most; decodes come
-    on top. eos_ids: end-of-sequence tokens of the model. max_queued: waiting requests at most,
-    None for no limit. watermark_tokens: growth, per running request, that must still have room
+    on top. max_stalling_tokens: the same while more requests are stalled by it than gain from it
+    (see `Scheduler._prefill_budget`); None is as many. eos_ids: end-of-sequence tokens of the
+    model. max_queued: waiting requests at most, None for no limit. watermark_tokens: growth, per running request, that must still have room
     after an admission; without it a full pool admits a request only to retract it at the next
     page boundary. `python -m minisgl.benchmark watermark` compares: 8 to 32 cost least, of
     which 32 retracts least.
@@ -25,6 +26,7 @@ class SchedulerConfig:
     vocab_size: int
     eos_ids: frozenset[int]
     max_prefill_tokens: int
+    max_stalling_tokens: int | None = None
     max_running: int = 256
     max_queued: int | None = None
     cache: CacheKind = "radix"

@@ -124,7 +124,7 @@ class Scheduler:
             return None
         plan = PlanBuilder(self._step)
         behind = self._plan_decodes(plan)
-        budget = self.config.max_prefill_tokens
+        budget = self._prefill_budget(num_decodes=len(plan.uids))
         if behind is not None:
             budget = self._plan_chunk(plan, behind, budget)
         if budget:
@@ -134,6 +134,14 @@ class Scheduler:
         self._step += 1
         self.stats.num_steps += 1
         return plan.build()
+
+    def _prefill_budget(self, num_decodes: int) -> int:
+        """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
+        waiting one nearer to its start: the smaller chunk is for when the former are more."""
+        config = self.config
+        if config.max_stalling_tokens is None or num_decodes <= len(self._waiting):
+            return config.max_prefill_tokens
+        return min(config.max_stalling_tokens, config.max_prefill_tokens)
 
     def _plan_decodes(self, plan: PlanBuilder) -> Req | None:
         """One token for each running request that is up to date; returns the one that is not.

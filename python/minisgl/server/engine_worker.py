@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import Failed
+from minisgl.core.executor import Executor
+from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.device import create_device
-from minisgl.engine.engine import plan_engine_memory, resolve_dtype
+from minisgl.engine.engine import connect, plan_engine_memory, resolve_dtype
 from minisgl.errors import MinisglError
-from minisgl.message import ProfileMsg, ProfileReply
+from minisgl.message import BeatMsg, ProfileMsg, ProfileReply
 from minisgl.models import ModelConfig
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
+from minisgl.scheduler.beat import CHECK_EVERY, Follower, Leader
+from minisgl.scheduler.io import Message, NoOutbox, Source, SourceInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.server.args import ServerArgs
@@ -23,7 +26,7 @@ from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
-from minisgl.utils.zmq import Endpoints
+from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 logger = get_logger(__name__)
 
@@ -33,39 +36,42 @@ PROGRESS_EVERY_S = 2.0  # loading a large model says how far it is this often
 def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
     """`args.model` is a folder by now (None: the built-in model). Returns on an `ExitMsg`.
 
-    Ready info: num_pages, page_size, max_seq_len, max_prefill_tokens, memory (the table); with
-    --dry-run only `memory`, and the process ends.
+    Ready info of rank 0: num_pages, page_size, max_seq_len, max_prefill_tokens, memory (the
+    table); with --dry-run only `memory`, and the process ends.
     """
     folder = Path(args.model) if args.model else model_path()
-    config = engine_config(args, folder)
+    config = engine_config(args, folder, endpoints.store, rank)
+    leads = rank == 0
     if args.dry_run:
-        status.ready({"memory": _dry_run(config)})
+        memory = _dry_run(config)
+        status.ready({"memory": memory} if leads else {})
         return
-    step_log = StepLog(Path(args.log_steps)) if args.log_steps else None
-    engine = Engine(config, progress=_Progress())
-    outbox = ZmqOutbox(endpoints)
+    step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
+    engine = Engine(config, progress=_Progress() if leads else None)
+    source, executor, clock = _ties(engine, endpoints, config.ranks)
+    outbox = ZmqOutbox(endpoints) if leads else NoOutbox()
 
     def on_profile(message: ProfileMsg) -> None:
         outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
 
-    inbox = ZmqInbox(endpoints, on_profile)
+    inbox = SourceInbox(source, on_profile)
     meter = LoopMeter(
-        rank=rank,
-        on_report=[outbox.pass_on, StatusLine(), *([step_log.flush] if step_log else [])],
+        on_report=[outbox.pass_on, StatusLine(), *([step_log.flush] if step_log else [])]
+        if leads
+        else [],
         on_step=step_log,
     )
     try:
-        scheduler = Scheduler(scheduler_config(args, folder, engine))
-        status.ready(
-            {
-                "num_pages": engine.memory.num_pages,
-                "page_size": engine.page_size,
-                "max_seq_len": engine.max_seq_len,
-                "max_prefill_tokens": engine.max_prefill_tokens,
-                "memory": engine.memory.table(),
-            }
-        )
-        run(scheduler, engine, inbox, outbox, overlap=not env.overlap_disabled(), meter=meter)
+        scheduler = Scheduler(scheduler_config(args, folder, engine), clock=clock)
+        info = {
+            "num_pages": engine.memory.num_pages,
+            "page_size": engine.page_size,
+            "max_seq_len": engine.max_seq_len,
+            "max_prefill_tokens": engine.max_prefill_tokens,
+            "memory": engine.memory.table(),
+        }
+        status.ready(info if leads else {})
+        run(scheduler, executor, inbox, outbox, overlap=not env.overlap_disabled(), meter=meter)
     finally:
         inbox.close()
         outbox.close()
@@ -74,7 +80,24 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
             step_log.close()
 
 
-def engine_config(args: ServerArgs, folder: Path) -> EngineConfig:
+def _ties(
+    engine: Engine, endpoints: Endpoints, ranks: DistributedInfo
+) -> tuple[Source, Executor, Callable[[], float]]:
+    """Where this rank's messages come from, what launches its plans, and its scheduler's clock."""
+    check_every = 1 if env.check_plans() else CHECK_EVERY
+    if ranks.rank > 0:
+        beats: PullQueue[BeatMsg] = PullQueue(endpoints.beats(ranks.rank), BeatMsg)
+        follower = Follower(beats, engine, check_every=check_every)
+        return follower, follower, lambda: follower.now
+    source: PullQueue[Message] = PullQueue(endpoints.scheduler, Message)
+    if ranks.size == 1:
+        return source, engine, time.monotonic
+    followers = [PushQueue(endpoints.beats(rank)) for rank in range(1, ranks.size)]
+    leader = Leader(source, engine, followers, check_every=check_every)
+    return leader, leader, time.monotonic
+
+
+def engine_config(args: ServerArgs, folder: Path, store: str, rank: int) -> EngineConfig:
     return EngineConfig(
         folder=folder,
         dtype=args.dtype,
@@ -88,6 +111,10 @@ def engine_config(args: ServerArgs, folder: Path) -> EngineConfig:
         max_prefill_tokens=args.max_prefill_length,
         dummy_weight=args.dummy_weight,
         cuda_graph_max_bs=args.cuda_graph_max_bs,
+        ranks=DistributedInfo(rank, args.tp),
+        num_local=args.tp,
+        store=store,
+        pynccl=not args.disable_pynccl,
     )
 
 
@@ -99,6 +126,7 @@ def scheduler_config(args: ServerArgs, folder: Path, engine: Engine) -> Schedule
         vocab_size=engine.model_config.vocab_size,
         eos_ids=end_of_sequence_ids(folder, load_tokenizer(folder)),
         max_prefill_tokens=engine.max_prefill_tokens,
+        max_stalling_tokens=engine.max_stalling_tokens,
         max_running=engine.max_running,
         max_queued=args.max_queued_requests,
         cache=args.cache,
@@ -118,13 +146,14 @@ def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> Pr
 
 
 def _dry_run(config: EngineConfig) -> str:
-    device = create_device(config.device)
+    device, comm = connect(config)
     try:
         model = ModelConfig.from_folder(config.folder)
         dtype = resolve_dtype(config, model, device)
-        return plan_engine_memory(config, model, dtype, device).table()
+        return plan_engine_memory(config, model, dtype, device, comm).table()
     finally:
         device.close()
+        comm.close()
 
 
 class _Progress:

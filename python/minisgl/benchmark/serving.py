@@ -1,0 +1,146 @@
+"""What a server reaches over HTTP with a real shape: time to the first token, then four workloads.
+
+Starts the server as a user would, on a checkpoint of random weights, several times (the last stays
+and serves); each workload runs once to compile and warm up, then `--repeats` times with fresh ids.
+
+    throughput   256 requests at once, 100 to 1,024 tokens in and out, temperature 0.6
+    streams      64 at once, 512 in, 256 out
+    single       one, 128 in, 512 out
+    mixed        32 at once, every fourth 6,000 in and 64 out, the others 200 in and 200 out
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minisgl.benchmark.checkpoint import write_checkpoint
+from minisgl.benchmark.client import Target
+from minisgl.benchmark.counters import describe_server, difference, scrape
+from minisgl.benchmark.offline import SHAPES
+from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.startup import first_token, wait_for_url
+from minisgl.benchmark.summary import Slo, summarize
+from minisgl.benchmark.workload import Session, Turn
+
+FIRST_ID, LAST_ID = 1_000, 100_000  # ordinary tokens of the shapes' vocabulary
+STOP_TIMEOUT_S = 60.0
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark serving",
+        description="Further flags go to the server, after --.",
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b")
+    add("--workloads", default="throughput,streams,single,mixed")
+    add("--starts", type=int, default=3, help="servers to start; the first may compile")
+    add("--repeats", type=int, default=3)
+    add("--client-processes", type=int, default=4)
+    add("--dummy-weight", action="store_true", help="no weights on disk, as for a large shape")
+    add("--json", type=Path, default=None, help="where to write the results")
+    add("server", nargs="*", help="flags of the server")
+    args = parser.parse_args(argv)
+
+    result: dict[str, Any] = {"shape": args.shape, "server": args.server, **machine_load()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / args.shape
+        write_checkpoint(folder, SHAPES[args.shape], weights=not args.dummy_weight)
+        flags = ["--model", str(folder), *args.server]
+        flags += ["--dummy-weight"] if args.dummy_weight else []
+        starts = []
+        for index in range(args.starts):
+            with _server(flags) as (url, start):
+                start["first_token_s"] = first_token(url, start.pop("began"))
+                starts.append({key: round(value, 2) for key, value in start.items()})
+                print(f"start {index}: {starts[-1]}")
+                if index == args.starts - 1:
+                    target = Target(url=url, model=describe_server(url)["model"])
+                    result["rows"] = [
+                        _measure(target, work, args) for work in args.workloads.split(",")
+                    ]
+        result["starts"] = starts
+    if args.json:
+        write_json(args.json, result)
+    return 0
+
+
+@contextmanager
+def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    """A running server's URL and {began, ready_s}. It is ended with the block."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *flags], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = wait_for_url(process)
+        yield url, {"began": began, "ready_s": time.perf_counter() - began}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=STOP_TIMEOUT_S)
+
+
+def _sessions(workload: str, seed: int) -> tuple[list[Session], float]:
+    """All at once, with fresh ids; and the temperature."""
+    rng = np.random.default_rng([seed, len(workload)])
+    temperature = 0.0
+    if workload == "throughput":
+        lengths = np.random.default_rng(0).integers(100, 1025, (256, 2)).tolist()
+        temperature = 0.6
+    elif workload == "streams":
+        lengths = [(512, 256)] * 64
+    elif workload == "single":
+        lengths = [(128, 512)]
+    elif workload == "mixed":
+        lengths = [(200, 200) if i % 4 else (6000, 64) for i in range(32)]
+    else:
+        raise SystemExit(f"unknown workload {workload!r}; see --help")
+    sessions = []
+    for prompt, output in lengths:
+        ids = rng.integers(FIRST_ID, LAST_ID, prompt, dtype=np.int32)
+        sessions.append(Session(turns=(Turn(ids=ids, max_tokens=output),), at_s=0.0))
+    return sessions, temperature
+
+
+def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[str, Any]:
+    runs = []
+    for run in range(args.repeats + 1):
+        sessions, temperature = _sessions(workload, seed=run)
+        target.extra["temperature"] = temperature
+        before = scrape(target.url)
+        records, cpu_s = run_sharded(
+            target, sessions, concurrency=None, processes=args.client_processes
+        )
+        summary = summarize(records, Slo())["summary"]
+        assert not summary["num_failed"], [record.error for record in records if record.error][:3]
+        summary["client_busiest_share"] = round(max(cpu_s) / summary["duration_s"], 3)
+        summary["server_counters"] = difference(before, scrape(target.url))
+        runs.append(summary)
+    first, *rest = runs
+    median = sorted(rest, key=lambda run: run["duration_s"])[len(rest) // 2]
+    ttft, itl = median["ttft_ms"], median["itl_ms"]
+    print(
+        f"{workload:<12}{median['output_tokens_per_s']:10,.0f} tok/s in {median['duration_s']:.2f} "
+        f"s; TTFT p50/p99 {ttft['p50']:.0f}/{ttft['p99']:.0f} ms; ITL p50/p99/max "
+        f"{itl['p50']:.2f}/{itl['p99']:.2f}/{itl['max']:.1f} ms; client "
+        f"{median['client_busiest_share']:.2f}; all {[run['duration_s'] for run in rest]}, first "
+        f"{first['duration_s']:.1f} s"
+    )
+    return {
+        "workload": workload,
+        "first_run_s": first["duration_s"],
+        "median": median,
+        "runs": rest,
+    }
