@@ -14,10 +14,10 @@ class SchedulerConfig:
     request at most. max_prefill_tokens: prompt tokens computed in one step at most; decodes come
     on top. max_stalling_tokens: the same while more requests are stalled by it than gain from it
     (see `Scheduler._prefill_budget`); None is as many. eos_ids: end-of-sequence tokens of the
-    model. max_queued: waiting requests at most, None for no limit. watermark_tokens: growth, per running request, that must still have room
-    after an admission; without it a full pool admits a request only to retract it at the next
-    page boundary. `python -m minisgl.benchmark watermark` compares: 8 to 32 cost least, of
-    which 32 retracts least.
+    model. max_queued: waiting requests at most, None for no limit. watermark_tokens: growth, per
+    running request, that must still have room after an admission; without it a full pool admits a
+    request only to retract it at the next page boundary. `python -m minisgl.benchmark watermark`
+    compares: 8 to 32 cost least, of which 32 retracts least.
     """
 
     num_pages: int
