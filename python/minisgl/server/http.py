@@ -27,6 +27,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             ws="none",
+            http="httptools",  # 20 % fewer CPU seconds a token than h11 (docs/performance.md)
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
