@@ -121,7 +121,8 @@ def stream_factory(
 
     Raises UnsupportedModel if the tokenizer's decoder is of no kind that is known here.
     """
-    decoder = json.loads(backend.to_str())["decoder"]
+    # Its pickled form is its part of tokenizer.json; to write all of that takes 0.2 s.
+    decoder = backend.decoder and json.loads(backend.decoder.__getstate__())
     stages = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
     match stages:
         case [None]:  # no decoder: tokens are words
