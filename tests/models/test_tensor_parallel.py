@@ -52,6 +52,9 @@ class ThreadRank(DistributedCommunicator):
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         return self._exchange(x, lambda slots: slots[source].clone())
 
+    def all_min(self, value: int) -> int:
+        return int(self._exchange(torch.tensor(value), lambda slots: torch.stack(slots).min()))
+
 
 def ranks(size: int) -> list[ThreadRank]:
     slots, barrier = [torch.empty(0)] * size, threading.Barrier(size)

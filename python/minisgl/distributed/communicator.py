@@ -28,7 +28,10 @@ class DistributedInfo:
 class DistributedCommunicator(ABC):
     """Collectives between the ranks; every rank must make the same calls in the same order.
 
-    A call may work in place, so the caller uses what it returns and forgets what it gave.
+    Tensors have one shape and dtype on every rank: that is trusted. A call may work in place, so
+    the caller uses what it returns and forgets what it gave. On a GPU the calls are enqueued on
+    torch's current stream. A rank that is gone makes `EngineError` of every call that waits on the
+    host; on a GPU, what is enqueued may never end, and who supervises the ranks has to end them.
     """
 
     def __init__(self, info: DistributedInfo) -> None:
@@ -37,7 +40,7 @@ class DistributedCommunicator(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, on each rank."""
+        """The sum of every rank's `x`, on each rank; the same bits on each."""
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -46,6 +49,13 @@ class DistributedCommunicator(ABC):
     @abstractmethod
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, on each rank."""
+
+    @abstractmethod
+    def all_min(self, value: int) -> int:
+        """The smallest of every rank's `value`, on each rank. A number of the host: it waits."""
+
+    def close(self) -> None:  # noqa: B027 - one that holds nothing needs none
+        """Let go of connections and memory; no call may follow."""
 
 
 class SingleRank(DistributedCommunicator):
@@ -62,3 +72,12 @@ class SingleRank(DistributedCommunicator):
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         return x
+
+    def all_min(self, value: int) -> int:
+        return value
+
+
+def join_gathered(gathered: Tensor, dim: int) -> Tensor:
+    """[ranks, *shape] -> the ranks' tensors one after another along `dim` of `shape`."""
+    dim %= gathered.dim() - 1
+    return gathered.movedim(0, dim).flatten(dim, dim + 1)

@@ -1,0 +1,31 @@
+"""Chooses the communicator of a rank, once, where its engine is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minisgl.distributed.communicator import (
+    DistributedCommunicator,
+    DistributedInfo,
+    SingleRank,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+def create_communicator(
+    info: DistributedInfo, *, store: str, device: torch.device, pynccl: bool = True
+) -> DistributedCommunicator:
+    """The communicator of rank `info.rank`; returns when all `info.size` ranks have called this.
+
+    store: file:///PATH (not existing yet, the same for all ranks) or tcp://HOST:PORT (rank 0
+    listens). device: of the tensors. pynccl: on GPUs, our own binding of NCCL, not torch's.
+    Raises ConfigError (a wrong `store`) or EngineError (the ranks do not meet).
+    """
+    if info.size == 1:
+        return SingleRank()
+    from minisgl.distributed.gloo import GlooCommunicator
+    from minisgl.distributed.rendezvous import meet
+
+    return GlooCommunicator(info, meet(info, store))

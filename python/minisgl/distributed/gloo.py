@@ -1,0 +1,84 @@
+"""The collectives over gloo: of CPU tensors, and of what the ranks of GPUs agree on as hosts.
+
+Gloo comes with every torch. It connects each pair of ranks over TCP when it is built; a rank that
+dies closes its connections, which fails the calls of the others at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.distributed.communicator import (
+    DistributedCommunicator,
+    DistributedInfo,
+    join_gathered,
+)
+from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
+from minisgl.errors import EngineError
+
+_dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
+
+
+class GlooCommunicator(DistributedCommunicator):
+    """Called by one thread at a time; it may be another than the one that built it."""
+
+    def __init__(self, info: DistributedInfo, rendezvous: Rendezvous) -> None:
+        super().__init__(info)
+        options = _dist.ProcessGroupGloo._Options()
+        options._devices = [_dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
+        options._timeout = TIMEOUT
+        self._store = rendezvous.store  # rank 0's serves the others as long as it lives
+        with self._errors_named():
+            self._group = _dist.ProcessGroupGloo(
+                _dist.PrefixStore("gloo", self._store), info.rank, info.size, options
+            )
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._reduce(x.contiguous(), _dist.ReduceOp.SUM)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        gathered = x.new_empty(self.size, *x.shape)
+        rows = [_bytes_of(row) for row in gathered]
+        with self._errors_named():
+            self._group.allgather([rows], [_bytes_of(x.contiguous())]).wait()
+        return join_gathered(gathered, dim)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        x = x.contiguous()
+        options = _dist.BroadcastOptions()
+        options.rootRank = source
+        with self._errors_named():
+            self._group.broadcast([_bytes_of(x)], options).wait()
+        return x
+
+    def all_min(self, value: int) -> int:
+        return int(self._reduce(torch.tensor([value]), _dist.ReduceOp.MIN).item())
+
+    def _reduce(self, x: Tensor, op: Any) -> Tensor:
+        options = _dist.AllreduceOptions()
+        options.reduceOp = op
+        with self._errors_named():
+            self._group.allreduce([x], options).wait()
+        return x
+
+    def close(self) -> None:
+        del self._group, self._store
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise EngineError(
+                f"rank {self.rank} of {self.size}: a collective failed, is a rank gone? {error}"
+            ) from error
+
+
+def _bytes_of(x: Tensor) -> Tensor:
+    """The memory of a contiguous tensor: gloo moves bytes, but not every dtype."""
+    return x.view(-1).view(torch.uint8)

@@ -1,0 +1,142 @@
+"""Ranks as processes over gloo: every collective, and what happens when a rank is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.distributed import DistributedInfo, SingleRank, create_communicator
+from minisgl.errors import ConfigError
+
+# One process runs one of these; what `report` is given comes back.
+PRELUDE = """
+import json, os, sys, time
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from minisgl.distributed import DistributedInfo, create_communicator
+from minisgl.errors import EngineError
+rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+comm = create_communicator(DistributedInfo(rank, size), store=store, device=torch.device("cpu"))
+def report(value):
+    print(json.dumps(value), flush=True)
+def mine(shape, dtype, rank):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).mul(8).to(dtype)
+"""
+
+EVERYTHING = """
+def check():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
+        all_of = [mine((3, 10), dtype, other) for other in range(size)]
+        total = comm.all_reduce(all_of[rank].clone())
+        exact = torch.stack(all_of).double().sum(0)
+        tolerance = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(dtype, 0)
+        assert ((total.double() - exact).abs() <= tolerance * 8 * size).all(), dtype
+        same = comm.all_gather(total.view(torch.int16 if dtype.itemsize == 2 else torch.int32), 0)
+        assert all(torch.equal(other, same[:3]) for other in same.split(3)), "other bits"
+        for dim in (0, 1, -1):
+            assert torch.equal(comm.all_gather(all_of[rank], dim), torch.cat(all_of, dim)), dtype
+        for source in range(size):
+            assert torch.equal(comm.broadcast(all_of[rank].clone(), source), all_of[source]), dtype
+    strided = torch.arange(12.0).view(3, 4).t()
+    assert torch.equal(comm.all_reduce(strided), strided * size)
+    big = 1 << 40  # more than 32 bits
+    assert comm.all_min(big + rank) == big
+    assert comm.all_min(-rank) == 1 - size
+    for step in range(200):
+        assert comm.all_reduce(torch.full((16,), float(step + rank))).tolist()[0] == (
+            size * step + sum(range(size)))
+with ThreadPoolExecutor(1) as stream, torch.inference_mode():
+    def work():
+        with torch.inference_mode():
+            check()
+    stream.submit(work).result()
+assert not torch.distributed.is_initialized()
+comm.close()
+report("fine")
+"""
+
+UNTIL_LOST = """
+comm.all_min(0)
+report("met")
+try:
+    if rank == 1:
+        time.sleep(60)
+    comm.all_reduce(torch.ones(4))
+except EngineError as error:
+    report(str(error))
+"""
+
+
+def start(script: str, size: int, store: str) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script, str(rank), str(size), store],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return str(json.loads(process.stdout.readline()))
+
+
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(("size", "kind"), [(2, "tcp"), (3, "file")])
+def test_every_collective(size: int, kind: str, tmp_path: Path) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
+    processes = start(EVERYTHING, size, store)
+    try:
+        assert [line(process) for process in processes] == ["fine"] * size
+        assert [process.wait(timeout=20) for process in processes] == [0] * size
+    finally:
+        end(processes)
+
+
+def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
+    processes = start(UNTIL_LOST, 3, f"file://{tmp_path}/store")
+    try:
+        assert [line(process) for process in processes] == ["met"] * 3
+        killed = time.monotonic()
+        processes[1].send_signal(signal.SIGKILL)
+        for rank in (0, 2):
+            assert f"rank {rank} of 3: a collective failed" in line(processes[rank])
+        assert time.monotonic() - killed < 2
+    finally:
+        end(processes)
+
+
+@pytest.mark.parametrize("store", ["http://127.0.0.1:1", "tcp://127.0.0.1", "file:", "tcp://a:b"])
+def test_a_store_of_another_kind_is_refused(store: str) -> None:
+    with pytest.raises(ConfigError, match="file:///PATH or tcp://HOST:PORT, not at"):
+        create_communicator(DistributedInfo(0, 2), store=store, device=torch.device("cpu"))
+
+
+def test_one_rank_meets_nobody() -> None:
+    comm = create_communicator(DistributedInfo(0, 1), store="", device=torch.device("cpu"))
+    assert isinstance(comm, SingleRank)
+    assert comm.all_min(7) == 7
+    comm.close()
