@@ -1,6 +1,7 @@
 """The environment variables that change what Mini-SGLang does, each read once, here.
 
 MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
+MINISGL_CHECK_PLANS=1                 compare every plan of the ranks, not each 64th
 MINISGL_LOG_LEVEL=info                debug, info, warning or error
 MINISGL_LOG_FORMAT=text               text or json
 MINISGL_CACHE_DIR                     where compiled kernels are kept
@@ -25,6 +26,10 @@ def _flag(name: str) -> bool:
 
 def overlap_disabled() -> bool:
     return _flag("MINISGL_DISABLE_OVERLAP_SCHEDULING")
+
+
+def check_plans() -> bool:
+    return _flag("MINISGL_CHECK_PLANS")
 
 
 def jit_disabled() -> bool:

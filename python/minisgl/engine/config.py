@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from minisgl.distributed import DistributedInfo
 from minisgl.errors import ConfigError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
+ALONE = DistributedInfo(0, 1)
 DEFAULT_PAGE_SIZE = 16
 DEFAULT_MEMORY_RATIO = 0.5  # of a CPU; a GPU, which is there for this alone, gives more
 DEFAULT_CUDA_GRAPH_MAX_BS = 256
@@ -26,6 +28,8 @@ class EngineConfig:
     max_running: rows of the tables. max_seq_len: caps the model's context. max_prefill_tokens:
     prompt tokens a step. dummy_weight: random weights instead of the checkpoint's.
     cuda_graph_max_bs: rows of the largest CUDA graph, 0 for none; a CPU has none.
+    ranks: which part of the model is computed here. num_local: how many of the ranks this machine
+    has. store: where they meet (`minisgl.distributed.create_communicator`). pynccl: may be used.
     """
 
     folder: Path
@@ -40,6 +44,10 @@ class EngineConfig:
     max_prefill_tokens: int | None = None
     dummy_weight: bool = False
     cuda_graph_max_bs: int = DEFAULT_CUDA_GRAPH_MAX_BS
+    ranks: DistributedInfo = ALONE
+    num_local: int = 1
+    store: str = ""
+    pynccl: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DTypeName):

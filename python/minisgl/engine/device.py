@@ -220,8 +220,8 @@ def create_device(name: str, index: int = 0, count: int = 1) -> Device:
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < count:
         raise ConfigError(
-            f"{count} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower --tp, "
-            "spread the ranks with --nnodes, or look at CUDA_VISIBLE_DEVICES"
+            f"{count} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower "
+            "--tp, spread the ranks with --nnodes, or look at CUDA_VISIBLE_DEVICES"
         )
     return CudaDevice(index)
 

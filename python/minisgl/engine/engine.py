@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl.attention import BaseAttnMetadata, create_attention_backend
 from minisgl.core import Batch, Context, Plan, SamplingParams, StepFailed, StepOutcome, StepResult
-from minisgl.distributed import SingleRank
+from minisgl.distributed import DistributedCommunicator, create_communicator
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, Pending, create_device, out_of_memory
 from minisgl.engine.inputs import StepTensors, make_arrays
@@ -56,12 +56,13 @@ class Engine:
         Raises ConfigError (and its kinds) for a checkpoint or settings that cannot work, and
         OutOfDeviceMemory.
         """
-        self.device = create_device(config.device)
+        self.device, self.comm = connect(config)
         self.profiler = StepProfiler()
         try:
             self._build(config, progress)
         except Exception as error:
             self.device.close()
+            self.comm.close()
             if self.device.is_out_of_memory(error):
                 raise out_of_memory(
                     "loading", "lower --memory-ratio or --num-pages", error
@@ -72,8 +73,8 @@ class Engine:
         self.model_config = ModelConfig.from_folder(config.folder)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
-        comm = SingleRank()
-        self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device)
+        comm = self.comm
+        self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
         start = time.monotonic()
         self.model = load_model(
             config.folder,
@@ -86,7 +87,8 @@ class Engine:
             progress=progress,
         )
         logger.info("weights loaded in %.1f s", time.monotonic() - start)
-        logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
+        if comm.rank == 0:  # the others' differ little, and the pool is the smallest of all
+            logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
         self.page_size = config.page_size
         self.max_running = config.max_running
         self.max_seq_len = self.memory.max_seq_len
@@ -118,19 +120,24 @@ class Engine:
             page_table=self._tables.page_table,
             attn=self._attn,
         )
-        decode = self._probe(0, 1)
-        self.device.tune(lambda: self._run_probe(decode))
+        if comm.size == 1:  # ranks that take different times would run different numbers of steps
+            decode = self._probe(0, 1)
+            self.device.tune(lambda: self._run_probe(decode))
         if config.max_prefill_tokens:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
             self._choose_chunks()
+        comm.all_min(0)  # nobody serves before all can
 
     # --- steps ---------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> ForwardOutput:
         """Enqueue the step (`minisgl.core.executor.Executor`)."""
         work = self.profiler.named(plan, lambda: self._step(plan))
-        return ForwardOutput(plan=plan, device=self.device, pending=self.device.enqueue(work))
+        pending = self.device.enqueue(work)
+        return ForwardOutput(
+            plan=plan, device=self.device, pending=pending, is_alone=self.comm.size == 1
+        )
 
     def settle(self) -> None:
         """Wait for all that was launched."""
@@ -164,7 +171,8 @@ class Engine:
             shared=step.shared,
         )
         logits_SV = self.model.forward(batch)
-        next_ids_S = self._ops.sample(logits_SV, batch.sampling)
+        # Rank 0's are everybody's: equal logits on two devices are likely, not promised.
+        next_ids_S = self.comm.broadcast(self._ops.sample(logits_SV, batch.sampling))
         last_token[step.sample_table_idxs] = next_ids_S
         return next_ids_S
 
@@ -176,6 +184,8 @@ class Engine:
         self.max_prefill_tokens = _chunk(rate, CHUNK_TARGET_S)
         stalling = max(_chunk(rate, self.device.stall_target_s), self.device.min_chunk_tokens)
         self.max_stalling_tokens = min(stalling, self.max_prefill_tokens)
+        if self.comm.rank > 0:
+            return
         logger.info(
             "prefill runs at %s tokens/s on %s: chunks of %s tokens, %s while more requests decode "
             "than wait (--max-prefill-length)",
@@ -185,8 +195,8 @@ class Engine:
             f"{self.max_stalling_tokens:,}",
         )
 
-    def _measure_prefill_rate(self) -> float:
-        """Prompt tokens that this device computes in a second, by a probe."""
+    def _measure_prefill_rate(self) -> int:
+        """Prompt tokens that this device computes in a second, by a probe; the slowest rank's."""
         num_tokens = min(self.device.probe_tokens, self.max_seq_len, self.memory.num_tokens)
         plan = self._probe(0, num_tokens)
         seconds = []
@@ -194,7 +204,7 @@ class Engine:
             start = time.perf_counter()
             self._run_probe(plan)
             seconds.append(time.perf_counter() - start)
-        return num_tokens / min(seconds[1:])
+        return self.comm.all_min(int(num_tokens / min(seconds[1:])))
 
     def _probe(self, start: int, end: int) -> Plan:
         """A plan of one greedy request that computes [start, end), in pages nobody owns yet."""
@@ -220,6 +230,7 @@ class Engine:
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
         self.device.close()
+        self.comm.close()
         for name in ("model", "_context", "_tables", "_attn"):
             self.__dict__.pop(name, None)
 
@@ -231,20 +242,37 @@ class ForwardOutput:
     plan: Plan
     device: Device
     pending: Pending
+    is_alone: bool
 
     def wait(self) -> StepOutcome:
         """The step's ids. A failed allocation fails the step's newest requests; any other error is
-        a bug of ours and ends the worker."""
+        a bug of ours and ends the worker. So does an allocation that fails on one of many ranks:
+        the others wait in a collective that this one left out."""
         try:
             return StepResult(next_ids=self.pending.wait())
         except Exception as error:
             if not self.device.is_out_of_memory(error):
                 raise
-            newest = self.plan.uids[self.plan.num_decodes :] or self.plan.uids[-1:]
             advice = "lower --max-prefill-length, --max-running-requests or --memory-ratio"
-            return StepFailed(
-                error=out_of_memory("computing a step", advice, error), uids=tuple(newest)
-            )
+            failure = out_of_memory("computing a step", advice, error)
+            if not self.is_alone:
+                raise failure from error
+            newest = self.plan.uids[self.plan.num_decodes :] or self.plan.uids[-1:]
+            return StepFailed(error=failure, uids=tuple(newest))
+
+
+def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
+    """This rank's device, and its line to the other ranks. Raises ConfigError and EngineError."""
+    ranks, num_local = config.ranks, config.num_local
+    device = create_device(config.device, ranks.rank % num_local, num_local)
+    try:
+        comm = create_communicator(
+            ranks, store=config.store, device=device.torch_device, pynccl=config.pynccl
+        )
+    except Exception:
+        device.close()
+        raise
+    return device, comm
 
 
 def _chunk(rate: float, seconds: float) -> int:
@@ -265,9 +293,16 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> t
 
 
 def plan_engine_memory(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: Device
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: Device,
+    comm: DistributedCommunicator,
 ) -> MemoryPlan:
-    """The memory table of a model that is not loaded yet; what `--dry-run` shows."""
+    """The memory table of a model that is not loaded yet; what `--dry-run` shows.
+
+    Every rank's pool has as many pages as the smallest.
+    """
     max_seq_len = model.max_context
     if config.max_seq_len is not None:
         if config.max_seq_len > model.max_context:
@@ -280,10 +315,10 @@ def plan_engine_memory(
         model,
         dtype=dtype,
         ops=create_ops(device.torch_device),
-        comm=SingleRank(),
+        comm=comm,
         max_context=max_seq_len,
     )
-    return plan_memory(
+    memory = plan_memory(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         weight_bytes=skeleton.num_weight_bytes,
@@ -300,6 +335,7 @@ def plan_engine_memory(
         max_running=config.max_running,
         num_pages=config.num_pages,
     )
+    return replace(memory, num_pages=comm.all_min(memory.num_pages))
 
 
 def _activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

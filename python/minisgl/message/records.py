@@ -7,6 +7,8 @@
         |<-------UserReply---------+                            +--------StopMsg-----------+    |
         |<-------UserReply----------------------------------------------------------------------+
 
+    scheduler rank 0 --BeatMsg--> every other rank
+
 A uid names one request for as long as the server lives; the API server counts them up. Messages
 of one uid keep their order: one tokenizer handles them all (uid modulo the number of tokenizers).
 MessagePack is the encoding; token ids travel as little-endian int32 bytes.
@@ -129,6 +131,30 @@ class ExitMsg(_Record, frozen=True, kw_only=True):
 
 SchedulerMsg = UserMsg | AbortBackendMsg | StopMsg | PingMsg | ExitMsg
 """What the loop handles. A `ProfileMsg` comes the same way and is handled by its inbox."""
+
+
+# --- from rank 0 to the others -----------------------------------------------------------------
+
+
+class Beat(_Record, frozen=True, kw_only=True):
+    """One turn of rank 0's loop: what it received, if anything.
+
+    step: counts the turns, from 0. now: rank 0's clock, in seconds.
+    """
+
+    step: int
+    now: float
+    messages: list[SchedulerMsg | ProfileMsg]
+
+
+class PlanCheck(_Record, frozen=True, kw_only=True):
+    """What rank 0 has planned as step `step`, to be compared before anybody launches it."""
+
+    step: int
+    digest: int
+
+
+BeatMsg = Beat | PlanCheck
 
 
 # --- to the detokenizer ------------------------------------------------------------------------

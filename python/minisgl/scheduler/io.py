@@ -1,31 +1,40 @@
-"""The loop's inbox and outbox over ZeroMQ: what the online server hands to `run`."""
+"""The loop's inbox and outbox between processes: what the online server hands to `run`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from minisgl.core.event import Event
 from minisgl.message import DetokenizeMsg, ProfileMsg, ProfileReply, SchedulerMsg, StatusReply
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
+Message = SchedulerMsg | ProfileMsg
 
-class ZmqInbox:
+
+class Source(Protocol):
+    """Where an inbox has its messages from: a `PullQueue`, or what rank 0 passes on."""
+
+    def get(self, timeout_s: float | None) -> Sequence[Message]: ...
+
+    def close(self) -> None: ...
+
+
+class SourceInbox:
     """Messages of the tokenizers, of the detokenizer (stops) and of the supervisor (exit).
 
     on_profile: gets the messages that are for the engine's profiler, between two steps.
     """
 
     def __init__(
-        self, endpoints: Endpoints, on_profile: Callable[[ProfileMsg], None] | None = None
+        self, source: Source, on_profile: Callable[[ProfileMsg], None] | None = None
     ) -> None:
-        self._queue: PullQueue[SchedulerMsg | ProfileMsg] = PullQueue(
-            endpoints.scheduler, SchedulerMsg | ProfileMsg
-        )
+        self._source = source
         self._on_profile = on_profile
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         messages: list[SchedulerMsg] = []
-        for message in self._queue.get(timeout_s):
+        for message in self._source.get(timeout_s):
             if not isinstance(message, ProfileMsg):
                 messages.append(message)
             elif self._on_profile:
@@ -33,7 +42,14 @@ class ZmqInbox:
         return messages
 
     def close(self) -> None:
-        self._queue.close()
+        self._source.close()
+
+
+class ZmqInbox(SourceInbox):
+    """Of a scheduler that is alone."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        super().__init__(PullQueue(endpoints.scheduler, Message))
 
 
 class ZmqOutbox:
@@ -55,3 +71,19 @@ class ZmqOutbox:
 
     def close(self) -> None:
         self._queue.close()
+
+
+class NoOutbox:
+    """Of a rank that follows: rank 0 says the same."""
+
+    def send(self, events: list[Event]) -> None:
+        pass
+
+    def pong(self, seq: int) -> None:
+        pass
+
+    def pass_on(self, reply: StatusReply | ProfileReply) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

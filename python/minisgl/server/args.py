@@ -46,6 +46,9 @@ class ServerArgs:
     cuda_graph_max_bs: int = 256
     dummy_weight: bool = False
 
+    tp: int = 1
+    disable_pynccl: bool = False
+
     dry_run: bool = False
     shell: bool = False
     log_level: Literal["debug", "info", "warning", "error"] | None = None
@@ -198,6 +201,20 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         action="store_true",
         help="random weights instead of the checkpoint's, to measure speed; the folder needs "
         "config.json and a tokenizer",
+    )
+
+    group = parser.add_argument_group("many devices")
+    group.add_argument(
+        "--tp",
+        metavar="N",
+        type=_integer(1, 1024),
+        help="tensor parallelism: N processes share each layer of the model, each on a GPU of its "
+        f"own; on a CPU they share the cores (default: {defaults.tp})",
+    )
+    group.add_argument(
+        "--disable-pynccl",
+        action="store_true",
+        help="leave all collectives between GPUs to torch.distributed: the same tokens, slower",
     )
 
     group = parser.add_argument_group("running")

@@ -19,16 +19,19 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl.errors import StartupFailed, WorkerDied
+from minisgl.errors import EngineError, StartupFailed, WorkerDied
+from minisgl.message import ExitMsg
 from minisgl.server.args import ServerArgs
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
-from minisgl.utils.zmq import Endpoints
+from minisgl.utils.zmq import Endpoints, PushQueue
 
 logger = get_logger(__name__)
 
 # A worker that is asked to end has at most one step and its clean-up before it.
 END_S: Final = 5.0
+# A rank whose peer is gone may wait for it in a collective, which no signal interrupts.
+STUCK_END_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +53,18 @@ class Workers:
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what they said of themselves when they were ready
+        self._ranks: list[Worker] = []  # of one engine, if there are several
+        self._is_ready = False
         self._started_at = time.monotonic()
 
     def start_engine(self, args: ServerArgs) -> None:
-        """`args.model` is a folder."""
-        self._start("engine", partial(_engine, args, self.endpoints, 0))
+        """All of its ranks. `args.model` is a folder."""
+        if args.tp == 1:
+            self._start("engine", partial(_engine, args, self.endpoints, 0))
+            return
+        for rank in range(args.tp):
+            self._start(f"engine-{rank}", partial(_engine, args, self.endpoints, rank))
+        self._ranks = self.processes[-args.tp :]
 
     def start_text(self, folder: Path, num_tokenizers: int) -> None:
         """`num_tokenizers` tokenizers beside a detokenizer, or for 0 one process that is both."""
@@ -86,21 +96,36 @@ class Workers:
 
     def wait_ready(self) -> None:
         """Wait until each is ready. Raises StartupFailed or WorkerDied, which name the cause."""
-        waiting = {worker.status.fileno(): worker for worker in self.processes}
+        waiting = self.processes[:]
         while waiting:
-            for fd in multiprocessing.connection.wait(list(waiting)):
-                assert isinstance(fd, int)
-                worker = waiting.pop(fd)
-                try:
-                    status = receive_status(worker.status)
-                except EOFError:
-                    raise worker.death() from None
-                if isinstance(status, StartFailed):
-                    raise StartupFailed(f"the {worker.name} could not start: {status.message}")
-                seconds = time.monotonic() - self._started_at
-                pid = worker.process.pid
-                logger.info("the %s is ready after %.1f s (pid %d)", worker.name, seconds, pid)
-                self.info |= status.info
+            # A rank that fails makes others fail: all that is known by now is told.
+            told = multiprocessing.connection.wait([worker.status for worker in waiting])
+            failures = [
+                failure
+                for worker in waiting
+                if worker.status in told and (failure := self._await_status(worker))
+            ]
+            waiting = [worker for worker in waiting if worker.status not in told]
+            if failures:
+                raise (
+                    failures[0]
+                    if len(failures) == 1
+                    else StartupFailed("; ".join(str(failure) for failure in failures))
+                )
+        self._is_ready = True
+
+    def _await_status(self, worker: Worker) -> EngineError | None:
+        try:
+            status = receive_status(worker.status)
+        except EOFError:
+            return worker.death()
+        if isinstance(status, StartFailed):
+            return StartupFailed(f"the {worker.name} could not start: {status.message}")
+        seconds = time.monotonic() - self._started_at
+        pid = worker.process.pid
+        logger.info("the %s is ready after %.1f s (pid %d)", worker.name, seconds, pid)
+        self.info |= status.info
+        return None
 
     def wait_ended(self) -> None:
         """Wait until each has ended by itself. Raises WorkerDied if one did with an error."""
@@ -111,9 +136,16 @@ class Workers:
 
     def end(self) -> None:
         """Ask them to end, kill those that do not, and remove the sockets."""
+        is_whole = self._is_ready and all(w.process.exitcode is None for w in self.processes)
+        leaving = self._ranks if is_whole else []
+        if leaving:  # between two steps, all in the same turn; a signal could tear them apart
+            queue = PushQueue(self.endpoints.scheduler)
+            queue.put([ExitMsg()])
+            queue.close()
         for worker in self.processes:
-            worker.process.terminate()
-        deadline = time.monotonic() + END_S
+            if worker not in leaving:
+                worker.process.terminate()
+        deadline = time.monotonic() + (END_S if is_whole or not self._ranks else STUCK_END_S)
         for worker in self.processes:
             worker.process.join(max(deadline - time.monotonic(), 0))
             if worker.process.exitcode is None:

@@ -73,6 +73,15 @@ class Endpoints:
     def scheduler(self) -> str:
         return f"ipc://{self.folder}/scheduler"
 
+    def beats(self, rank: int) -> str:
+        """What rank 0 of the schedulers tells another."""
+        return f"ipc://{self.folder}/beats-{rank}"
+
+    @property
+    def store(self) -> str:
+        """Where torch's processes meet."""
+        return f"file://{self.folder}/store"
+
     @property
     def detokenizer(self) -> str:
         return f"ipc://{self.folder}/detokenizer"

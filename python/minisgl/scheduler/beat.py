@@ -1,0 +1,151 @@
+"""Many ranks, one plan: rank 0 leads with numbered beats, the others follow.
+
+Every rank runs the same loop over a scheduler of its own. A plan is a pure function of the messages
+and outcomes so far, so all that must be shared is which message came in which turn::
+
+    rank 0   | take | --beat n--> | plan | --check--> | launch | settle | take | --beat n+1--> ...
+    rank r   |      <--beat n-- take | plan | <--check-- launch | settle |  <--beat n+1-- take ...
+
+Not simpler, as sending the plans: those are larger than the messages, and the state that a commit
+changes would still have to be kept, and trusted, on every rank. The price is that planning must not
+depend on anything else. A `PlanCheck` tells when it did: a follower compares digests before it
+launches, since ranks that launch different steps wait for each other in a collective for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from minisgl.core.executor import Executor, Flight
+from minisgl.core.plan import Plan
+from minisgl.errors import EngineError
+from minisgl.message import Beat, BeatMsg, PlanCheck
+from minisgl.scheduler.io import Message, Source
+from minisgl.utils.zmq import PullQueue, PushQueue
+
+CHECK_EVERY: Final = 64
+"""Steps. A check costs DIGEST_US of the host and lets a follower wait for rank 0's plan."""
+
+
+class Leader:
+    """Rank 0's side: the loop's source of messages and its executor. Mutable: it counts turns.
+
+    source: where messages come from. followers: one queue for each other rank. check_every: steps
+    from one check of the plans to the next; the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        executor: Executor,
+        followers: Sequence[PushQueue],
+        *,
+        check_every: int = CHECK_EVERY,
+    ) -> None:
+        self._source = source
+        self._executor = executor
+        self._followers = followers
+        self._check_every = check_every
+        self._num_beats = 0
+
+    def get(self, timeout_s: float | None) -> Sequence[Message]:
+        """What has arrived (`Source`); the other ranks get the same for this turn."""
+        messages = self._source.get(timeout_s)
+        self._tell(Beat(step=self._num_beats, now=time.monotonic(), messages=list(messages)))
+        self._num_beats += 1
+        return messages
+
+    def launch(self, plan: Plan) -> Flight:
+        if plan.step % self._check_every == 0:
+            self._tell(PlanCheck(step=plan.step, digest=digest(plan)))
+        return self._executor.launch(plan)
+
+    def close(self) -> None:
+        self._source.close()
+        for follower in self._followers:
+            follower.close()
+
+    def _tell(self, message: BeatMsg) -> None:
+        for follower in self._followers:
+            follower.put([message])
+
+
+class Follower:
+    """The same for every other rank. Mutable: it counts turns, and `now` is rank 0's clock."""
+
+    def __init__(
+        self,
+        beats: PullQueue[BeatMsg],
+        executor: Executor,
+        *,
+        check_every: int = CHECK_EVERY,
+    ) -> None:
+        self.now = 0.0
+        self._beats = beats
+        self._executor = executor
+        self._check_every = check_every
+        self._num_beats = 0
+        self._arrived: deque[BeatMsg] = deque()
+
+    def get(self, timeout_s: float | None) -> Sequence[Message]:
+        """The messages of exactly one beat, however long that takes: rank 0 knows when to sleep.
+
+        Raises EngineError if this is not the beat of this turn.
+        """
+        beat = self._next()
+        if isinstance(beat, PlanCheck):
+            raise EngineError(
+                f"the ranks' plans differ: rank 0 planned step {beat.step}, this rank did not"
+            )
+        if beat.step != self._num_beats:
+            raise EngineError(f"beat {beat.step} came where {self._num_beats} was expected")
+        self._num_beats += 1
+        self.now = beat.now
+        return beat.messages
+
+    def launch(self, plan: Plan) -> Flight:
+        """Raises EngineError if rank 0 has planned something else."""
+        if plan.step % self._check_every == 0:
+            ours, theirs = PlanCheck(step=plan.step, digest=digest(plan)), self._next()
+            if theirs != ours:
+                planned = (
+                    f"rank 0 planned step {theirs.step} with digest {theirs.digest:08x}"
+                    if isinstance(theirs, PlanCheck)
+                    else "rank 0 planned nothing"
+                )
+                raise EngineError(
+                    f"the ranks' plans differ: {planned}, this rank step {ours.step} with digest "
+                    f"{ours.digest:08x}"
+                )
+        return self._executor.launch(plan)
+
+    def close(self) -> None:
+        self._beats.close()
+
+    def _next(self) -> BeatMsg:
+        while not self._arrived:
+            self._arrived.extend(self._beats.get(None))
+        return self._arrived.popleft()
+
+
+def digest(plan: Plan) -> int:
+    """32 bits of everything in a plan, the same in every process."""
+    fields = (
+        plan.step,
+        plan.uids,
+        plan.table_idxs,
+        plan.starts,
+        plan.ends,
+        plan.num_decodes,
+        plan.sample_rows,
+        plan.output_idxs,
+        plan.new_pages,
+        plan.begins,
+    )
+    return crc32(plan.token_ids.data, crc32(msgspec.msgpack.encode(fields)))
