@@ -35,6 +35,7 @@ from minisgl.server.api_server import create_app
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
 from minisgl.server.models import ServedModel
+from minisgl.server.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
 MODEL = "scripted"
@@ -53,7 +54,10 @@ def text_of(message: TokenizeMsg) -> str:
 class ScriptedServer:
     """Mutable: it records what reached the pipeline."""
 
-    def __init__(self, *, defaults: SamplingParams | None = None) -> None:
+    def __init__(
+        self, *, defaults: SamplingParams | None = None, observer: Observer | None = None
+    ) -> None:
+        self._observer = observer
         self.received: list[TokenizeMsg] = []
         self.aborted: list[int] = []
         self.silent = threading.Event()  # set: the pipeline reads and says nothing
@@ -107,7 +111,7 @@ class ScriptedServer:
         self._loop = asyncio.get_running_loop()
         tokenizer = PushQueue(self._endpoints.tokenizer(0))
         replies: AsyncPullQueue[UserReply] = AsyncPullQueue(self._endpoints.api, UserReply)
-        self._frontend = Frontend([tokenizer], replies)
+        self._frontend = Frontend([tokenizer], replies, self._observer)
         http = HttpServer(create_app(self._frontend, self._model))
         dispatch = asyncio.create_task(self._frontend.run())
         listen(self._bound)

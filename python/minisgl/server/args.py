@@ -56,6 +56,7 @@ class ServerArgs:
     log_requests: bool = False
     log_steps: str | None = None
     profile_dir: str = "minisgl-profiles"
+    otlp_endpoint: str | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -253,6 +254,12 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         metavar="DIR",
         help="folder for the traces of POST /start_profile and /stop_profile, made when the first "
         f"is written (default: {defaults.profile_dir})",
+    )
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send a span for each request to this OpenTelemetry collector over HTTP, such as "
+        "http://localhost:4318; needs pip install 'minisgl[otel]' (default: none)",
     )
 
     given = vars(parser.parse_args(argv))

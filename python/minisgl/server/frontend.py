@@ -38,6 +38,7 @@ from minisgl.message import (
     UserReply,
 )
 from minisgl.server.observe import Observer
+from minisgl.server.tracing import Origin
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 
@@ -164,7 +165,7 @@ class Frontend:
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
         priority: int = 0,
-        request_id: str = "",
+        origin: Origin | None = None,
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
@@ -190,7 +191,7 @@ class Frontend:
                 f"the request holds a value that is out of range: {error}"
             ) from None
         self._calls.update(dict.fromkeys(uids, call))
-        self.observer.submitted(uids, request_id, now)
+        self.observer.submitted(uids, origin or Origin(), sampling, now)
         return call
 
     async def run(self) -> None:

@@ -135,6 +135,7 @@ class Server:
         from minisgl.server.frontend import Frontend
         from minisgl.server.http import HttpServer
         from minisgl.server.observe import Observer
+        from minisgl.server.tracing import create_tracer
 
         self._workers = workers
         self._socket = bound
@@ -142,7 +143,8 @@ class Server:
         num_tokenizers = max(args.num_tokenizer, 1)
         self._tokenizers = [PushQueue(endpoints.tokenizer(i)) for i in range(num_tokenizers)]
         self._replies: AsyncPullQueue[UserReply] = AsyncPullQueue(endpoints.api, UserReply)
-        observer = Observer(log_requests=args.log_requests)
+        tracer = create_tracer(args.otlp_endpoint, model.name) if args.otlp_endpoint else None
+        observer = Observer(log_requests=args.log_requests, tracer=tracer)
         self._frontend = Frontend(self._tokenizers, self._replies, observer)
         self._http = HttpServer(create_app(self._frontend, model))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -165,6 +167,7 @@ class Server:
             for queue in self._tokenizers:
                 queue.close()
             self._replies.close()
+            self._frontend.observer.close()
             self._loop = None
         if self._failure:
             raise self._failure

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from minisgl.core import SamplingParams
 from minisgl.message import FinishedReply, StatusReply
+from minisgl.server.tracing import Origin, Tracer
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
@@ -43,10 +45,11 @@ class Histogram:
 class _Request:
     """One open request: when it was submitted, and its first and last text. Mutable."""
 
-    __slots__ = ("first_at", "last_at", "request_id", "submitted_at")
+    __slots__ = ("first_at", "last_at", "origin", "sampling", "submitted_at")
 
-    def __init__(self, request_id: str, now: float) -> None:
-        self.request_id = request_id
+    def __init__(self, origin: Origin, sampling: SamplingParams, now: float) -> None:
+        self.origin = origin
+        self.sampling = sampling
         self.submitted_at = now
         self.first_at = self.last_at = 0.0
 
@@ -54,10 +57,11 @@ class _Request:
 class Observer:
     """Told of everything by the frontend, with the time on `time.perf_counter`. Mutable.
 
-    log_requests: one log line for each request that ends. status: each rank's last report.
+    log_requests: one log line for each request that ends. tracer: one span for each.
+    status: each rank's last report.
     """
 
-    def __init__(self, *, log_requests: bool = False) -> None:
+    def __init__(self, *, log_requests: bool = False, tracer: Tracer | None = None) -> None:
         self.time_to_first_token = Histogram(LONG)
         self.inter_token = Histogram(SHORT)
         self.request = Histogram(LONG)
@@ -66,6 +70,7 @@ class Observer:
         self.errors: Counter[str] = Counter()
         self.status: dict[int, StatusReply] = {}
         self._log_requests = log_requests
+        self._tracer = tracer
         self._open: dict[int, _Request] = {}
         self._noted: dict[int, str] | None = None
 
@@ -73,11 +78,13 @@ class Observer:
     def num_open(self) -> int:
         return len(self._open)
 
-    def submitted(self, uids: Sequence[int], request_id: str, now: float) -> None:
+    def submitted(
+        self, uids: Sequence[int], origin: Origin, sampling: SamplingParams, now: float
+    ) -> None:
         for uid in uids:
-            self._open[uid] = _Request(request_id, now)
+            self._open[uid] = _Request(origin, sampling, now)
             if self._noted is not None:
-                self._noted[uid] = request_id
+                self._noted[uid] = origin.request_id
 
     def text(self, uid: int, now: float) -> None:
         """A piece of text; usually one token's."""
@@ -108,18 +115,30 @@ class Observer:
         """reason: one of `ends`. code: of the error, if it was one."""
         request = self._open.pop(uid)
         self.ends[reason] += 1
+        seconds = time.perf_counter() - request.submitted_at
+        first_text_s = request.first_at - request.submitted_at if request.first_at else None
+        if self._tracer:
+            self._tracer.ended(
+                request.origin,
+                uid,
+                request.sampling,
+                seconds=seconds,
+                first_text_s=first_text_s,
+                reason=reason,
+                code=code,
+                end=end,
+            )
         if not self._log_requests:
             return
-        first_at, submitted_at = request.first_at, request.submitted_at
         log_fields(
             logger,
             "request",
-            id=request.request_id,
+            id=request.origin.request_id,
             uid=uid,
             reason=reason,
             code=code,
-            ttft_ms=_ms(first_at - submitted_at) if first_at else None,
-            total_ms=_ms(time.perf_counter() - submitted_at),
+            ttft_ms=first_text_s and _ms(first_text_s),
+            total_ms=_ms(seconds),
             queued_ms=end and _ms(end.queued_s),
             prefill_ms=end and _ms(end.prefill_s),
             decode_ms=end and _ms(end.decode_s),
@@ -134,11 +153,16 @@ class Observer:
         """A client was told of an error."""
         self.errors[code] += 1
 
+    def close(self) -> None:
+        """Send the last spans, in bounded time."""
+        if self._tracer:
+            self._tracer.close()
+
     # --- request ids of a profile ----------------------------------------------------------------
 
     def note_ids(self) -> None:
         """Keep the ids of what is open, and of what comes until `noted_ids`."""
-        self._noted = {uid: request.request_id for uid, request in self._open.items()}
+        self._noted = {uid: request.origin.request_id for uid, request in self._open.items()}
 
     def noted_ids(self) -> dict[int, str]:
         """X-Request-Id by uid."""

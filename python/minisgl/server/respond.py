@@ -26,6 +26,7 @@ from minisgl.message import FinishedReply, Prompt, TextReply
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.observe import Observer
+from minisgl.server.tracing import Origin
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -96,7 +97,13 @@ async def respond(
 
     prompt_field: what the request calls its prompt; a refusal of the prompt names it.
     """
-    call = frontend.submit(prompts, sampling, priority or 0, request.scope["request_id"])
+    origin = Origin(
+        request_id=request.scope["request_id"],
+        path=request.scope["path"],
+        traceparent=request.headers.get("traceparent"),
+        tracestate=request.headers.get("tracestate"),
+    )
+    call = frontend.submit(prompts, sampling, priority or 0, origin)
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     try:
         await call.accepted()

@@ -1,0 +1,170 @@
+"""A span for each prompt, with its phases as children, to an OpenTelemetry collector.
+
+Names are those of the semantic conventions for generative AI; what these have no name for begins
+with `minisgl.`. A span is made when its prompt has ended, with the times that were: until then a
+request costs nothing. The SDK queues spans and a thread of its own sends them; a collector that
+is slow or gone costs spans, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import (
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from minisgl import __version__
+from minisgl.core import SamplingParams
+from minisgl.message import FinishedReply
+from minisgl.server.tracing import Origin
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+EXPORT_TIMEOUT_S: Final = 5.0  # of one batch with its retries; the SDK's own is 10
+CLOSE_S: Final = 2.0  # what the last spans may add to a shutdown; a worker has 5 to end
+
+_OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+
+
+class OtlpTracer:
+    """See `minisgl.server.tracing.Tracer`. OTEL_* variables of the environment hold, too."""
+
+    def __init__(self, endpoint: str, model: str) -> None:
+        # It logs every failure with a traceback; `_Exporter` says it once.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        ours = Resource({SERVICE_NAME: "minisgl", SERVICE_VERSION: __version__})
+        self._provider = TracerProvider(
+            resource=Resource.create().merge(ours).merge(OTELResourceDetector().detect()),
+            shutdown_on_exit=False,  # `close` does it, in bounded time
+        )
+        exporter = _Exporter(endpoint)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("minisgl", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+        self._model = model
+
+    def ended(
+        self,
+        origin: Origin,
+        uid: int,
+        sampling: SamplingParams,
+        *,
+        seconds: float,
+        first_text_s: float | None,
+        reason: str,
+        code: str | None,
+        end: FinishedReply | None,
+    ) -> None:
+        try:
+            self._span(origin, uid, sampling, seconds, first_text_s, reason, code, end)
+        except Exception:  # a request that was served must not fail for its span
+            logger.exception("OTLP: no span of request %d", uid)
+
+    def _span(
+        self,
+        origin: Origin,
+        uid: int,
+        sampling: SamplingParams,
+        seconds: float,
+        first_text_s: float | None,
+        reason: str,
+        code: str | None,
+        end: FinishedReply | None,
+    ) -> None:
+        carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
+        parent = self._propagator.extract({k: v for k, v in carrier.items() if v is not None})
+        operation = _OPERATIONS.get(origin.path, "generate_content")
+        now = time.time_ns()
+        start = now - round(seconds * 1e9)
+        attributes: dict[str, AttributeValue | None] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "minisgl",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k or None,
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.request.stop_sequences": sampling.stop or None,
+            "gen_ai.response.time_to_first_chunk": first_text_s,
+            "gen_ai.response.finish_reasons": None if reason == "error" else [reason],
+            "error.type": code,
+            "minisgl.request_id": origin.request_id,
+            "minisgl.uid": uid,
+        }
+        if end is not None:
+            attributes |= {
+                "gen_ai.usage.input_tokens": end.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": end.num_output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": end.num_cached_tokens,
+                "minisgl.num_chunks": end.num_chunks,
+                "minisgl.num_retractions": end.num_retractions,
+            }
+        span = self._tracer.start_span(
+            f"{operation} {self._model}",
+            parent,
+            SpanKind.SERVER,
+            {name: value for name, value in attributes.items() if value is not None},
+            start_time=start,
+        )
+        if code is not None:
+            span.set_status(StatusCode.ERROR, code)
+        if end is not None:
+            # The scheduler's phases follow one another and end with the request, up to the way
+            # of its last text; its clock is another one, so they are laid out from the end.
+            phases = {"queued": end.queued_s, "prefill": end.prefill_s, "decode": end.decode_s}
+            at = max(now - round(sum(phases.values()) * 1e9), start)
+            inside = set_span_in_context(span)
+            for name, phase_s in phases.items():
+                child = self._tracer.start_span(name, inside, start_time=at)
+                at = min(at + round(phase_s * 1e9), now)
+                child.end(at)
+        span.end(now)
+
+    def close(self) -> None:
+        # The SDK's shutdown waits for as long as exports and their retries take.
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        thread.start()
+        thread.join(CLOSE_S)
+        if thread.is_alive():
+            logger.warning("OTLP: the last spans were not sent within %g s", CLOSE_S)
+
+
+class _Exporter(SpanExporter):
+    """Says once when spans begin to be lost, and once when they arrive again. Mutable."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._inner = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+        self._endpoint = endpoint
+        self._num_lost = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._inner.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            if self._num_lost:
+                logger.info("OTLP: %s takes spans again; %d lost", self._endpoint, self._num_lost)
+            self._num_lost = 0
+        else:
+            if not self._num_lost:
+                logger.warning("OTLP: %s takes no spans; they are lost", self._endpoint)
+            self._num_lost += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()  # type: ignore[no-untyped-call]

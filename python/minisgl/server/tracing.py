@@ -1,0 +1,67 @@
+"""The door to OpenTelemetry: nothing of it is imported unless ``--otlp-endpoint`` asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from minisgl.core import SamplingParams
+from minisgl.errors import ConfigError
+from minisgl.message import FinishedReply
+
+TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a prompt comes from. path: the endpoint; trace*: the headers of W3C Trace Context."""
+
+    request_id: str = ""
+    path: str = ""
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class Tracer(Protocol):
+    """Is told of each prompt once, when it has ended. Never raises, never waits."""
+
+    def ended(
+        self,
+        origin: Origin,
+        uid: int,
+        sampling: SamplingParams,
+        *,
+        seconds: float,
+        first_text_s: float | None,
+        reason: str,
+        code: str | None,
+        end: FinishedReply | None,
+    ) -> None:
+        """It ended now and was submitted `seconds` ago, its first text came `first_text_s` after
+        that. reason, code and end: as for `Observer.ended`."""
+
+    def close(self) -> None:
+        """Send what is left, in bounded time."""
+
+
+def create_tracer(endpoint: str, model: str) -> Tracer:
+    """A tracer that exports to `endpoint`, a collector's URL; without a path, to `/v1/traces`.
+
+    Raises ConfigError if it is no such URL or OpenTelemetry is not installed.
+    """
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(
+            "--otlp-endpoint must be the URL of an OTLP/HTTP collector, such as "
+            f"http://localhost:4318, got {endpoint!r}"
+        )
+    try:
+        from minisgl.server.otel import OtlpTracer
+    except ImportError as error:
+        raise ConfigError(
+            "--otlp-endpoint needs OpenTelemetry's SDK and its OTLP exporter over HTTP "
+            f"({error}): pip install 'minisgl[otel]'"
+        ) from error
+    path = TRACES_PATH if url.path in ("", "/") else url.path
+    return OtlpTracer(url._replace(path=path).geturl(), model)
