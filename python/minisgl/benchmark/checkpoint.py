@@ -35,7 +35,7 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
 
     letters = string.ascii_letters + string.digits
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = list(product(letters, repeat=2))
+    pairs = [(a, b) for a, b in product(letters, repeat=2)]
     triples = ((a + b, c) for a, b, c in product(letters, repeat=3))
     merges = [*pairs, *islice(triples, max(vocab_size - 1 - len(alphabet) - len(pairs), 0))]
     tokens = [*alphabet, *(left + right for left, right in merges)][: vocab_size - 1]

@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
     build_s = time.perf_counter() - started
     rates = _card_rates()
     print(f"{args.shape}: engine built in {build_s:.1f} s; {rates}")
-    rows = [_measure(engine, _shape(values), work, args.repeats) for work in chosen]
+    rows = [_measure(engine, shape_of(values), work, args.repeats) for work in chosen]
     if args.json:
         write_json(
             args.json,
@@ -129,7 +129,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _shape(values: dict[str, Any]) -> Shape:
+def shape_of(values: dict[str, Any]) -> Shape:
+    """From a config.json's values."""
     return Shape(
         hidden_size=values["hidden_size"],
         num_layers=values["num_hidden_layers"],

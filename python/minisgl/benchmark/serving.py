@@ -1,12 +1,15 @@
-"""What a server reaches over HTTP with a real shape: time to the first token, then four workloads.
+"""What a server reaches over HTTP with a real shape: time to the first token, then workloads.
 
 Starts the server as a user would, on a checkpoint of random weights, several times (the last stays
 and serves); each workload runs once to compile and warm up, then `--repeats` times with fresh ids.
+Beside each time stands the floor of `minisgl.benchmark.floor` on `--tp` cards that talk for free.
 
     throughput   256 requests at once, 100 to 1,024 tokens in and out, temperature 0.6
     streams      64 at once, 512 in, 256 out
     single       one, 128 in, 512 out
     mixed        32 at once, every fourth 6,000 in and 64 out, the others 200 in and 200 out
+    prefill      32 at once, 4,096 in, 1 out
+    batchN       N at once, 128 in, 256 out: the median ITL is the decode step of N rows
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import numpy as np
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
-from minisgl.benchmark.offline import SHAPES
+from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
+from minisgl.benchmark.offline import SHAPES, shape_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.startup import first_token, wait_for_url
@@ -46,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
     add("--workloads", default="throughput,streams,single,mixed")
+    add("--tp", type=int, default=1, help="GPUs, and ranks of the server (default: 1)")
     add("--starts", type=int, default=3, help="servers to start; the first may compile")
     add("--repeats", type=int, default=3)
     add("--client-processes", type=int, default=4)
@@ -54,11 +59,13 @@ def main(argv: Sequence[str]) -> int:
     add("server", nargs="*", help="flags of the server")
     args = parser.parse_args(argv)
 
-    result: dict[str, Any] = {"shape": args.shape, "server": args.server, **machine_load()}
+    result: dict[str, Any] = {"shape": args.shape, "tp": args.tp, "server": args.server}
+    result |= machine_load()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / args.shape
         write_checkpoint(folder, SHAPES[args.shape], weights=not args.dummy_weight)
         flags = ["--model", str(folder), *args.server]
+        flags += ["--tp", str(args.tp)] if args.tp > 1 else []
         flags += ["--dummy-weight"] if args.dummy_weight else []
         starts = []
         for index in range(args.starts):
@@ -92,33 +99,46 @@ def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
         process.wait(timeout=STOP_TIMEOUT_S)
 
 
-def _sessions(workload: str, seed: int) -> tuple[list[Session], float]:
-    """All at once, with fresh ids; and the temperature."""
-    rng = np.random.default_rng([seed, len(workload)])
-    temperature = 0.0
+def _lengths(workload: str) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of each request."""
     if workload == "throughput":
-        lengths = np.random.default_rng(0).integers(100, 1025, (256, 2)).tolist()
-        temperature = 0.6
-    elif workload == "streams":
-        lengths = [(512, 256)] * 64
-    elif workload == "single":
-        lengths = [(128, 512)]
-    elif workload == "mixed":
-        lengths = [(200, 200) if i % 4 else (6000, 64) for i in range(32)]
-    else:
-        raise SystemExit(f"unknown workload {workload!r}; see --help")
+        mixed = np.random.default_rng(0).integers(100, 1025, (256, 2))
+        return [(int(prompt), int(output)) for prompt, output in mixed]
+    if workload == "streams":
+        return [(512, 256)] * 64
+    if workload == "single":
+        return [(128, 512)]
+    if workload == "mixed":
+        return [(200, 200) if i % 4 else (6000, 64) for i in range(32)]
+    if workload == "prefill":
+        return [(4096, 1)] * 32
+    if workload.removeprefix("batch").isdecimal():
+        return [(128, 256)] * int(workload.removeprefix("batch"))
+    raise SystemExit(f"unknown workload {workload!r}; {__file__} begins with those there are")
+
+
+def _sessions(lengths: Sequence[tuple[int, int]], seed: int) -> list[Session]:
+    """All at once, with fresh ids."""
+    rng = np.random.default_rng([seed, len(lengths)])
     sessions = []
     for prompt, output in lengths:
         ids = rng.integers(FIRST_ID, LAST_ID, prompt, dtype=np.int32)
         sessions.append(Session(turns=(Turn(ids=ids, max_tokens=output),), at_s=0.0))
-    return sessions, temperature
+    return sessions
 
 
 def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[str, Any]:
     runs = []
+    lengths = _lengths(workload)
+    target.extra["temperature"] = 0.6 if workload == "throughput" else 0.0
+    floor = floor_s(
+        shape_of(SHAPES[args.shape]),
+        lengths,
+        flops=H200_FLOPS * args.tp,
+        bandwidth=H200_BANDWIDTH * args.tp,
+    )
     for run in range(args.repeats + 1):
-        sessions, temperature = _sessions(workload, seed=run)
-        target.extra["temperature"] = temperature
+        sessions = _sessions(lengths, seed=run)
         before = scrape(target.url)
         records, cpu_s = run_sharded(
             target, sessions, concurrency=None, processes=args.client_processes
@@ -130,16 +150,20 @@ def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[st
         runs.append(summary)
     first, *rest = runs
     median = sorted(rest, key=lambda run: run["duration_s"])[len(rest) // 2]
-    ttft, itl = median["ttft_ms"], median["itl_ms"]
+    share = floor / median["duration_s"]
+    ttft, itl = median["ttft_ms"], median["itl_ms"] or dict.fromkeys(("p50", "p99", "max"), 0.0)
     print(
-        f"{workload:<12}{median['output_tokens_per_s']:10,.0f} tok/s in {median['duration_s']:.2f} "
-        f"s; TTFT p50/p99 {ttft['p50']:.0f}/{ttft['p99']:.0f} ms; ITL p50/p99/max "
-        f"{itl['p50']:.2f}/{itl['p99']:.2f}/{itl['max']:.1f} ms; client "
+        f"{workload:<12}{median['output_tokens_per_s']:10,.0f} tok/s out, "
+        f"{median['total_tokens_per_s']:,.0f} with prompts, in {median['duration_s']:.2f} s, "
+        f"{share:.2f} of the floor; TTFT p50/p99 {ttft['p50']:.0f}/{ttft['p99']:.0f} ms; ITL "
+        f"p50/p99/max {itl['p50']:.2f}/{itl['p99']:.2f}/{itl['max']:.1f} ms; client "
         f"{median['client_busiest_share']:.2f}; all {[run['duration_s'] for run in rest]}, first "
         f"{first['duration_s']:.1f} s"
     )
     return {
         "workload": workload,
+        "floor_s": round(floor, 4),
+        "of_floor": round(share, 3),
         "first_run_s": first["duration_s"],
         "median": median,
         "runs": rest,
