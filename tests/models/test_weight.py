@@ -17,6 +17,7 @@ from minisgl.distributed import SingleRank
 from minisgl.errors import CheckpointError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
+from minisgl.models.weight import Checkpoint, load_weight
 
 TIED = {**SIZES, "tie_word_embeddings": True}
 
@@ -155,6 +156,37 @@ def test_size_is_known_without_loading(tmp_path: Path) -> None:
     tensors = [getattr(p.owner, p.attr) for p in loaded.parameters()]
     held = sum(tensor.nbytes for tensor in tensors) + SIZES["max_position_embeddings"] * 12 * 4
     assert model.num_weight_bytes == loaded.num_weight_bytes == held
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="asks Linux")
+def test_a_rank_reads_its_slices_alone(tmp_path: Path) -> None:
+    vocab = {"vocab_size": 200_000, "tie_word_embeddings": True}
+    LlamaConfig(**{**SIZES, **vocab}, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    comm = SingleRank()
+    whole = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
+    parts = [part for parameter in whole.parameters() for part in parameter.parts]
+    save_file(
+        {part.name: torch.zeros(part.shape) for part in parts}, tmp_path / "model.safetensors"
+    )
+    comm.rank, comm.size = 2, 4
+    share = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
+    checkpoint = Checkpoint(tmp_path)
+    load_weight(share, checkpoint, device=torch.device("cpu"))
+    assert whole.num_weight_bytes > 38_000_000
+    # The system may map a file 2 MiB at a time, at both ends of what is read.
+    assert 9_600_000 < bytes_in_memory(tmp_path) < share.num_weight_bytes + (4 << 20)
+
+
+def bytes_in_memory(folder: Path) -> int:
+    """Of the files that this process has mapped."""
+    num_bytes, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            num_bytes += int(line.split()[1]) * 1024
+    return num_bytes
 
 
 def test_dummy_weights_follow_the_seed_and_need_no_files(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 The names that the layers declare are joined with the names in the files before anything is read,
 so one error lists every tensor that is missing, extra or of another shape. Files are
-memory-mapped; each tensor goes, in this rank's slice, straight into its place, so loading needs no
-more memory than the model (the idea of safetensors, and of building on `meta`, is Hugging Face's).
+memory-mapped; of each tensor this rank's slice alone is read, straight into its place, so loading
+needs no more memory than the model (the idea of safetensors, and of building on `meta`, is Hugging
+Face's).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minisgl.errors import CheckpointError
-from minisgl.layers.base import BaseOP, Parameter
+from minisgl.layers.base import BaseOP, Parameter, Part
 from minisgl.utils.hf import read_json
 
 Progress = Callable[[int, int], None]
@@ -29,6 +31,12 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _NO_PARAMETER = re.compile(r"\.rotary_emb\.inv_freq$")
 # Hugging Face's `initializer_range`: with it, random activations keep their scale over the layers.
 _DUMMY_STD = 0.02
+
+READERS = 4
+"""Threads. On 2 cores, 2 and 4 of them loaded 1.2 GB in half of one thread's time: 0.5 s instead
+of 1.5 as it is, 1.1 instead of 2.3 to float32."""
+STAGING_BYTES = 16 << 20
+"""Pinned memory of each reader: a copy to a GPU takes 0.3 ms of it, and its launch 0.01."""
 
 
 class Checkpoint:
@@ -60,6 +68,15 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file."""
         tensor: Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+    def share(self, name: str, part: Part) -> Tensor:
+        """`part` of a tensor, as a view: what is outside of it is not read.
+
+        But whole pages are: of axis 1, up to all. The ranks of a host share what the system keeps.
+        """
+        index = (slice(None),) * part.axis + (slice(part.share.start, part.share.stop),)
+        tensor: Tensor = self._file_of[name].get_slice(name)[index]
         return tensor
 
 
@@ -109,20 +126,23 @@ def load_weight(
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         row = 0
         for part in parameter.parts:
-            whole = checkpoint.tensor(names[part.name])
-            share = whole.narrow(part.axis, part.share.start, len(part.share))
-            tensor[row : row + len(share)].copy_(share)
+            share = checkpoint.share(names[part.name], part)
+            _copy(share, tensor[row : row + len(share)])
             row += len(share)
         tensor[row:].zero_()
         return tensor
 
-    _fill(model, parameters, fill, device, progress)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="read-weights") as readers:
+        _fill(model, parameters, readers.map(fill, parameters), device, progress)
 
 
 def load_dummy(
     model: BaseOP, *, device: torch.device, seed: int = 0, progress: Progress | None = None
 ) -> None:
-    """Random weights, for benchmarks: equal for equal seeds, shapes and devices."""
+    """Random weights, for benchmarks: equal for equal seeds, shapes and devices.
+
+    So equal shares of several ranks hold equal values: together they are not one rank's model.
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(parameter: Parameter) -> Tensor:
@@ -131,25 +151,42 @@ def load_dummy(
             return tensor.normal_(0, _DUMMY_STD, generator=generator)
         return tensor.fill_(0 if parameter.attr == "bias" else 1)
 
-    _fill(model, list(model.parameters()), fill, device, progress)
+    parameters = list(model.parameters())
+    _fill(model, parameters, map(fill, parameters), device, progress)
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """From a mapped file to any device, converted."""
+    if target.device.type == "cpu" or not source.numel():
+        target.copy_(source)
+        return
+    # The driver would pin small pieces one by one, and the device wait for the disk.
+    num_rows = max(STAGING_BYTES // target[:1].nbytes, 1)
+    pieces, places = torch.split(source, num_rows), torch.split(target, num_rows)
+    for piece, place in zip(pieces, places, strict=True):
+        pinned = torch.empty(piece.shape, dtype=target.dtype, pin_memory=True).copy_(piece)
+        place.copy_(pinned, non_blocking=True)
+        torch.cuda.current_stream(target.device).synchronize()  # other readers go on meanwhile
 
 
 def _fill(
     model: BaseOP,
     parameters: list[Parameter],
-    fill: Callable[[Parameter], Tensor],
+    tensors: Iterable[Tensor],
     device: torch.device,
     progress: Progress | None,
 ) -> None:
     total = sum(parameter.num_bytes for parameter in parameters)
     done = 0
-    for parameter in parameters:
-        parameter.set(fill(parameter))
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        parameter.set(tensor)
         done += parameter.num_bytes
         if progress:
             progress(done, total)
     for op in model.walk():
         op.init_buffers(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # steps run on a stream of their own
 
 
 def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]:
