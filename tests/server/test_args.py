@@ -23,7 +23,8 @@ def test_defaults_and_every_flag() -> None:
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
             "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
-            "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d"
+            "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
+            "--otlp-endpoint u --tp 2 --disable-pynccl"
         )
     )
     same = {"shell", "memory_ratio"}  # they exclude others of these
@@ -78,7 +79,7 @@ def test_help_tells_meaning_and_default(
         parse_args(["--help"])
     assert "Serve a language model" in capsys.readouterr().out
     values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
-    assert len(values) == 22
+    assert len(values) == 24
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings
