@@ -34,6 +34,7 @@ from minisgl.server.workers import Worker, Workers
 from minisgl.tokenizer.defaults import sampling_defaults
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.process import leave_start_to_no_collector
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def _serve(
         model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
         server = Server(workers, bound, model, args)
         workers.wait_ready()
+        leave_start_to_no_collector()
         if foreground:
             with signals.lent():
                 server.serve_beside(foreground)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -55,6 +56,7 @@ class WorkerStatus:
 
     def ready(self, info: dict[str, object]) -> None:
         """`info` holds JSON-like values only."""
+        leave_start_to_no_collector()
         self._send(Ready(info=info))
 
     def failed(self, message: str) -> None:
@@ -64,6 +66,15 @@ class WorkerStatus:
         assert not self.is_reported, "a worker reports its start once"
         self.is_reported = True
         self._connection.send_bytes(msgspec.msgpack.encode(status))
+
+
+def leave_start_to_no_collector() -> None:
+    """Exempt what exists now, which lives as long as the process, from garbage collection.
+
+    A full collection of an engine's process looks at 180,000 objects for 45 ms, in which no step
+    is planned; afterwards at next to none.
+    """
+    gc.freeze()
 
 
 def receive_status(connection: Connection) -> Ready | StartFailed:
