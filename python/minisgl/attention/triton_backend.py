@@ -31,7 +31,8 @@ class TritonAttnBackend(PagedAttnBackend):
         self._done = torch.zeros(size, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
-        self._decode(q_DNH, layer, batch, out_DNH, None)
+        pieces = attention.few_forms(self._pieces(len(q_DNH), layer))
+        self._decode(q_DNH, layer, batch, out_DNH, pieces, None)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
         layer = steps.layer
@@ -50,8 +51,11 @@ class TritonAttnBackend(PagedAttnBackend):
         )
         shape = (len(qkv), layer.num_q_heads, head_dim)
         out_BNH = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-        self._decode(out_BNH, layer, batch, out_BNH, rotation)
+        self._decode(out_BNH, layer, batch, out_BNH, self._pieces(len(qkv), layer), rotation)
         return out_BNH.flatten(1)
+
+    def _pieces(self, num_rows: int, layer: AttnLayer) -> int:
+        return attention.num_pieces(num_rows, layer.num_kv_heads, self.num_cores)
 
     def _decode(
         self,
@@ -59,6 +63,7 @@ class TritonAttnBackend(PagedAttnBackend):
         layer: AttnLayer,
         batch: Batch,
         out_DNH: Tensor,
+        pieces: int,
         rotation: attention.Rotation | None,
     ) -> None:
         assert batch.rows is not None
@@ -71,7 +76,7 @@ class TritonAttnBackend(PagedAttnBackend):
             batch.rows,
             scale=layer.scale,
             window=layer.window,
-            pieces=attention.num_pieces(len(q_DNH), layer.num_kv_heads, self.num_cores),
+            pieces=pieces,
             shared_1=None if layer.window else batch.shared,
             done=self._done,
             rotation=rotation,

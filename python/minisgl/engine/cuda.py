@@ -83,6 +83,7 @@ class CudaDevice(Device):
     probe_tokens = 4096
     stall_target_s = 0.015  # about the p99 of ITL that peers have with Qwen3-0.6B
     min_chunk_tokens = 1536
+    warm_up_rows = (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256)  # of `gemv`; of `attention.num_pieces`
     default_memory_ratio = 0.9
 
     def __init__(self, index: int = 0) -> None:

@@ -65,12 +65,15 @@ class Device(ABC):
     probe_tokens: how long a prompt must be for its time to tell the prefill rate.
     stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
     for it than min_chunk_tokens, below which prompts run at a much lower rate.
+    warm_up_rows: numbers of decode rows whose steps take different kernels, which are compiled
+    before a user waits for them.
     """
 
     torch_device: torch.device
     probe_tokens: int
     stall_target_s: float
     min_chunk_tokens: int
+    warm_up_rows: tuple[int, ...] = ()
     default_memory_ratio: float
 
     @abstractmethod

@@ -39,6 +39,8 @@ notices but does not mind, and how long a new request may wait for its first ste
 MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
 
+COMPILING_S = 1.0  # of warming up; kernels that are cached take 0.2
+
 CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
 
@@ -123,6 +125,7 @@ class Engine:
         if comm.size == 1:  # ranks that take different times would run different numbers of steps
             decode = self._probe(0, 1)
             self.device.tune(lambda: self._run_probe(decode))
+        self._warm_up()
         if config.max_prefill_tokens:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
@@ -220,6 +223,39 @@ class Engine:
             output_idxs=[0],
             new_pages=[(0, index, index) for index in range(-(-end // self.page_size))],
             begins=[(0, SamplingParams(temperature=0.0))],
+        )
+
+    def _warm_up(self) -> None:
+        """Run steps of the sizes whose kernels would otherwise be compiled when one is met."""
+        start, told = time.monotonic(), False
+        for num_decodes in self.device.warm_up_rows:
+            for num_tokens in (0, self.page_size):
+                if num_decodes + (num_tokens > 0) > self.max_running:
+                    break
+                self._run_probe(self._decode_probe(num_decodes, num_tokens))
+                if not told and time.monotonic() > start + COMPILING_S:
+                    told = True
+                    logger.info("compiling GPU kernels (first start only) ...")
+        if told:
+            logger.info("compiled in %.1f s", time.monotonic() - start)
+
+    def _decode_probe(self, num_decodes: int, num_tokens: int) -> Plan:
+        """A plan of rows that decode at position 0, which is one page to all of them, and of a
+        prompt in another page, if it has tokens."""
+        num_rows = num_decodes + (num_tokens > 0)
+        sampling = SamplingParams(temperature=1.0, seed=0)
+        return Plan(
+            step=-1,
+            uids=[-1] * num_rows,
+            table_idxs=list(range(num_rows)),
+            starts=[0] * num_rows,
+            ends=[1] * num_decodes + [num_tokens] * (num_tokens > 0),
+            token_ids=np.zeros(num_decodes + num_tokens, np.int32),
+            num_decodes=num_decodes,
+            sample_rows=list(range(num_rows)),
+            output_idxs=[0] * num_rows,
+            new_pages=[(row, 0, row // num_decodes) for row in range(num_rows)],
+            begins=[(row, sampling) for row in range(num_rows)],
         )
 
     def _run_probe(self, plan: Plan) -> None:

@@ -61,6 +61,12 @@ def num_pieces(num_rows: int, num_kv_heads: int, num_cores: int) -> int:
     return min(power_of_2(max(wanted, 1)), MAX_PIECES)
 
 
+def few_forms(pieces: int) -> int:
+    """At least as many pieces, of three kinds: each is another kernel, which takes a second to
+    compile, and in a step with prompts their number matters little."""
+    return 1 if pieces == 1 else 8 if pieces <= 8 else MAX_PIECES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
     """Lets `decode` take q, k and v as they are projected: what `norm_rope_store` does is done
