@@ -63,9 +63,9 @@ def test_builds_once_and_again_when_something_changed(
     assert jit.load_library().answer() == 43
     assert len(libraries(small)) == 2
 
-    before = jit._library_path(jit._compiler())
+    before = jit._library_path(jit.CPU, jit._compiler())
     monkeypatch.setattr(jit, "CFLAGS", (*jit.CFLAGS, "-g"))
-    assert jit._library_path(jit._compiler()) != before
+    assert jit._library_path(jit.CPU, jit._compiler()) != before
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "no checksum"])

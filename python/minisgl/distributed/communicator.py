@@ -35,6 +35,7 @@ class DistributedCommunicator(ABC):
     """
 
     def __init__(self, info: DistributedInfo) -> None:
+        self.info = info
         self.rank = info.rank
         self.size = info.size
 

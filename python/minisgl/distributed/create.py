@@ -9,9 +9,14 @@ from minisgl.distributed.communicator import (
     DistributedInfo,
     SingleRank,
 )
+from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     import torch
+
+    from minisgl.distributed.gloo import GlooCommunicator
+
+logger = get_logger(__name__)
 
 
 def create_communicator(
@@ -20,7 +25,8 @@ def create_communicator(
     """The communicator of rank `info.rank`; returns when all `info.size` ranks have called this.
 
     store: file:///PATH (not existing yet, the same for all ranks) or tcp://HOST:PORT (rank 0
-    listens). device: of the tensors. pynccl: on GPUs, our own binding of NCCL, not torch's.
+    listens). device: of the tensors. pynccl: on GPUs, our own binding of NCCL, not torch's; where
+    one rank cannot have it, none has.
     Raises ConfigError (a wrong `store`) or EngineError (the ranks do not meet).
     """
     if info.size == 1:
@@ -28,4 +34,24 @@ def create_communicator(
     from minisgl.distributed.gloo import GlooCommunicator
     from minisgl.distributed.rendezvous import meet
 
-    return GlooCommunicator(info, meet(info, store))
+    host = GlooCommunicator(info, meet(info, store))
+    if device.type == "cpu":
+        return host
+    return _over_nccl(host, device, pynccl)
+
+
+def _over_nccl(
+    host: GlooCommunicator, device: torch.device, pynccl: bool
+) -> DistributedCommunicator:
+    from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
+    from minisgl.kernel import jit
+
+    library = None
+    if pynccl:
+        try:
+            library = jit.load_library(jit.CUDA)
+        except jit.JitUnavailable as error:
+            logger.info("torch's NCCL is used instead of our calls of it: %s", error)
+    if host.all_min(int(library is not None)):
+        return PyNcclCommunicator(host, device, library)
+    return TorchNcclCommunicator(host, device)

@@ -32,10 +32,10 @@ class GlooCommunicator(DistributedCommunicator):
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
         options._timeout = TIMEOUT
-        self._store = rendezvous.store  # rank 0's serves the others as long as it lives
+        self.store = rendezvous.store  # rank 0's serves the others as long as it lives
         with self._errors_named():
             self._group = _dist.ProcessGroupGloo(
-                _dist.PrefixStore("gloo", self._store), info.rank, info.size, options
+                _dist.PrefixStore("gloo", self.store), info.rank, info.size, options
             )
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class GlooCommunicator(DistributedCommunicator):
         return x
 
     def close(self) -> None:
-        del self._group, self._store
+        del self._group, self.store
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:

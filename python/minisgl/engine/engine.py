@@ -266,9 +266,9 @@ class Engine:
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
         self.device.close()
-        self.comm.close()
-        for name in ("model", "_context", "_tables", "_attn"):
+        for name in ("_runner", "model", "_context", "_tables", "_attn"):
             self.__dict__.pop(name, None)
+        self.comm.close()  # after the graphs, which hold what they captured of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,14 @@
-"""Compiles the C++ kernels on first use and loads them: tvm-ffi with a cache that is safe to share.
+"""Compiles C++ and CUDA on first use and loads it: tvm-ffi with a cache that is safe to share.
 
-tvm-ffi builds and loads; what is added here is when to build. A library is named by a hash of all
-that it depends on (sources, flags, compiler, processor), so that a changed source or another
+tvm-ffi builds and loads; what is added here is when to build. A product is named by a hash of all
+that it depends on (sources, flags, compiler, processor or GPU), so that a changed source or another
 machine never meets a stale one. It appears under its name in one rename, complete, next to its
 checksum: a damaged file is noticed before the loader maps it, and built again. Processes that
 start together wait for one build.
 
-Imports torch (through tvm_ffi): that also loads torch's OpenMP runtime first, which ours shares.
+C++ is compiled by the machine's compiler, CUDA by NVRTC, which comes with a CUDA build of torch:
+no CUDA toolkit is needed. Imports torch (through tvm_ffi): that also loads torch's OpenMP runtime
+first, which ours shares.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,6 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 CSRC = Path(__file__).parent / "csrc"
-LIBRARY = "minisgl_cpu"
 # fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: nobody looks at either,
 # and without them GCC does not vectorise comparisons. Infinities and NaN keep their meaning.
 CFLAGS = (
@@ -38,26 +40,70 @@ CFLAGS = (
 LDFLAGS = ("-fopenmp",)
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The .cpp files of one folder under `csrc/`."""
+
+    name: str
+    folder: str
+    what: str  # for the log
+
+
+CPU = Library("minisgl_cpu", "", "the C++ kernels")
+CUDA = Library("minisgl_cuda", "cuda", "the calls of NCCL and the CUDA driver")
+
+
 class JitUnavailable(MinisglError):
-    """The kernels cannot be compiled or loaded here; the message says why, in one line."""
+    """Something cannot be compiled or loaded here; the message says why, in one line."""
 
 
-def load_library() -> Any:
-    """The compiled kernels, as a tvm-ffi module whose attributes are functions.
+def load_library(library: Library = CPU) -> Any:
+    """The compiled library, as a tvm-ffi module whose attributes are functions.
 
     A cached library loads in milliseconds. Raises JitUnavailable.
     """
-    if env.jit_disabled():
-        raise JitUnavailable("MINISGL_DISABLE_JIT=1")
+    _refuse_if_disabled()
     import tvm_ffi
 
-    path = _library_path(_compiler())
-    if not _is_whole(path):
-        _build(path)
+    path = _library_path(library, _compiler())
+    _build_once(path, library.what, lambda folder: _compile_library(library, folder))
     try:
         return tvm_ffi.load_module(str(path))
     except (RuntimeError, OSError) as error:
         raise JitUnavailable(f"{path} does not load: {error}") from error
+
+
+def load_cubin(name: str, arch: str, defines: Iterable[str] = ()) -> bytes:
+    """The kernels of `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"), with macros as NAME=VALUE.
+
+    The source includes nothing: there may be no CUDA headers. Raises JitUnavailable.
+    """
+    _refuse_if_disabled()
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise JitUnavailable(
+            f"NVRTC needs cuda-bindings, as CUDA builds of torch do: {error}"
+        ) from error
+    from tvm_ffi.cpp.nvrtc import nvrtc_compile
+
+    source = (CSRC / "cuda" / f"{name}.cu").read_text()
+    options = ["-std=c++17", *(f"-D{define}" for define in defines)]
+
+    def compile_cubin(folder: Path) -> Path:
+        cubin = folder / name
+        cubin.write_bytes(nvrtc_compile(source, name=f"{name}.cu", arch=arch, extra_opts=options))
+        return cubin
+
+    key = hashlib.sha256(repr((source, options, nvrtc.nvrtcVersion())).encode()).hexdigest()[:16]
+    path = env.cache_dir() / f"{name}-{arch}-{key}.cubin"
+    _build_once(path, f"{name}.cu for {arch}", compile_cubin)
+    return path.read_bytes()
+
+
+def _refuse_if_disabled() -> None:
+    if env.jit_disabled():
+        raise JitUnavailable("MINISGL_DISABLE_JIT=1")
 
 
 def _compiler() -> str:
@@ -70,17 +116,33 @@ def _compiler() -> str:
     return found
 
 
-def _library_path(compiler: str) -> Path:
+def _library_path(library: Library, compiler: str) -> Path:
     import tvm_ffi
 
     key = hashlib.sha256()
-    for source in sorted(CSRC.iterdir()):
-        key.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted((CSRC / library.folder).iterdir()):
+        if source.is_file():
+            key.update(source.name.encode() + b"\0" + source.read_bytes())
     # Asking the compiler for its version costs a process; its file changes when it does.
     binary = Path(compiler).resolve()
     parts = (str(binary), binary.stat().st_mtime_ns, CFLAGS, LDFLAGS, tvm_ffi.__version__)
     key.update(repr((*parts, _processor())).encode())
-    return env.cache_dir() / f"{LIBRARY}-{key.hexdigest()[:16]}.so"
+    return env.cache_dir() / f"{library.name}-{key.hexdigest()[:16]}.so"
+
+
+def _compile_library(library: Library, folder: Path) -> Path:
+    from tvm_ffi import cpp
+
+    with _ninja_on_path():
+        return Path(
+            cpp.build(
+                library.name,
+                sources=[str(source) for source in sorted((CSRC / library.folder).glob("*.cpp"))],
+                extra_cflags=CFLAGS,
+                extra_ldflags=LDFLAGS,
+                build_directory=str(folder),
+            )
+        )
 
 
 def _processor() -> str:
@@ -105,8 +167,10 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _build(path: Path) -> None:
-    from tvm_ffi import cpp
+def _build_once(path: Path, what: str, compile_into: Callable[[Path], Path]) -> None:
+    """Have `path`, whole: if need be, what `compile_into(an empty folder)` makes there."""
+    if _is_whole(path):
+        return
     from tvm_ffi.utils.lockfile import FileLock
 
     try:
@@ -114,18 +178,10 @@ def _build(path: Path) -> None:
         with FileLock(str(path.with_suffix(".lock"))):
             if _is_whole(path):
                 return  # another process built it while this one waited
-            logger.info("compiling the C++ kernels (first start only) ...")
+            logger.info("compiling %s (first start only) ...", what)
             started = time.monotonic()
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder, _ninja_on_path():
-                built = Path(
-                    cpp.build(
-                        LIBRARY,
-                        sources=[str(source) for source in sorted(CSRC.glob("*.cpp"))],
-                        extra_cflags=CFLAGS,
-                        extra_ldflags=LDFLAGS,
-                        build_directory=folder,
-                    )
-                )
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                built = compile_into(Path(folder))
                 checksum = Path(folder) / "checksum"
                 checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
                 # A reader between the two renames sees a mismatch and waits for the lock.

@@ -1,0 +1,152 @@
+"""The collectives of GPU tensors over NCCL: by our own calls of it, or by torch's process group.
+
+Both run on torch's current stream, can be captured in CUDA graphs, and talk as hosts over gloo.
+Ours skips what a process group adds to each call (events, a record for its watchdog, which polls
+from a thread of its own), and sends small sums through memory that the GPUs share
+(`minisgl.distributed.peer`). It needs a C++ compiler; torch's is what remains without one.
+
+Closing never waits for other ranks: NCCL's abort takes a communicator apart alone. It does wait
+for CUDA graphs that captured its calls: those must be gone before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.distributed.communicator import DistributedCommunicator, join_gathered
+from minisgl.distributed.gloo import GlooCommunicator
+from minisgl.distributed.rendezvous import TIMEOUT
+from minisgl.errors import EngineError
+
+_dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
+
+# ncclDataType_t (nccl.h)
+_NCCL_DTYPES = {
+    torch.int8: 0,
+    torch.uint8: 1,
+    torch.int32: 2,
+    torch.int64: 4,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bfloat16: 9,
+}
+
+
+class _NcclCommunicator(DistributedCommunicator):
+    """What both have in common: the hosts' own line."""
+
+    def __init__(self, host: GlooCommunicator) -> None:
+        super().__init__(host.info)
+        self._host = host
+
+    def all_min(self, value: int) -> int:
+        return self._host.all_min(value)
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class TorchNcclCommunicator(_NcclCommunicator):
+    """torch's process group, built on our own store: the program's global group is not touched."""
+
+    def __init__(self, host: GlooCommunicator, device: torch.device) -> None:
+        super().__init__(host)
+        options = _dist.ProcessGroupNCCL.Options()
+        options._timeout = TIMEOUT
+        with _errors_named(self), torch.cuda.device(device):
+            self._group = _dist.ProcessGroupNCCL(
+                _dist.PrefixStore("nccl", host.store), self.rank, self.size, options
+            )
+            # The group connects with its first collective, which a graph must not capture.
+            self.all_reduce(torch.zeros(1, device=device))
+            torch.cuda.synchronize(device)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        _finish(self._group.allreduce([x], _on_current_stream(_dist.AllreduceOptions())))
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        gathered = x.new_empty(self.size, *x.shape)
+        options = _on_current_stream(_dist.AllgatherOptions())
+        _finish(self._group._allgather_base(gathered, x.contiguous(), options))
+        return join_gathered(gathered, dim)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        x = x.contiguous()
+        options = _on_current_stream(_dist.BroadcastOptions())
+        options.rootRank = source
+        _finish(self._group.broadcast([x], options))
+        return x
+
+    def close(self) -> None:
+        self._group.abort()
+        super().close()
+
+
+class PyNcclCommunicator(_NcclCommunicator):
+    """NCCL called through `library` (`minisgl.kernel.jit.CUDA`)."""
+
+    def __init__(self, host: GlooCommunicator, device: torch.device, library: Any) -> None:
+        super().__init__(host)
+        self._library = library
+        with _errors_named(self), torch.cuda.device(device):
+            unique_id = library.nccl_unique_id() if self.rank == 0 else bytes(128)
+            shared = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
+            torch.cuda.synchronize(device)  # NCCL uses the context that torch makes
+            self._comm = library.nccl_init(shared.numpy().tobytes(), self.rank, self.size)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._library.nccl_all_reduce(
+            self._comm, x.data_ptr(), x.numel(), _NCCL_DTYPES[x.dtype], _stream()
+        )
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        x = x.contiguous()
+        gathered = x.new_empty(self.size, *x.shape)
+        self._library.nccl_all_gather(
+            self._comm, x.data_ptr(), gathered.data_ptr(), x.nbytes, _stream()
+        )
+        return join_gathered(gathered, dim)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        x = x.contiguous()
+        self._library.nccl_broadcast(self._comm, x.data_ptr(), x.nbytes, source, _stream())
+        return x
+
+    def close(self) -> None:
+        self._library.nccl_abort(self._comm)
+        super().close()
+
+
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def _on_current_stream(options: Any) -> Any:
+    options.asyncOp = False  # else NCCL runs on a stream of the group's, between two events
+    return options
+
+
+def _finish(work: Any) -> None:
+    """Enqueued work of a group; None when it knows that nobody waits."""
+    if work is not None:
+        work.wait()
+
+
+@contextmanager
+def _errors_named(comm: DistributedCommunicator) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise EngineError(
+            f"rank {comm.rank} of {comm.size} cannot connect over NCCL: {error}"
+        ) from error

@@ -1,0 +1,100 @@
+// The few calls of NCCL that tensor parallelism makes, on the stream that the caller names.
+//
+// torch has libnccl.so.2 loaded; the loader finds it again by its name. Declarations: nccl.h,
+// whose ABI has been stable since NCCL 2.0.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
+
+#include <cstring>
+
+#include "shared_object.h"
+
+using tvm::ffi::Bytes;
+
+namespace {
+
+struct UniqueId {
+  char bytes[128];
+};
+using Comm = void;
+using Stream = void;
+constexpr int kSum = 0;
+
+struct Nccl : SharedObject {
+  const char* (*error_string)(int);
+  int (*get_unique_id)(UniqueId*);
+  int (*init_rank)(Comm**, int, UniqueId, int);
+  int (*abort)(Comm*);
+  int (*reduce)(const void*, void*, size_t, int, int, Comm*, Stream*);
+  int (*gather)(const void*, void*, size_t, int, Comm*, Stream*);
+  int (*broadcast)(const void*, void*, size_t, int, int, Comm*, Stream*);
+
+  Nccl() : SharedObject("libnccl.so.2") {
+    find("ncclGetErrorString", error_string);
+    find("ncclGetUniqueId", get_unique_id);
+    find("ncclCommInitRank", init_rank);
+    find("ncclCommAbort", abort);
+    find("ncclAllReduce", reduce);
+    find("ncclAllGather", gather);
+    find("ncclBroadcast", broadcast);
+  }
+
+  void check(int result, const char* call) const {
+    if (result != 0) TVM_FFI_THROW(RuntimeError) << call << ": " << error_string(result);
+  }
+};
+
+const Nccl& nccl() {
+  static const Nccl instance;  // a failed dlopen is tried again, and throws again
+  return instance;
+}
+
+}  // namespace
+
+Bytes nccl_unique_id() {
+  UniqueId id;
+  nccl().check(nccl().get_unique_id(&id), "ncclGetUniqueId");
+  return Bytes(id.bytes, sizeof(id.bytes));
+}
+
+// Waits for the other ranks. The device is the calling thread's.
+int64_t nccl_init(Bytes unique_id, int64_t rank, int64_t size) {
+  UniqueId id;
+  if (unique_id.size() != sizeof(id.bytes)) TVM_FFI_THROW(ValueError) << "a unique id is 128 bytes";
+  std::memcpy(id.bytes, unique_id.data(), sizeof(id.bytes));
+  Comm* comm = nullptr;
+  nccl().check(nccl().init_rank(&comm, int(size), id, int(rank)), "ncclCommInitRank");
+  return reinterpret_cast<int64_t>(comm);
+}
+
+// Without waiting for other ranks; it does wait for graphs that captured a call.
+void nccl_abort(int64_t comm) { nccl().check(nccl().abort(pointer<Comm>(comm)), "ncclCommAbort"); }
+
+// In place. dtype: ncclDataType_t.
+void nccl_all_reduce(int64_t comm, int64_t x, int64_t count, int64_t dtype, int64_t stream) {
+  int result = nccl().reduce(pointer<void>(x), pointer<void>(x), size_t(count), int(dtype), kSum,
+                             pointer<Comm>(comm), pointer<Stream>(stream));
+  nccl().check(result, "ncclAllReduce");
+}
+
+// Bytes: neither call computes. out holds num_bytes of each rank.
+void nccl_all_gather(int64_t comm, int64_t x, int64_t out, int64_t num_bytes, int64_t stream) {
+  int result = nccl().gather(pointer<void>(x), pointer<void>(out), size_t(num_bytes), 0,
+                             pointer<Comm>(comm), pointer<Stream>(stream));
+  nccl().check(result, "ncclAllGather");
+}
+
+// In place.
+void nccl_broadcast(int64_t comm, int64_t x, int64_t num_bytes, int64_t source, int64_t stream) {
+  int result = nccl().broadcast(pointer<void>(x), pointer<void>(x), size_t(num_bytes), 0,
+                                int(source), pointer<Comm>(comm), pointer<Stream>(stream));
+  nccl().check(result, "ncclBroadcast");
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_unique_id, nccl_unique_id);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_init, nccl_init);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_abort, nccl_abort);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_all_reduce, nccl_all_reduce);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_all_gather, nccl_all_gather);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_broadcast, nccl_broadcast);
