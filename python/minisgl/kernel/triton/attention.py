@@ -40,11 +40,20 @@ MAX_PIECES = 64
 PROGRAMS_PER_CORE = 8
 """Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
 time, and a long row's pieces do not outlast the others."""
-FEW_ROWS_BLOCK, MANY_ROWS_BLOCK = (32, 2), (128, 4)
-"""Keys a turn and warps of a decode program. One H200, 8 heads of 128, contexts of 200 to 1,500:
-256 rows 225 us (64, 4: 243; what the bytes take: 214), 128 rows 119 (129), 24 rows 41 with (32, 2)
-(75, and 47 with (128, 4))."""
-MANY_ROWS = 256  # rows times heads
+MANY, SOME, FEW = (128, 4, 3), (32, 1, 4), (64, 2, 6)
+"""Keys a turn, warps and stages of a decode program, for many, some and few rows times heads. Of 16
+on one H200, heads of 128, contexts of 300 to 1,400, in us; what the bytes take at 4.3 TB/s last:
+
+    rows x heads     256 x 8   96 x 8   64 x 8   256 x 2   24 x 8   64 x 2   1 x 8
+    MANY               222.7     91.6     69.7      75.0     34.9     34.3    10.1
+    SOME               240.7    104.9     65.9      70.0     33.4     26.0    14.3
+    FEW                222.6     93.1     67.3      77.2     38.2     31.8     9.3
+    (32, 2, 3)         254.9    103.2     80.1      75.4     36.6     32.8    10.5
+    bytes              205.3     74.8     50.1      51.3     20.6     12.5     1.3
+"""
+MANY_FROM, SOME_FROM = 768, 64  # the latter was not measured: 8 and 128 were
+WIDE, WIDE_FLOAT32 = (32, 2, 3), (32, 2, 2)
+"""For other heads than those of up to 128 dims in 16 bits; not tuned, what shared memory holds."""
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
 
@@ -65,6 +74,15 @@ def few_forms(pieces: int) -> int:
     """At least as many pieces, of three kinds: each is another kernel, which takes a second to
     compile, and in a step with prompts their number matters little."""
     return 1 if pieces == 1 else 8 if pieces <= 8 else MAX_PIECES
+
+
+def decode_block(pairs: int, block_h: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """(keys a turn, warps, stages) for so many rows times heads of keys."""
+    if dtype.itemsize != 2:
+        return WIDE_FLOAT32
+    if block_h > 128:
+        return WIDE
+    return MANY if pairs >= MANY_FROM else SOME if pairs >= SOME_FROM else FEW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +127,7 @@ def decode(
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
     block_h = max(power_of_2(head_dim), 16)
-    many = num_rows * num_kv_heads >= MANY_ROWS and block_h <= 128 and q_BNH.dtype.itemsize == 2
-    block_n, num_warps = MANY_ROWS_BLOCK if many else FEW_ROWS_BLOCK
+    block_n, num_warps, stages = decode_block(num_rows * num_kv_heads, block_h, q_BNH.dtype)
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
     partial = mass = q_BNH
@@ -120,7 +137,6 @@ def decode(
         mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
-    stages = 3 if q_BNH.dtype.itemsize == 2 else 2
     if cascade:
         block_m = 64
         blocks = -(-num_rows * group // block_m)
@@ -131,7 +147,7 @@ def decode(
                 scale * LOG2_E, num_rows,
             ),
             (*common, slots, pieces, SHARED_PIECES, block_m, block_h, block_n),
-            dtype=q_BNH.dtype, num_warps=4, num_stages=stages,
+            dtype=q_BNH.dtype, num_warps=4, num_stages=min(stages, 3),
         )  # fmt: skip
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed = False
