@@ -148,6 +148,15 @@ def test_build_command_fails_with_a_reason() -> None:
     assert "install g++" in done.stderr
 
 
+def test_without_nvrtc_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(jit.JitUnavailable, match=r"no NVRTC, .*: import of cuda"):
+        jit.load_cubin("all_reduce", "sm_90")
+    monkeypatch.setenv("MINISGL_DISABLE_JIT", "1")
+    with pytest.raises(jit.JitUnavailable, match="MINISGL_DISABLE_JIT=1"):
+        jit.load_cubin("all_reduce", "sm_90")
+
+
 def test_radix_imports_no_torch() -> None:
     code = "import sys, minisgl.kernel.radix; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -43,6 +43,8 @@ def create_communicator(
 def _over_nccl(
     host: GlooCommunicator, device: torch.device, pynccl: bool
 ) -> DistributedCommunicator:
+    import torch
+
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
     from minisgl.kernel import jit
 
@@ -52,6 +54,9 @@ def _over_nccl(
             library = jit.load_library(jit.CUDA)
         except jit.JitUnavailable as error:
             logger.info("torch's NCCL is used instead of our calls of it: %s", error)
-    if host.all_min(int(library is not None)):
-        return PyNcclCommunicator(host, device, library)
-    return TorchNcclCommunicator(host, device)
+    has_library = host.all_min(int(library is not None))
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # makes the context that the calls below use
+        if not has_library:
+            return TorchNcclCommunicator(host, device)
+        return PyNcclCommunicator(host, library, peer=None)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from minisgl.distributed.communicator import DistributedCommunicator, join_gathered
 from minisgl.distributed.gloo import GlooCommunicator
+from minisgl.distributed.peer import PeerAllReduce
 from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.errors import EngineError
 
@@ -77,13 +78,13 @@ class TorchNcclCommunicator(_NcclCommunicator):
         super().__init__(host)
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
-        with _errors_named(self), torch.cuda.device(device):
+        with _errors_named(self):
             self._group = _dist.ProcessGroupNCCL(
                 _dist.PrefixStore("nccl", host.store), self.rank, self.size, options
             )
             # The group connects with its first collective, which a graph must not capture.
             self.all_reduce(torch.zeros(1, device=device))
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -109,18 +110,19 @@ class TorchNcclCommunicator(_NcclCommunicator):
 
 
 class PyNcclCommunicator(_NcclCommunicator):
-    """NCCL called through `library` (`minisgl.kernel.jit.CUDA`)."""
+    """NCCL called through `library` (`minisgl.kernel.jit.CUDA`); `peer` takes small sums."""
 
-    def __init__(self, host: GlooCommunicator, device: torch.device, library: Any) -> None:
+    def __init__(self, host: GlooCommunicator, library: Any, peer: PeerAllReduce | None) -> None:
         super().__init__(host)
-        self._library = library
-        with _errors_named(self), torch.cuda.device(device):
+        self._library, self._peer = library, peer
+        with _errors_named(self):
             unique_id = library.nccl_unique_id() if self.rank == 0 else bytes(128)
             shared = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
-            torch.cuda.synchronize(device)  # NCCL uses the context that torch makes
             self._comm = library.nccl_init(shared.numpy().tobytes(), self.rank, self.size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._peer and (algorithm := self._peer.algorithm(x)):
+            return self._peer.all_reduce(x, algorithm)
         x = x.contiguous()
         self._library.nccl_all_reduce(
             self._comm, x.data_ptr(), x.numel(), _NCCL_DTYPES[x.dtype], _stream()
@@ -141,6 +143,8 @@ class PyNcclCommunicator(_NcclCommunicator):
         return x
 
     def close(self) -> None:
+        if self._peer:
+            self._peer.close()
         self._library.nccl_abort(self._comm)
         super().close()
 

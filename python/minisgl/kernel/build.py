@@ -1,26 +1,46 @@
-"""``python -m minisgl.kernel.build`` compiles the C++ kernels ahead of the first start."""
+"""``python -m minisgl.kernel.build`` compiles ahead of the first start what would be compiled then.
+
+The C++ kernels; with a CUDA build of torch also the calls of NCCL and the CUDA driver, and for the
+GPUs that are here the all-reduce of 2, 3, ... ranks up to their number (NVRTC). Triton compiles its
+kernels when they are first used, and keeps them itself. Ends with 1 if anything was not compiled.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
-from minisgl.kernel.jit import JitUnavailable, load_library
+import torch
+
+from minisgl.kernel.all_reduce import all_reduce_cubin
+from minisgl.kernel.jit import CPU, CUDA, JitUnavailable, load_library
 from minisgl.utils.logger import setup_logging
+
+WITHOUT_CPU = "The server runs without them, on plain torch and slower."
+WITHOUT_CUDA = "Several ranks use torch's NCCL instead, and are slower."
 
 
 def main() -> int:
     setup_logging("build")
+    done = [_build("the C++ kernels", lambda: load_library(CPU), WITHOUT_CPU)]
+    if torch.version.cuda:
+        done.append(_build(CUDA.what, lambda: load_library(CUDA), WITHOUT_CUDA))
+        for num_ranks in range(2, torch.cuda.device_count() + 1):
+            compile_cubin = partial(all_reduce_cubin, torch.device("cuda", 0), num_ranks)
+            what = f"the all-reduce kernels for {num_ranks} ranks"
+            done.append(_build(what, compile_cubin, WITHOUT_CUDA))
+    return 0 if all(done) else 1
+
+
+def _build(what: str, compile_it: Callable[[], object], without: str) -> bool:
     try:
-        load_library()
+        compile_it()
     except JitUnavailable as error:
-        print(
-            f"minisgl: the C++ kernels are not available: {error}\n"
-            "The server runs without them, on plain torch and slower.",
-            file=sys.stderr,
-        )
-        return 1
-    print("minisgl: the C++ kernels are ready.")
-    return 0
+        print(f"minisgl: {what} are not available: {error}\n{without}", file=sys.stderr)
+        return False
+    print(f"minisgl: {what} are ready.")
+    return True
 
 
 if __name__ == "__main__":

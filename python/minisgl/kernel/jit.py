@@ -81,9 +81,11 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = ()) -> bytes:
     _refuse_if_disabled()
     try:
         from cuda.bindings import nvrtc
-    except ImportError as error:
+
+        version = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
         raise JitUnavailable(
-            f"NVRTC needs cuda-bindings, as CUDA builds of torch do: {error}"
+            f"no NVRTC, which CUDA builds of torch bring along: {_gist(str(error))}"
         ) from error
     from tvm_ffi.cpp.nvrtc import nvrtc_compile
 
@@ -95,7 +97,7 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = ()) -> bytes:
         cubin.write_bytes(nvrtc_compile(source, name=f"{name}.cu", arch=arch, extra_opts=options))
         return cubin
 
-    key = hashlib.sha256(repr((source, options, nvrtc.nvrtcVersion())).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((source, options, version)).encode()).hexdigest()[:16]
     path = env.cache_dir() / f"{name}-{arch}-{key}.cubin"
     _build_once(path, f"{name}.cu for {arch}", compile_cubin)
     return path.read_bytes()

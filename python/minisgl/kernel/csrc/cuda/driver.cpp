@@ -61,7 +61,7 @@ const Driver& driver() {
 
 }  // namespace
 
-// Device memory whose every 32-bit word is `word`.
+// Device memory whose every 32-bit word is `word`, once the device has come to it.
 int64_t memory_allocate(int64_t num_bytes, int64_t word) {
   Address address = 0;
   driver().check(driver().allocate(&address, size_t(num_bytes)), "cuMemAlloc");
@@ -95,22 +95,27 @@ void memory_close(int64_t address) {
   driver().check(driver().close_handle(Address(address)), "cuIpcCloseMemHandle");
 }
 
-// A kernel of a cubin; both stay loaded until the process ends.
-int64_t kernel_load(Bytes cubin, Bytes name) {
+// The kernels of a cubin; they stay loaded until the process ends.
+int64_t cubin_load(Bytes cubin) {
   Module* module = nullptr;
-  Function* function = nullptr;
   driver().check(driver().load(&module, cubin.data()), "cuModuleLoadData");
-  driver().check(driver().get_function(&function, module, name.data()), "cuModuleGetFunction");
+  return reinterpret_cast<int64_t>(module);
+}
+
+int64_t cubin_kernel(int64_t module, tvm::ffi::String name) {
+  Function* function = nullptr;
+  int result = driver().get_function(&function, pointer<Module>(module), name.c_str());
+  driver().check(result, "cuModuleGetFunction");
   return reinterpret_cast<int64_t>(function);
 }
 
-// kernel(x, out, count, *peers); peers: the host's address of the kernel's last argument.
-void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t x, int64_t out,
-                   int64_t count, int64_t peers, int64_t stream) {
-  void* arguments[] = {&x, &out, &count, pointer<void>(peers)};
-  int result = driver().launch(pointer<Function>(function), unsigned(blocks), 1, 1,
-                               unsigned(threads), 1, 1, 0, pointer<Stream>(stream), arguments,
-                               nullptr);
+// kernel(x, count, *ranks); ranks: the host's address of the kernel's last argument.
+void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t x, int64_t count,
+                   int64_t ranks, int64_t stream) {
+  void* arguments[] = {&x, &count, pointer<void>(ranks)};
+  int result =
+      driver().launch(pointer<Function>(function), unsigned(blocks), 1, 1, unsigned(threads), 1, 1,
+                      0, pointer<Stream>(stream), arguments, nullptr);
   driver().check(result, "cuLaunchKernel");
 }
 
@@ -119,5 +124,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_free, memory_free);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_handle, memory_handle);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_open, memory_open);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_close, memory_close);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_load, kernel_load);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_load, cubin_load);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_kernel, cubin_kernel);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_launch, kernel_launch);

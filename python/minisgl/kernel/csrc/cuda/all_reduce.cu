@@ -1,0 +1,214 @@
+// Sums over the GPUs of one machine, by ranks that write into each other's memory.
+//
+// There is no barrier and no flag. A receiver's memory is EMPTY until a word of data replaces it,
+// so a word says by itself that it has arrived (the idea of NCCL's LL protocol, where every 4 bytes
+// travel with a flag; without one the links carry nothing but data, as in the "Lamport" all-reduce
+// of TensorRT-LLM). Whoever has read a word makes it EMPTY again.
+//
+//   one_shot   every rank sends all that it has to each rank, which sums     N - 1 times the data
+//   two_shot   rank r sums the r-th share and sends the sum to each          2 (N - 1) / N times
+//
+// A rank's memory: rooms of N x capacity packs, one part for each sender, then a turn per block.
+//
+//   turn 0, phase 0 | turn 0, phase 1 | turn 1, phase 0 | turn 1, phase 1 | turns
+//
+// Why two turns suffice: thread i of the grid reads and writes the i-th pack of each part in every
+// call, so a pack's calls are its block's calls, which take turns. A rank sends into a room again
+// in the second call after. It gets there only when its call between has ended, for which it heard
+// from every rank in that call (two_shot: of every rank, in the sums); and a rank that spoke in it
+// had finished the call before, with its reading and emptying: kernels of a stream run one after
+// another. The turn is in memory, not an argument, because a CUDA graph repeats its arguments.
+//
+// Sums are made in the order of the ranks, in float32: every rank has the same bits.
+//
+// Compiled by NVRTC with NUM_RANKS and NUM_THREADS defined (peer.py); no header is needed.
+
+constexpr int N = NUM_RANKS;
+constexpr unsigned EMPTY = 0xffffffffu;  // a NaN in every dtype here
+constexpr unsigned OTHER_NAN = 0x7fffffffu;  // what is sent for it
+
+struct alignas(16) Pack {
+  unsigned words[4];
+};
+
+struct Ranks {
+  Pack* memory[N];  // each rank's, at this GPU's addresses
+  long long rank, capacity;
+};
+
+// Of words that another GPU writes or reads: performed at once, each word by itself.
+__device__ Pack read(const Pack* from) {
+  Pack pack;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.words[0]), "=r"(pack.words[1]), "=r"(pack.words[2]),
+                 "=r"(pack.words[3])
+               : "l"(from)
+               : "memory");
+  return pack;
+}
+
+__device__ void write(Pack* to, Pack pack) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+               "r"(pack.words[0]), "r"(pack.words[1]), "r"(pack.words[2]), "r"(pack.words[3])
+               : "memory");
+}
+
+__device__ void send(Pack* to, Pack pack) {
+#pragma unroll
+  for (unsigned& word : pack.words) {
+    if (word == EMPTY) word = OTHER_NAN;
+  }
+  write(to, pack);
+}
+
+// The packs at from, from + capacity, ...: the first `count` of them, once all have arrived.
+__device__ void receive(Pack (&packs)[N], Pack* from, long long capacity, int count) {
+  bool whole;
+  do {
+    whole = true;
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      if (r < count) packs[r] = read(from + r * capacity);
+    }
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      if (r < count) {
+#pragma unroll
+        for (unsigned word : packs[r].words) whole &= word != EMPTY;
+      }
+    }
+  } while (!whole);
+#pragma unroll
+  for (int r = 0; r < N; ++r) {
+    if (r < count) write(from + r * capacity, Pack{{EMPTY, EMPTY, EMPTY, EMPTY}});
+  }
+}
+
+// Where rank `of` receives what `sender` sends.
+__device__ Pack* part(const Ranks& ranks, int of, unsigned turn, int phase, int sender) {
+  return ranks.memory[of] + ((turn * 2 + phase) * N + sender) * ranks.capacity;
+}
+
+__device__ unsigned take_turn(const Ranks& ranks) {
+  Pack* turns = ranks.memory[ranks.rank] + 4 * N * ranks.capacity;
+  unsigned& next = reinterpret_cast<unsigned*>(turns)[blockIdx.x];
+  unsigned turn = next & 1;
+  __syncthreads();
+  if (threadIdx.x == 0) next = turn ^ 1;
+  return turn;
+}
+
+// How a word holds numbers: `add` them to floats, `round` floats to a word.
+struct Float32 {
+  __device__ static void add(float (&sum)[2], unsigned word) { sum[0] += __uint_as_float(word); }
+  __device__ static unsigned round(const float (&sum)[2]) { return __float_as_uint(sum[0]); }
+};
+
+struct BFloat16 {
+  __device__ static void add(float (&sum)[2], unsigned word) {
+    sum[0] += __uint_as_float(word << 16);
+    sum[1] += __uint_as_float(word & 0xffff0000u);
+  }
+  __device__ static unsigned round(const float (&sum)[2]) {
+    unsigned word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(sum[1]), "f"(sum[0]));
+    return word;
+  }
+};
+
+struct Float16 {
+  __device__ static void add(float (&sum)[2], unsigned word) {
+    float low, high;
+    asm("{ .reg .f16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high; }"
+        : "=f"(low), "=f"(high)
+        : "r"(word));
+    sum[0] += low;
+    sum[1] += high;
+  }
+  __device__ static unsigned round(const float (&sum)[2]) {
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(sum[1]), "f"(sum[0]));
+    return word;
+  }
+};
+
+template <class T>
+__device__ Pack sum(const Pack (&packs)[N]) {
+  Pack total;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (const Pack& pack : packs) T::add(sum, pack.words[w]);
+    total.words[w] = T::round(sum);
+  }
+  return total;
+}
+
+// x: `count` packs, in place.
+template <class T>
+__device__ void one_shot(Pack* x, long long count, const Ranks& ranks) {
+  const long long i = (long long)(blockIdx.x) * NUM_THREADS + threadIdx.x;
+  const int rank = int(ranks.rank);
+  Pack packs[N];
+  if (i < count) packs[0] = x[i];
+  const unsigned turn = take_turn(ranks);
+  if (i >= count) return;
+#pragma unroll
+  for (int step = 1; step <= N; ++step) {  // each begins with its neighbour, itself comes last
+    send(part(ranks, (rank + step) % N, turn, 0, rank) + i, packs[0]);
+  }
+  receive(packs, part(ranks, rank, turn, 0, 0) + i, ranks.capacity, N);
+  x[i] = sum<T>(packs);
+}
+
+template <class T>
+__device__ void two_shot(Pack* x, long long count, const Ranks& ranks) {
+  const long long i = (long long)(blockIdx.x) * NUM_THREADS + threadIdx.x;
+  const long long share = (count + N - 1) / N;  // the last ranks' may be smaller, or empty
+  const int rank = int(ranks.rank);
+  int present = 0;  // shares that have an i-th pack: those of the first ranks
+#pragma unroll
+  for (int r = 0; r < N; ++r) present += i < share && r * share + i < count;
+  Pack packs[N];
+#pragma unroll
+  for (int step = 0; step < N; ++step) {
+    const int r = (rank + 1 + step) % N;
+    if (r < present) packs[step] = x[r * share + i];
+  }
+  const unsigned turn = take_turn(ranks);
+  if (i >= share) return;
+#pragma unroll
+  for (int step = 0; step < N; ++step) {
+    const int r = (rank + 1 + step) % N;
+    if (r < present) send(part(ranks, r, turn, 0, rank) + i, packs[step]);
+  }
+  if (rank < present) {
+    receive(packs, part(ranks, rank, turn, 0, 0) + i, ranks.capacity, N);
+    const Pack total = sum<T>(packs);
+#pragma unroll
+    for (int step = 1; step <= N; ++step) {
+      send(part(ranks, (rank + step) % N, turn, 1, rank) + i, total);
+    }
+  }
+  receive(packs, part(ranks, rank, turn, 1, 0) + i, ranks.capacity, present);
+#pragma unroll
+  for (int r = 0; r < N; ++r) {
+    if (r < present) x[r * share + i] = packs[r];
+  }
+}
+
+#define KERNEL(algorithm, T)                                                                     \
+  extern "C" __global__ void __launch_bounds__(NUM_THREADS)                                      \
+      algorithm##_##T(Pack* x, long long count, const __grid_constant__ Ranks ranks) {           \
+    algorithm<T>(x, count, ranks);                                                               \
+  }
+KERNEL(one_shot, Float32)
+KERNEL(one_shot, BFloat16)
+KERNEL(one_shot, Float16)
+KERNEL(two_shot, Float32)
+KERNEL(two_shot, BFloat16)
+KERNEL(two_shot, Float16)

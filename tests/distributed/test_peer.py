@@ -1,0 +1,39 @@
+"""Which sums go through the GPUs' shared memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.distributed.peer import MAX_SHARE_BYTES, SECOND_TRIP_BYTES, choose_algorithm
+
+ROW = 5120 * 2  # bytes of Qwen3-32B's
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size", "expected"),
+    [
+        (ROW, 4, "one_shot"),
+        (256 * ROW, 4, "two_shot"),
+        (64 * ROW, 2, "one_shot"),  # two trips of two ranks carry as much as one
+        (8192 * ROW, 4, None),
+        (0, 4, None),
+        (ROW + 2, 4, None),
+        (MAX_SHARE_BYTES, 2, "one_shot"),
+        (MAX_SHARE_BYTES + 16, 2, "two_shot"),
+        (4 * MAX_SHARE_BYTES, 4, "two_shot"),
+        (4 * MAX_SHARE_BYTES + 16, 4, None),
+    ],
+)
+def test_where_a_sum_goes(num_bytes: int, size: int, expected: str | None) -> None:
+    assert choose_algorithm(num_bytes, size, MAX_SHARE_BYTES) == expected
+
+
+def test_one_trip_until_two_send_much_less() -> None:
+    for size in (3, 4, 8):
+        sizes = range(16, 4 << 20, 16 << 10)
+        chosen = [choose_algorithm(num_bytes, size, MAX_SHARE_BYTES) for num_bytes in sizes]
+        border = chosen.index("two_shot")
+        assert set(chosen[:border]) == {"one_shot"}
+        assert set(chosen[border:]) == {"two_shot"}
+        one_trip, two_trips = (size - 1), 2 * (size - 1) / size
+        assert sizes[border] * (one_trip - two_trips) == pytest.approx(SECOND_TRIP_BYTES, rel=0.2)

@@ -1,0 +1,281 @@
+"""Communicators between GPUs: each rank is a process that runs this file and reports each check.
+
+Exact where numbers are small integers, else beside a sum in float64; the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.distributed import DistributedCommunicator, DistributedInfo, create_communicator
+
+MAX_RANKS = 4
+TIMEOUT_S = 80
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+COUNTS = (1, 3, 8, 9, 24, 1000, 5120, 5124, 16 * 5120, 100_008, 256 * 5120, 4 << 20, 8 << 20)
+Reduce = Callable[[Tensor], Tensor]
+
+
+class Rank:
+    """What a check is given: this rank, its communicators, and the ways to sum."""
+
+    def __init__(self, rank: int, size: int, store: str) -> None:
+        from minisgl.distributed.gloo import GlooCommunicator
+        from minisgl.distributed.nccl import PyNcclCommunicator
+        from minisgl.distributed.peer import connect_peers
+        from minisgl.distributed.rendezvous import meet
+        from minisgl.kernel import jit
+
+        info = DistributedInfo(rank, size)
+        self.rank, self.size, self.device = rank, size, torch.device("cuda", rank)
+        torch.cuda.set_device(self.device)
+        self.host, nccl_host, peer_host = (
+            GlooCommunicator(info, meet(info, store + name)) for name in ("a", "b", "c")
+        )
+        library = jit.load_library(jit.CUDA)
+        torch.cuda.synchronize()
+        self.peer = connect_peers(peer_host, self.device, library)
+        assert self.peer is not None
+        self.comms: dict[str, DistributedCommunicator] = {
+            "default": create_communicator(info, store=f"{store}d", device=self.device),
+            "torch": create_communicator(info, store=f"{store}e", device=self.device, pynccl=False),
+            "nccl": PyNcclCommunicator(nccl_host, library, peer=None),
+            "mixed": PyNcclCommunicator(peer_host, library, self.peer),
+        }
+        self.sums: dict[str, Reduce] = {
+            **{name: comm.all_reduce for name, comm in self.comms.items()},
+            "one_shot": self._forced("one_shot", 1),
+            "two_shot": self._forced("two_shot", size),
+        }
+
+    def _forced(self, algorithm: str, shares: int) -> Reduce:
+        peer = self.peer
+        assert peer is not None
+
+        def reduce(x: Tensor) -> Tensor:
+            if peer.algorithm(x) and x.nbytes <= peer._capacity * 16 * shares:
+                return peer.all_reduce(x, algorithm)
+            return self.comms["nccl"].all_reduce(x)
+
+        return reduce
+
+    def all(self, make: Callable[[torch.Generator], Tensor], seed: int) -> list[Tensor]:
+        """Every rank's tensor of one seed."""
+        return [
+            make(torch.Generator(self.device).manual_seed(seed * self.size + rank))
+            for rank in range(self.size)
+        ]
+
+    def integers(self, count: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+        """This rank's, and the exact sum of all."""
+
+        def make(generator: torch.Generator) -> Tensor:
+            return torch.randint(-8, 9, (count,), generator=generator, device=self.device)
+
+        numbers = self.all(make, seed)
+        return numbers[self.rank].to(dtype), torch.stack(numbers).sum(0).to(dtype)
+
+    def close(self) -> None:
+        for comm in (*self.comms.values(), self.host):
+            comm.close()
+
+
+def exact(rank: Rank, reduce: Reduce) -> None:
+    for dtype in DTYPES:
+        for count in COUNTS:
+            x, expected = rank.integers(count, dtype, count)
+            assert torch.equal(reduce(x), expected), (dtype, count)
+
+
+def close(rank: Rank, reduce: Reduce) -> None:
+    for dtype in DTYPES:
+        for count in (8, 5120, 1 << 20):
+            numbers = rank.all(
+                lambda g, n=count, t=dtype: torch.randn(n, generator=g, device="cuda").to(t), count
+            )
+            total = reduce(numbers[rank.rank].clone())
+            wide = torch.stack(numbers).double()
+            error = (total.double() - wide.sum(0)).abs() / wide.abs().sum(0)
+            assert error.max() <= rank.size * torch.finfo(dtype).eps / 2, (dtype, count)
+            bits = total.view(torch.uint8).cpu()[None]
+            assert len(rank.host.all_gather(bits, 0).unique(dim=0)) == 1, "other bits"
+
+
+def views(rank: Rank, reduce: Reduce) -> None:
+    x, expected = rank.integers(4096, torch.bfloat16, 1)
+    shifted = torch.cat([x[:1], x])[1:]
+    assert torch.equal(reduce(shifted), expected)
+    assert torch.equal(reduce(x.view(64, 64).t()), expected.view(64, 64).t())
+    assert torch.equal(reduce(x.view(2, 32, 64)), expected.view(2, 32, 64))
+    assert reduce(x[:0]).shape == (0,)
+
+
+def not_a_number(rank: Rank, reduce: Reduce) -> None:
+    """All bits set is what the shared memory holds where nothing has arrived."""
+    for dtype in DTYPES:
+        x = torch.full((4096,), -1, dtype=torch.int32, device="cuda").view(dtype)
+        assert reduce(x).isnan().all()
+    x, expected = rank.integers(4096, torch.float32, 2)
+    x[100] = float("inf") if rank.rank == 0 else -float("inf")
+    assert reduce(x)[100].isnan()
+    assert torch.equal(reduce(rank.integers(4096, torch.float32, 2)[0]), expected)
+
+
+def in_graphs(rank: Rank, reduce: Reduce) -> None:
+    """A graph with five sums of three sizes among other kernels, replayed with other numbers."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        inputs = [torch.zeros(n, dtype=torch.bfloat16, device="cuda") for n in (5120, 72, 1 << 19)]
+
+        def compute() -> list[Tensor]:
+            first, second, third = (reduce(x * 1) for x in inputs)
+            return [first + 1, reduce(inputs[0] + inputs[0].flip(0)), second, reduce(third * 0.5)]
+
+        compute()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            outputs = compute()
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for turn in range(50):
+            sums = []
+            for x in inputs:
+                mine, total = rank.integers(len(x), torch.bfloat16, turn)
+                x.copy_(mine)
+                sums.append(total)
+            if (turn + rank.rank) % 3 == 0:
+                torch.cuda._sleep(200_000)
+            graph.replay()
+            flipped = sums[0] + sums[0].flip(0)
+            expected = [sums[0] + 1, flipped, sums[1], sums[2] * 0.5 * rank.size]
+            for got, want in zip(outputs, expected, strict=True):
+                wrong += (got != want).sum()
+            if turn % 4 == 0:  # a call outside, as a prefill makes between decodes
+                mine, total = rank.integers(4096, torch.bfloat16, turn)
+                wrong += (reduce(mine) != total).sum()
+    stream.synchronize()
+    assert wrong.item() == 0
+    del graph, outputs
+
+
+def in_any_order(rank: Rank, reduce: Reduce) -> None:
+    """Many calls, none waited for, of ranks that are late by turns."""
+    sizes, delays = random.Random(0), random.Random(rank.rank)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    pools = {
+        count: [rank.integers(count, torch.float16, seed) for seed in range(7)]
+        for count in (8, 128, 1024, 1032, 5120, 16 * 5120, 1 << 19)
+    }
+    for _ in range(1000):
+        x, total = sizes.choice(pools[sizes.choice(list(pools))])
+        if delays.random() < 0.05:
+            torch.cuda._sleep(delays.randrange(300_000))
+        wrong += (reduce(x.clone()) != total).sum()
+    assert wrong.item() == 0
+
+
+def gather_and_broadcast(rank: Rank, comm: DistributedCommunicator) -> None:
+    for dtype in (*DTYPES, torch.int32, torch.int64):
+        numbers = rank.all(
+            lambda g, t=dtype: torch.randint(0, 100, (3, 5, 7), generator=g, device="cuda").to(t), 3
+        )
+        for dim in (0, 1, -1):
+            assert torch.equal(comm.all_gather(numbers[rank.rank], dim), torch.cat(numbers, dim))
+        for source in range(rank.size):
+            got = comm.broadcast(numbers[rank.rank].clone(), source)
+            assert torch.equal(got, numbers[source])
+    x = torch.zeros(64, dtype=torch.int32, device="cuda")
+    comm.broadcast(comm.all_gather(x, 0))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        gathered = comm.all_gather(x, 0)
+        told = comm.broadcast(x + 1, 1)
+    for turn in range(50):
+        x.fill_(turn * rank.size + rank.rank)
+        graph.replay()
+        turns = torch.arange(rank.size, device="cuda") + turn * rank.size
+        assert torch.equal(gathered.view(rank.size, 64), turns[:, None].expand(-1, 64).int())
+        assert told.eq(turn * rank.size + 2).all()
+
+
+def hosts_agree(rank: Rank, comm: DistributedCommunicator) -> None:
+    assert comm.all_min((1 << 40) + rank.rank) == 1 << 40
+    assert not torch.distributed.is_initialized()
+
+
+SUM_CHECKS = (exact, close, views, not_a_number, in_graphs, in_any_order)
+COMM_CHECKS = (gather_and_broadcast, hosts_agree)
+COMMS = ("default", "torch", "nccl", "mixed")
+CASES = [
+    *(f"{x.__name__}-{name}" for x in SUM_CHECKS for name in (*COMMS, "one_shot", "two_shot")),
+    *(f"{x.__name__}-{name}" for x in COMM_CHECKS for name in COMMS),
+    "closed",
+]
+
+
+def run_rank(rank: int, size: int, store: str) -> Iterator[tuple[str, str]]:
+    """Each case and what went wrong, empty when nothing did."""
+    with torch.inference_mode():
+        state = Rank(rank, size, store)
+        functions = {check.__name__: check for check in (*SUM_CHECKS, *COMM_CHECKS)}
+        for case in CASES[:-1]:
+            check, _, name = case.partition("-")
+            given = state.sums if functions[check] in SUM_CHECKS else state.comms
+            try:
+                functions[check](state, given[name])  # type: ignore[arg-type, index]
+                torch.cuda.synchronize()
+            except Exception:
+                yield case, traceback.format_exc()
+            else:
+                yield case, ""
+        state.close()
+        yield "closed", ""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, str]]:
+    """Of each rank: case -> what went wrong."""
+    size = min(torch.cuda.device_count(), MAX_RANKS)
+    if size < 2:
+        pytest.skip("needs two GPUs")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, str(rank), str(size), f"file://{folder}/store"],
+                stdout=(Path(folder) / f"out{rank}").open("w"),
+            )
+            for rank in range(size)
+        ]
+        try:
+            for process in ranks:
+                process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            pass  # what is missing tells
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        outs = [(Path(folder) / f"out{rank}").read_text().splitlines() for rank in range(size)]
+    return [dict(json.loads(line) for line in lines) for lines in outs]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks(case: str, outcomes: list[dict[str, str]]) -> None:
+    for rank, told in enumerate(outcomes):
+        assert told.get(case, "never came to it") == "", f"rank {rank}"
+
+
+if __name__ == "__main__":
+    for outcome in run_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]):
+        print(json.dumps(outcome), flush=True)
