@@ -17,6 +17,12 @@ H200_BANDWIDTH = 4.3e12
 """Bytes a second, between the measured copy (4.25) and read (4.38) rates of one H200."""
 
 
+def touched_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
+    """How many of E experts a batch of T tokens is expected to touch, each choosing K evenly:
+    E * (1 - (1 - K / E)^T)."""
+    return num_experts * (1.0 - float((1 - top_k / num_experts) ** num_tokens))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Of a dense decoder. Sizes as in config.json."""

@@ -24,6 +24,7 @@ class CpuOps(Ops):
         self._apply_rope = library.apply_rope
         self._silu_and_mul = library.silu_and_mul
         self._gelu_and_mul = library.gelu_and_mul
+        self._experts = library.experts
         self._sample = library.sample
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,6 +57,22 @@ class CpuOps(Ops):
         out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
         self._gelu_and_mul(gate_up, out, torch.get_num_threads())
         return out
+
+    def experts(
+        self,
+        x_TD: Tensor,
+        gate_up_LGD: Tensor,
+        down_LDF: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        first: int,
+    ) -> Tensor:
+        """The weighted sums of the experts from `first` on (`minisgl.moe.base`), [T, D]."""
+        out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+        self._experts(
+            x_TD, gate_up_LGD, down_LDF, weights_TK, ids_TK, out_TD, first, torch.get_num_threads()
+        )
+        return out_TD
 
     def logits(self, x_SV: Tensor) -> Tensor:
         return x_SV  # `sample` reads any dtype and computes in float32

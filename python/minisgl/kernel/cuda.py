@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import elementwise, embed, gemv, sample, step
+from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,9 @@ class CudaOps(Ops):
 
     def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.gated(gate_up, silu=False)
+
+    def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+        return moe.route(logits_TE, top_k, renormalise)
 
     def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
         return step.take_ids(token_ids_T, table_idxs_D, last_token_R)

@@ -42,8 +42,6 @@ void parallel(int64_t count, int64_t width, int64_t num_threads, F f) {
   for (int64_t i = 0; i < count; i++) f(i);
 }
 
-INLINE VF silu(VF x) { return x / (1.0f + exp(-x)); }
-
 INLINE VF gelu_tanh(VF x) {
   VF inner = 0.7978845608f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
   // 0.5 * (1 + tanh(y)) is 1 / (1 + e**(-2y))
@@ -127,7 +125,7 @@ void apply_rope(TensorView q, TensorView k, TensorView cos_sin, TensorView posit
 }
 
 void silu_and_mul(TensorView gate_up, TensorView out, int64_t num_threads) {
-  gate(gate_up, out, num_threads, silu);
+  gate(gate_up, out, num_threads, silu_of);
 }
 
 void gelu_and_mul(TensorView gate_up, TensorView out, int64_t num_threads) {

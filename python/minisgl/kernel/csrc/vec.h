@@ -251,6 +251,8 @@ INLINE VF exp(VF x) {
   return select(x < -87.3f, splat(0), select(x > 88.7f, splat(INFINITY), scaled));
 }
 
+INLINE VF silu_of(VF x) { return x / (1.0f + exp(-x)); }
+
 // ln x to about 1 ulp, for normal x > 0 (Cephes logf).
 INLINE VF log(VF x) {
   VI bits = bit_cast<VI>(x);

@@ -1,0 +1,222 @@
+"""The mixture-of-experts layer of real models beside its floor, and the tuning of its tiles.
+
+On a GPU: router, routing and experts of one rank, as CUDA graphs over several layers' weights (so
+that no cache holds them), random routing. The floor of T tokens is the larger of arithmetic (6 D F
+flops for each of their K experts) and bytes: every expert that is expected to be touched,
+E * (1 - (1 - K / E)^T) of them, is read once. On a CPU: our C++ beside the plain-torch loop, in
+interleaved rounds. `--tune` measures tiles and writes the table of `minisgl.moe.fused`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
+from minisgl.benchmark.kernels import compare
+from minisgl.benchmark.report import write_json
+from minisgl.kernel.ops import create_ops
+from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
+
+GPU_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CPU_TOKENS = (1, 8, 64, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of one rank's part of a layer; inner: intermediate size of an expert on it."""
+
+    hidden: int
+    inner: int
+    experts: int
+    top_k: int
+
+    @property
+    def expert_params(self) -> int:
+        return 3 * self.hidden * self.inner
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape(hidden=2048, inner=768, experts=128, top_k=8),
+    "qwen3-30b-a3b-tp2": Shape(hidden=2048, inner=384, experts=128, top_k=8),
+    "qwen3-30b-a3b-tp4": Shape(hidden=2048, inner=192, experts=128, top_k=8),
+    "qwen3-235b-a22b-tp2": Shape(hidden=4096, inner=768, experts=128, top_k=8),
+    "qwen3-235b-a22b-tp4": Shape(hidden=4096, inner=384, experts=128, top_k=8),
+    "qwen3-235b-a22b-tp8": Shape(hidden=4096, inner=192, experts=128, top_k=8),
+    "small": Shape(hidden=1024, inner=256, experts=32, top_k=4),
+    "slice": Shape(hidden=2048, inner=768, experts=16, top_k=8),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark moe")
+    parser.add_argument("--shapes", default=None, help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--tokens", default=None, help="counts, with commas between")
+    parser.add_argument("--dtypes", default="bfloat16", help="of a CPU's comparison")
+    parser.add_argument("--rounds", type=int, default=15, help="of a CPU's comparison")
+    parser.add_argument("--tune", type=Path, default=None, help="the table to update")
+    parser.add_argument("--json", type=Path, default=None, help="where to write the results")
+    args = parser.parse_args(argv)
+    gpu = torch.cuda.is_available()
+    names = args.shapes or ("qwen3-30b-a3b" if gpu else "small,slice")
+    shapes = {name: SHAPES[name] for name in names.split(",")}
+    tokens = [int(x) for x in args.tokens.split(",")] if args.tokens else None
+    if args.tune:
+        from minisgl.benchmark.moe_tiles import tune
+
+        tune(shapes, tokens or GPU_TOKENS[2:], args.tune)
+    elif gpu:
+        rows = [row for name, x in shapes.items() for row in _on_gpu(name, x, tokens or GPU_TOKENS)]
+        if args.json:
+            write_json(args.json, {"rows": rows})
+    else:
+        dtypes = [getattr(torch, name) for name in args.dtypes.split(",")]
+        rows = [
+            row
+            for name, x in shapes.items()
+            for dtype in dtypes
+            for row in _on_cpu(name, x, tokens or CPU_TOKENS, dtype, args.rounds)
+        ]
+        if args.json:
+            write_json(args.json, {"rows": rows})
+    return 0
+
+
+def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
+    """See the module's docstring; of an H200."""
+    touched = touched_experts(shape.experts, shape.top_k, tokens)
+    flops = 2.0 * shape.expert_params * shape.top_k * tokens
+    return max(touched * shape.expert_params * itemsize / H200_BANDWIDTH, flops / H200_FLOPS)
+
+
+def make_experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Experts:
+    size = (shape.experts, 2 * shape.inner, shape.hidden)
+    return Experts(
+        gate_up_LGD=torch.empty(size, device=device, dtype=dtype).normal_(0, size[2] ** -0.5),
+        down_LDF=torch.empty(
+            (size[0], shape.hidden, shape.inner), device=device, dtype=dtype
+        ).normal_(0, shape.inner**-0.5),
+        first=0,
+        total=shape.experts,
+        top_k=shape.top_k,
+        renormalise=True,
+    )
+
+
+# --- a CPU: beside the loop over experts -------------------------------------------------------
+
+
+def _on_cpu(
+    name: str, shape: Shape, counts: Iterable[int], dtype: torch.dtype, rounds: int
+) -> list[dict[str, Any]]:
+    ops = create_ops(torch.device("cpu"))
+    backend, loop = create_moe_backend(ops), TorchMoeBackend(ops)
+    experts = make_experts(shape, torch.device("cpu"), dtype)
+    rows = []
+    for tokens in counts:
+        x, logits = make_inputs(shape, tokens, torch.device("cpu"), dtype)
+        ours, theirs = (
+            _call(torch.inference_mode()(b.forward), x, logits, experts) for b in (backend, loop)
+        )
+        got = compare(f"{name}, {tokens} tokens", dtype, ours, theirs, rounds)
+        rows.append(
+            {
+                "shape": name,
+                "tokens": tokens,
+                "dtype": got.dtype,
+                "ours_us": got.ours_us,
+                "loop_us": got.theirs_us,
+                "speedup": got.speedup,
+            }
+        )
+        print(
+            f"{name:<10}{got.dtype:<10}{tokens:>6} tokens {got.ours_us:>11,.0f} us   "
+            f"loop {got.theirs_us:>11,.0f} us   {got.speedup:.2f}x"
+        )
+    return rows
+
+
+def _call(run: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    return lambda: run(*args)
+
+
+def make_inputs(
+    shape: Shape, tokens: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return (
+        torch.randn(tokens, shape.hidden, device=device).to(dtype),
+        torch.randn(tokens, shape.experts, device=device).to(dtype),
+    )
+
+
+# --- a GPU: beside the floor -------------------------------------------------------------------
+
+
+def _on_gpu(name: str, shape: Shape, counts: Iterable[int]) -> list[dict[str, Any]]:
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    ops = create_ops(device)
+    backend = create_moe_backend(ops)
+    layers = gpu_layers(shape)
+    routers = torch.randn(len(layers), shape.experts, shape.hidden, device=device, dtype=dtype)
+    rows = []
+    for tokens in counts:
+        # Ids that no product makes uneven: the router's time counts, random logits route.
+        inputs = [make_inputs(shape, tokens, device, dtype) for _ in layers]
+
+        def run(inputs: list[tuple[Tensor, Tensor]] = inputs) -> None:
+            for (x, logits), router, experts in zip(inputs, routers, layers, strict=True):
+                ops.linear(x, router)
+                backend.forward(x, logits, experts)
+
+        seconds = graph_s(run) / len(layers)
+        floor = floor_s(shape, tokens)
+        rows.append(
+            {
+                "shape": name,
+                "tokens": tokens,
+                "us": round(seconds * 1e6, 1),
+                "floor_us": round(floor * 1e6, 1),
+                "of_floor": round(floor / seconds, 3),
+            }
+        )
+        print(
+            f"{name:<22}{tokens:>6} tokens {seconds * 1e6:>9.1f} us   floor "
+            f"{floor * 1e6:>8.1f} us   {floor / seconds:.2f} of it",
+            flush=True,
+        )
+    return rows
+
+
+def gpu_layers(shape: Shape) -> list[Experts]:
+    """Several GB: more than any cache keeps."""
+    count = max(2, min(16, int(4e9 / (2 * shape.experts * shape.expert_params))))
+    return [make_experts(shape, torch.device("cuda"), torch.bfloat16) for _ in range(count)]
+
+
+def graph_s(run: Callable[[], None], budget_s: float = 0.15) -> float:
+    """Seconds of a replay of `run`."""
+    with torch.inference_mode():
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        graph.replay()
+        once = _events_s(graph.replay, 1)
+        return _events_s(graph.replay, max(3, int(budget_s / once)))
+
+
+def _events_s(run: Callable[[], object], count: int) -> float:
+    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count

@@ -1,0 +1,358 @@
+"""Routing, and the experts of a mixture as grouped products (no token is dropped).
+
+Few tokens: a program per (token, expert) pair and some outputs reads these outputs' weights.
+Otherwise the pairs are grouped by expert, so that each expert's weights are read once::
+
+    route   logits [T, E] -> K weights and expert ids of each token
+    place   pairs -> rows [L, T]: for each expert its pairs, as many as counts [L] says
+    product tiles of BLOCK_M pairs of one expert by BLOCK_N outputs: gate and up with their
+            activation, then down with the routing weight
+    total   the K results of each token
+
+Nothing waits for the device and shapes follow from T alone, so all of it can be captured in a
+graph. A tile finds its expert by a running sum over counts: tiles past the last one return. Pairs
+are placed with atomic additions, in any order, which no result depends on: a pair's products are
+computed in the same order wherever its row is in a tile, and `total` adds in order of K. Grouping
+tokens into padded blocks of one expert is MegaBlocks' idea (Gale et al. 2022).
+
+Axes: T tokens, E experts, L those of this rank (from `first` on), K experts of a token, D hidden
+size, F intermediate size of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.kernel.triton.elementwise import activate
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+
+PLACE_BLOCK = 256
+TOTAL_BLOCK = 1024
+LOWEST = tl.constexpr(-3.0e38)
+"""Below every logit that counts; -inf marks what is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """How one grouped product is cut: pairs, outputs and inputs of a tile, warps, stages."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def route(
+    logits_TE: Tensor, top_k: int, renormalise: bool, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `Ops.route`. counts: at most E int32, set to zero on the way."""
+    num_tokens, num_experts = logits_TE.shape
+    weights_TK = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TE.device)
+    ids_TK = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits_TE.device)
+    if num_tokens:
+        _launch_route(
+            (num_tokens, 1, 1),
+            (logits_TE, weights_TK, ids_TK, ids_TK if counts is None else counts),
+            (
+                num_experts, top_k, renormalise, 0 if counts is None else len(counts),
+                power_of_2(num_experts), power_of_2(top_k),
+            ),
+            dtype=logits_TE.dtype, num_warps=1,
+        )  # fmt: skip
+    return weights_TK, ids_TK
+
+
+def experts_of_few(
+    x_TD: Tensor,
+    gate_up_LGD: Tensor,
+    down_LDF: Tensor,
+    weights_TK: Tensor,
+    ids_TK: Tensor,
+    first: int,
+    *,
+    blocks: tuple[int, int] = (4, 8),
+) -> Tensor:
+    """The weighted sum of each token's experts, [T, D]. blocks: outputs of a program, up and down.
+
+    Reads an expert's weights once per token that chose it.
+    """
+    (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
+    num_held, _, inner = down_LDF.shape
+    act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)
+    out_TD = torch.empty_like(x_TD)
+    constants = (num_held, first, top_k, hidden, inner)
+    _launch_up(
+        (-(-inner // blocks[0]), num_tokens * top_k, 1), (x_TD, gate_up_LGD, ids_TK, act),
+        (*constants, blocks[0], _step(hidden, 1024)), dtype=x_TD.dtype, num_warps=4,
+    )  # fmt: skip
+    _launch_down(
+        (-(-hidden // blocks[1]), num_tokens, 1), (act, down_LDF, ids_TK, weights_TK, out_TD),
+        (*constants, blocks[1], _step(inner, 256)), dtype=x_TD.dtype, num_warps=4,
+    )  # fmt: skip
+    return out_TD
+
+
+def _step(size: int, most: int) -> int:
+    """A power of 2 up to `most` that divides `size`, if one above 32 does."""
+    step = min(size & -size, most)
+    return step if step >= 64 else min(power_of_2(size), most)
+
+
+def experts(
+    x_TD: Tensor,
+    gate_up_LGD: Tensor,
+    down_LDF: Tensor,
+    weights_TK: Tensor,
+    ids_TK: Tensor,
+    first: int,
+    counts_L: Tensor,
+    *,
+    up: Tile,
+    down: Tile,
+) -> Tensor:
+    """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up."""
+    (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
+    num_held, _, inner = down_LDF.shape
+    rows_LT = place(ids_TK, counts_L, first)
+    act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)
+    partial = torch.empty((num_tokens * top_k, hidden), dtype=x_TD.dtype, device=x_TD.device)
+    product(x_TD, gate_up_LGD, counts_L, rows_LT, None, act, up)
+    product(act, down_LDF, counts_L, rows_LT, weights_TK, partial, down)
+    out_TD = torch.empty_like(x_TD)
+    _launch_total(
+        (num_tokens, -(-hidden // TOTAL_BLOCK), 1), (partial, ids_TK, out_TD),
+        (num_held, first, top_k, hidden, TOTAL_BLOCK), dtype=x_TD.dtype, num_warps=4,
+    )  # fmt: skip
+    return out_TD
+
+
+def place(ids_TK: Tensor, counts_L: Tensor, first: int) -> Tensor:
+    """rows [L, T]: the pairs (token * K + k) of each expert, as many as counts_L says then."""
+    num_held, num_tokens = len(counts_L), len(ids_TK)
+    rows_LT = torch.empty((num_held, num_tokens), dtype=torch.int32, device=ids_TK.device)
+    _launch_place(
+        (-(-ids_TK.numel() // PLACE_BLOCK), 1, 1),
+        (ids_TK, counts_L, rows_LT, ids_TK.numel(), num_tokens),
+        (num_held, first, PLACE_BLOCK), dtype=torch.int32, num_warps=4,
+    )  # fmt: skip
+    return rows_LT
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    counts_L: Tensor,
+    rows_LT: Tensor,
+    scales: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+) -> None:
+    """out [pairs, N] = scales [pairs] * x times each pair's expert's weight [L, N, K], in place.
+
+    x has a row for each pair, or for each token. Without scales weight is [L, 2N, K], gate then
+    up, and out = silu(gate) * up.
+    """
+    (num_held, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
+    # Each expert's last tile may be short; none has more pairs than there are tokens.
+    busy = min(num_held, num_pairs)
+    num_tiles = min(num_pairs // tile.m + busy, busy * -(-num_tokens // tile.m))
+    _launch_product(
+        (num_tiles * -(-outputs // tile.n), 1, 1),
+        (x, weight, counts_L, rows_LT, x if scales is None else scales, out, num_tokens),
+        (
+            num_held, num_pairs // len(x), outputs, x.shape[1], scales is None,
+            power_of_2(num_held), tile.m, tile.n, tile.k,
+        ),
+        dtype=x.dtype, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, weights_ptr, ids_ptr, counts_ptr,
+    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, COUNTS: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK_E)
+    k = tl.arange(0, BLOCK_K)
+    begin(PDL)
+    if COUNTS > 0:
+        tl.store(counts_ptr + e, tl.zeros([BLOCK_E], tl.int32), mask=(e < COUNTS) & (t == 0))
+    x = tl.load(logits_ptr + t * E + e, mask=e < E, other=float("-inf")).to(tl.float32)
+    largest = tl.max(x, 0)
+    total = tl.sum(tl.exp(x - largest), 0)
+    # Ids stay in range, each at most once, whatever the logits are.
+    left = tl.where(e < E, tl.where(x > LOWEST, x, LOWEST), float("-inf"))
+    weights = tl.zeros([BLOCK_K], tl.float32)
+    ids = tl.zeros([BLOCK_K], tl.int32)
+    for i in tl.static_range(K):
+        best = tl.argmax(left, 0)
+        value = tl.sum(tl.where(e == best, x, 0.0), 0)
+        weights = tl.where(k == i, tl.exp(value - largest) / total, weights)
+        ids = tl.where(k == i, best, ids)
+        left = tl.where(e == best, float("-inf"), left)
+    if RENORMALISE:
+        weights = weights / tl.sum(weights, 0)
+    tl.store(weights_ptr + t * K + k, weights, mask=k < K)
+    tl.store(ids_ptr + t * K + k, ids, mask=k < K)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tokens"])
+def _place_kernel(
+    ids_ptr, counts_ptr, rows_ptr, num_pairs, num_tokens,
+    L: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    begin(PDL)
+    expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - FIRST
+    held = (pair < num_pairs) & (expert >= 0) & (expert < L)
+    index = tl.atomic_add(counts_ptr + expert, 1, mask=held, sem="relaxed")
+    tl.store(rows_ptr + expert.to(tl.int64) * num_tokens + index, pair, mask=held)
+
+
+@triton.jit
+def gated(gate, up, type: tl.constexpr):
+    """silu(gate) * up of float32 sums, each step rounded as the reference rounds."""
+    act = activate(gate.to(type), True).to(tl.float32)
+    return (act * up.to(type).to(tl.float32)).to(type)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _product_kernel(
+    x_ptr, weight_ptr, counts_ptr, rows_ptr, scale_ptr, out_ptr, num_tokens,
+    L: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """out [pairs, N] = x [pairs / SHARE, K] times the expert's weight [N, K], times the scale.
+
+    GATED: weight is [2N, K], gate then up; their rows alternate in a tile, so that a thread has
+    both, and what comes out is silu(gate) * up, without the scale.
+    """
+    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0) // BLOCKS
+    first_n = tl.program_id(0) % BLOCKS * BLOCK_N
+    lanes = tl.arange(0, BLOCK_L)
+    begin(PDL)
+    counts = tl.load(counts_ptr + lanes, mask=lanes < L, other=0)
+    ends = tl.cumsum((counts + BLOCK_M - 1) // BLOCK_M, 0)
+    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    if expert >= L:
+        return
+    before = tl.max(tl.where(lanes < expert, ends, 0), 0)
+    count = tl.sum(tl.where(lanes == expert, counts, 0), 0)
+    m = (tile - before) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = m < count
+    pair = tl.load(rows_ptr + expert.to(tl.int64) * num_tokens + m, mask=inside, other=0)
+
+    k = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + (pair // SHARE).to(tl.int64)[:, None] * K + k[None, :]
+    if GATED:
+        column = tl.arange(0, 2 * BLOCK_N)
+        n = tl.minimum(first_n + column // 2, N - 1) + column % 2 * N
+        w_at = weight_ptr + expert.to(tl.int64) * 2 * N * K + n[None, :] * K + k[:, None]
+        acc = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
+    else:
+        n = tl.minimum(first_n + tl.arange(0, BLOCK_N), N - 1)
+        w_at = weight_ptr + expert.to(tl.int64) * N * K + n[None, :] * K + k[:, None]
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if K % BLOCK_K == 0:
+            x = tl.load(x_at + start)
+            w = tl.load(w_at + start)
+        else:
+            x = tl.load(x_at + start, mask=k[None, :] < K - start, other=0.0)
+            w = tl.load(w_at + start, mask=k[:, None] < K - start, other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    type = out_ptr.dtype.element_ty
+    if GATED:
+        gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N, 2)))
+        out = gated(gate, up, type)
+    else:
+        scale = tl.load(scale_ptr + pair, mask=inside, other=0.0)
+        out = (acc * scale[:, None]).to(type)
+    n = first_n + tl.arange(0, BLOCK_N)
+    at = pair.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out_ptr + at, out, mask=inside[:, None] & (n[None, :] < N))
+
+
+@triton.jit
+def _total_kernel(
+    partial_ptr, ids_ptr, out_ptr,
+    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], tl.float32)
+    begin(PDL)
+    for i in tl.static_range(K):
+        expert = tl.load(ids_ptr + t * K + i) - FIRST
+        held = (expert >= 0) & (expert < L)
+        part = tl.load(partial_ptr + (t * K + i) * D + d, mask=held & (d < D), other=0.0)
+        acc += part.to(tl.float32)
+    tl.store(out_ptr + t * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _up_kernel(
+    x_ptr, weight_ptr, ids_ptr, act_ptr,
+    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pair = tl.program_id(1)
+    begin(PDL)
+    expert = tl.load(ids_ptr + pair) - FIRST
+    if (expert < 0) | (expert >= L):
+        return
+    row = weight_ptr + expert.to(tl.int64) * 2 * F * D + f[:, None] * D
+    gate = tl.zeros([BLOCK, STEP], tl.float32)
+    up = tl.zeros([BLOCK, STEP], tl.float32)
+    for start in tl.static_range(0, D, STEP):
+        d = start + tl.arange(0, STEP)
+        inside = (f[:, None] < F) & (d[None, :] < D)
+        x = tl.load(x_ptr + (pair // K) * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(row + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
+        up += tl.load(row + F * D + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
+    act = gated(tl.sum(gate, 1), tl.sum(up, 1), act_ptr.dtype.element_ty)
+    tl.store(act_ptr + pair.to(tl.int64) * F + f, act, mask=f < F)
+
+
+@triton.jit
+def _down_kernel(
+    act_ptr, weight_ptr, ids_ptr, scale_ptr, out_ptr,
+    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    t = tl.program_id(1)
+    acc = tl.zeros([BLOCK, STEP], tl.float32)
+    begin(PDL)
+    for i in tl.static_range(K):
+        expert = tl.load(ids_ptr + t * K + i) - FIRST
+        held = (expert >= 0) & (expert < L)
+        scale = tl.load(scale_ptr + t * K + i)
+        row = weight_ptr + (expert.to(tl.int64) * D + d[:, None]) * F
+        for start in tl.static_range(0, F, STEP):
+            f = start + tl.arange(0, STEP)
+            act = tl.load(act_ptr + (t * K + i) * F + f, mask=held & (f < F), other=0.0)
+            inside = held & (d[:, None] < D) & (f[None, :] < F)
+            weight = tl.load(row + f[None, :], mask=inside, other=0.0)
+            acc += weight.to(tl.float32) * (act.to(tl.float32) * scale)[None, :]
+    tl.store(out_ptr + t * D + d, tl.sum(acc, 1).to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+_launch_route = Launcher(_route_kernel)
+_launch_place = Launcher(_place_kernel)
+_launch_product = Launcher(_product_kernel)
+_launch_total = Launcher(_total_kernel)
+_launch_up = Launcher(_up_kernel)
+_launch_down = Launcher(_down_kernel)

@@ -1,0 +1,113 @@
+"""The experts on a GPU: `minisgl.kernel.triton.moe`, cut into tiles as measured.
+
+`tuned.json` holds, by device and by the size of an expert's matrices on a rank, which tiles were
+fastest up to how many tokens an expert gets on average; `python -m minisgl.benchmark moe --tune`
+makes it (docs/moe.md). Other devices and sizes take `DEFAULT`, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.triton import moe
+from minisgl.kernel.triton.moe import Tile
+from minisgl.moe.base import BaseMoeBackend, Experts
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+TUNED = Path(__file__).parent / "tuned.json"
+FEW_TOKENS = 2
+"""Up to so many, a program reads an expert's weights for one token alone."""
+
+Cut = tuple[Tile, Tile]
+"""Of the products with gate and up, and with down; their tiles hold the same pairs."""
+Cuts = tuple[tuple[float, Cut], ...]
+"""(most tokens that an expert gets on average, cut), ascending; the last also for more."""
+
+
+def cut(m: int, up: tuple[int, ...], down: tuple[int, ...]) -> Cut:
+    """Of (outputs, inputs, warps, stages)."""
+    first, second = (
+        Tile(m=m, n=n, k=k, warps=warps, stages=stages) for n, k, warps, stages in (up, down)
+    )
+    return first, second
+
+
+# In 100 KB of shared memory, which every GPU since 2020 has.
+DEFAULT: Cuts = (
+    (8, cut(16, (32, 128, 4, 3), (64, 128, 4, 3))),
+    (32, cut(32, (32, 128, 4, 3), (64, 128, 4, 3))),
+    (64, cut(64, (64, 64, 4, 3), (128, 64, 4, 3))),
+    (128, cut(128, (64, 64, 8, 3), (128, 64, 8, 3))),
+)
+EXACT: Cuts = ((0, cut(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
+"""For float32, which is not for speed: its products take no tensor cores."""
+
+
+class FusedMoeBackend(BaseMoeBackend):
+    """Mutable: what it found in `tuned.json` for the sizes that it met."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self._cuts: dict[tuple[int, int], Cuts] = {}
+
+    def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
+        counts_L = _empty_counts(x_TD, experts)
+        weights_TK, ids_TK = moe.route(logits_TE, experts.top_k, experts.renormalise, counts_L)
+        return self._routed(x_TD, weights_TK, ids_TK, experts, counts_L)
+
+    def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
+        counts_L = _empty_counts(x_TD, experts)
+        return self._routed(x_TD, weights_TK, ids_TK, experts, counts_L.zero_())
+
+    def _routed(
+        self,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        experts: Experts,
+        counts_L: Tensor,
+    ) -> Tensor:
+        weights = (experts.gate_up_LGD, experts.down_LDF)
+        if len(x_TD) <= FEW_TOKENS:
+            return moe.experts_of_few(x_TD, *weights, weights_TK, ids_TK, experts.first)
+        up, down = self._cut(x_TD, experts)
+        return moe.experts(
+            x_TD, *weights, weights_TK, ids_TK, experts.first, counts_L, up=up, down=down
+        )
+
+    def _cut(self, x_TD: Tensor, experts: Experts) -> Cut:
+        hidden, inner = experts.down_LDF.shape[1:]
+        if x_TD.dtype == torch.float32:
+            cuts = EXACT
+        else:
+            if (hidden, inner) not in self._cuts:
+                self._cuts[hidden, inner] = load_cuts(hidden, inner, x_TD.device)
+            cuts = self._cuts[hidden, inner]
+        mean = len(x_TD) * experts.top_k / experts.total
+        return next((cut for most, cut in cuts if mean <= most), cuts[-1][1])
+
+
+def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:
+    return torch.empty(len(experts.down_LDF), dtype=torch.int32, device=x_TD.device)
+
+
+def load_cuts(hidden: int, inner: int, device: torch.device) -> Cuts:
+    """What was measured for experts of [inner, hidden] on such a device, or `DEFAULT`."""
+    name, size = torch.cuda.get_device_name(device), f"{hidden}x{inner}"
+    rows = json.loads(TUNED.read_text()).get(name, {}).get(size)
+    if rows is None:
+        logger.info(
+            "moe: no tiles were tuned for experts of %s on %s; using defaults (docs/moe.md says "
+            "how to tune them)",
+            size,
+            name,
+        )
+        return DEFAULT
+    return tuple((most, cut(m, tuple(up), tuple(down))) for most, m, up, down in rows)

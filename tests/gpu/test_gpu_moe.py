@@ -1,0 +1,144 @@
+"""The fused experts against float64, over a table of shapes; in graphs; and whole models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from moe_cases import TOLERANCE, exact, make_case, tiny_config
+
+pytest.importorskip("triton")
+
+from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.ops import Ops
+from minisgl.moe.fused import FusedMoeBackend
+
+REFERENCE = Ops()
+
+# tokens, experts, top_k, hidden, inner, first expert held, experts held (None: all)
+TABLE = [
+    (1, 8, 2, 64, 128, 0, None),
+    (2, 128, 8, 2048, 768, 0, None),
+    (3, 60, 4, 72, 40, 0, None),
+    (7, 8, 1, 33, 50, 0, None),
+    (16, 128, 8, 256, 96, 0, None),
+    (33, 16, 3, 80, 72, 4, 5),
+    (64, 128, 8, 2048, 768, 0, None),
+    (129, 64, 6, 130, 66, 32, 32),
+    (200, 8, 8, 512, 192, 0, None),
+    (512, 8, 2, 4096, 192, 0, None),
+    (1000, 128, 8, 2048, 384, 64, 64),
+    (2048, 32, 4, 1024, 256, 0, None),
+    (8192, 128, 8, 256, 192, 0, None),
+    (8192, 8, 1, 128, 64, 0, None),
+]
+BACKEND = FusedMoeBackend(CudaOps())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("case", TABLE, ids=str)
+def test_experts_match_float64(
+    case: tuple[int, int, int, int, int, int, int | None], dtype: torch.dtype, device: torch.device
+) -> None:
+    x, logits, experts = make_case(*case, dtype=dtype, device=device)
+    weights, ids = REFERENCE.route(logits, experts.top_k, experts.renormalise)
+    want = exact(x, weights, ids, experts)
+    for got in (BACKEND.forward(x, logits, experts), BACKEND.routed(x, weights, ids, experts)):
+        assert got.dtype == dtype
+        error = (got.double() - want).abs().max() / want.abs().max()
+        assert error <= TOLERANCE[dtype], f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 1), (5, 60, 4), (300, 128, 8)])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_routing(
+    tokens: int,
+    experts: int,
+    top_k: int,
+    renormalise: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(tokens)
+    logits = (torch.randn(tokens, experts, device=device) * 3).to(dtype)
+    logits[0] = 1.5  # all equal: the first ones
+    weights, ids = CudaOps().route(logits, top_k, renormalise)
+    want_weights, want_ids = REFERENCE.route(logits, top_k, renormalise)
+    assert torch.equal(ids, want_ids)
+    torch.testing.assert_close(weights, want_weights, rtol=2e-6, atol=1e-9)
+
+
+def test_routing_of_nonsense_stays_in_range(device: torch.device) -> None:
+    logits = torch.full((3, 60), torch.nan, device=device)
+    logits[1] = -torch.inf
+    logits[2, 5] = torch.inf
+    ids = CudaOps().route(logits, 4, True)[1].tolist()
+    assert all(len(set(row)) == 4 and 0 <= min(row) <= max(row) < 60 for row in ids)
+
+
+def test_all_tokens_may_choose_one_expert(device: torch.device) -> None:
+    x, logits, experts = make_case(700, 128, 2, 128, 64, dtype=torch.bfloat16, device=device)
+    logits[:, 127] = 9
+    logits[:, 3] = 8
+    weights, ids = REFERENCE.route(logits, 2, True)
+    got, want = BACKEND.forward(x, logits, experts), exact(x, weights, ids, experts)
+    assert (got.double() - want).abs().max() / want.abs().max() <= TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64, 700])
+def test_replays_of_a_graph_follow_their_inputs(tokens: int, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("no graphs")
+    with torch.inference_mode():
+        x, logits, experts = make_case(tokens, 128, 8, 256, 96, dtype=torch.bfloat16, device=device)
+        BACKEND.forward(x, logits, experts)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = BACKEND.forward(x, logits, experts)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x.normal_()
+            logits.normal_()
+            graph.replay()
+            # Bit for bit, though pairs are placed in any order.
+            assert torch.equal(out, BACKEND.forward(x, logits, experts))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "mixtral"])
+@pytest.mark.parametrize("graphs", [0, 8])
+def test_tokens_equal_transformers(family: str, graphs: int, tmp_path: Path) -> None:
+    from model_harness import make_reference
+    from test_equalities import drive, greedy, prompts
+
+    from minisgl.engine import Engine, EngineConfig
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = make_reference(tiny_config(family))
+    model.save_pretrained(tmp_path)
+    engine = Engine(
+        EngineConfig(
+            folder=tmp_path,
+            device="cuda",
+            num_pages=256,
+            max_running=16,
+            max_prefill_tokens=64,
+            cuda_graph_max_bs=graphs,
+        )
+    )
+    try:
+        got = drive(engine, [(prompt, greedy()) for prompt in prompts(4)])
+    finally:
+        engine.close()
+    for prompt, ids in zip(prompts(4), got, strict=True):
+        want = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=len(ids),
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert ids == want[0, len(prompt) :].tolist()

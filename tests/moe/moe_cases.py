@@ -1,0 +1,83 @@
+"""Random mixtures, and what they compute, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import MixtralConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+
+from minisgl.moe import Experts
+
+# Of the largest value. Rounded are, in turn: gate and up, the activation, their product, each
+# expert's result, and the sum: five halves of a unit in the last place add up to less than this.
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 5 * 2**-9, torch.float16: 5 * 2**-12}
+
+
+def make_case(
+    tokens: int,
+    num_experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+    first: int = 0,
+    held: int | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Experts]:
+    """x, router logits, experts."""
+    generator = torch.Generator(device).manual_seed(tokens * 31 + num_experts)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, device=device, generator=generator)
+
+    held = num_experts if held is None else held
+    experts = Experts(
+        gate_up_LGD=(random(held, 2 * inner, hidden) * hidden**-0.5).to(dtype),
+        down_LDF=(random(held, hidden, inner) * inner**-0.5).to(dtype),
+        first=first,
+        total=num_experts,
+        top_k=top_k,
+        renormalise=True,
+    )
+    return random(tokens, hidden).to(dtype), random(tokens, num_experts).to(dtype), experts
+
+
+def exact(x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
+    """Every held expert for every token, in float64, then the weights."""
+    out_TD = torch.zeros(x_TD.shape, dtype=torch.float64, device=x_TD.device)
+    for index, (gate_up, down) in enumerate(
+        zip(experts.gate_up_LGD, experts.down_LDF, strict=True)
+    ):
+        chosen = (ids_TK == experts.first + index) * weights_TK.double()
+        tokens = chosen.any(-1).nonzero()[:, 0]
+        gate, up = (x_TD[tokens].double() @ gate_up.double().T).chunk(2, dim=-1)
+        y = (F.silu(gate) * up) @ down.double().T
+        out_TD[tokens] += y * chosen[tokens].sum(-1, keepdim=True)
+    return out_TD
+
+
+def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
+    """A model of 3 layers with `family`'s mixture."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 101,
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 3,
+        "max_position_embeddings": 512,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    if family == "mixtral":
+        return MixtralConfig(**{**sizes, "num_local_experts": 5, **changes})
+    sizes |= {"num_experts": 9, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    if family == "qwen2":
+        return Qwen2MoeConfig(**{**sizes, "shared_expert_intermediate_size": 56, **changes})
+    return Qwen3MoeConfig(**{**sizes, "head_dim": 20, "mlp_only_layers": [1], **changes})
