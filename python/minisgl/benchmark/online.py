@@ -50,8 +50,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add = group.add_argument
     add("--workload", choices=("random", "shared-prefix", "multi-turn", "trace"), default="random")
     add("--requests", type=int, default=256, help="requests, or conversations (default: 256)")
-    add("--input", type=_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
-    add("--output", type=_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
+    add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
+    add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
     add("--vocab-size", type=int, default=1000, help="ids are drawn below this (default: 1000)")
     add("--seed", type=int, default=0)
     add("--groups", type=int, default=8, help="shared-prefix: different prefixes (default: 8)")
@@ -280,7 +280,7 @@ def _public(target: Target) -> dict[str, Any]:
     return {name: value for name, value in asdict(target).items() if name != "api_key"}
 
 
-def _span(text: str) -> tuple[int, int]:
+def token_span(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     try:
         span = (int(low), int(high or low))

@@ -5,6 +5,14 @@ imports it. Read next: `tests/scheduler`.
 """
 
 from minisgl.testing.fake_executor import FakeExecutor, InstantExecutor, fake_next_id
+from minisgl.testing.paced_executor import PacedExecutor
 from minisgl.testing.queues import ListInbox, ListOutbox
 
-__all__ = ["FakeExecutor", "InstantExecutor", "ListInbox", "ListOutbox", "fake_next_id"]
+__all__ = [
+    "FakeExecutor",
+    "InstantExecutor",
+    "ListInbox",
+    "ListOutbox",
+    "PacedExecutor",
+    "fake_next_id",
+]

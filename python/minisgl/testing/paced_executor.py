@@ -1,0 +1,40 @@
+"""A device of known speed that computes no model: what is left is everything around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from minisgl.core.plan import Plan, StepOutcome, StepResult
+
+
+class PacedExecutor:
+    """Each step takes `step_s`, one after another, and no host time; it samples `ids` in turn.
+
+    The host sleeps for a step, as it does for a GPU's. A step's end is counted from the end of the
+    one before where that was under way, so waking up late does not add up. Mutable: it knows
+    until when it is busy.
+    """
+
+    def __init__(self, step_s: float, ids: Sequence[int]) -> None:
+        self._step_s = step_s
+        self._ids = list(ids)
+        self._next = 0
+        self._free_at = 0.0
+
+    def launch(self, plan: Plan) -> PacedFlight:
+        self._free_at = max(time.perf_counter(), self._free_at) + self._step_s
+        ids, count = self._ids, len(plan.sample_rows)
+        next_ids = [ids[(self._next + i) % len(ids)] for i in range(count)]
+        self._next += count
+        return PacedFlight(self._free_at, StepResult(next_ids=next_ids))
+
+
+class PacedFlight:
+    def __init__(self, ready_at: float, outcome: StepOutcome) -> None:
+        self._ready_at, self._outcome = ready_at, outcome
+
+    def wait(self) -> StepOutcome:
+        if (left := self._ready_at - time.perf_counter()) > 0:
+            time.sleep(left)
+        return self._outcome
