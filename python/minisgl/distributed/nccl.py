@@ -5,14 +5,17 @@ Ours skips what a process group adds to each call (events, a record for its watc
 from a thread of its own), and sends small sums through memory that the GPUs share
 (`minisgl.distributed.peer`). It needs a C++ compiler; torch's is what remains without one.
 
-Closing never waits for other ranks: NCCL's abort takes a communicator apart alone. It does wait
-for CUDA graphs that captured its calls: those must be gone before.
+Closing waits for nobody: an abort takes a communicator apart alone. What it would wait for is a
+CUDA graph that captured its calls (NCCL 2.26 and later); one that an error's traceback still holds
+must not keep a failed rank from ending.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +42,9 @@ _NCCL_DTYPES = {
 }
 
 
+CLOSE_S = 1.0
+"""How long closing waits for an abort: much less than the 2 s in which a server ends whose rank
+died, and much more than the abort of an idle communicator takes."""
 OVERLAP_ROWS = 2048
 """From so many rows on, which only prompts have, `reduce_rows` takes them in parts."""
 OVERLAP_PARTS = 4
@@ -105,7 +111,7 @@ class TorchNcclCommunicator(_NcclCommunicator):
         return x
 
     def close(self) -> None:
-        self._group.abort()
+        _run_briefly(self._group.abort)
         super().close()
 
 
@@ -145,8 +151,15 @@ class PyNcclCommunicator(_NcclCommunicator):
     def close(self) -> None:
         if self._peer:
             self._peer.close()
-        self._library.nccl_abort(self._comm)
+        _run_briefly(partial(self._library.nccl_abort, self._comm))
         super().close()
+
+
+def _run_briefly(abort: Callable[[], object]) -> None:
+    """Abort, or leave it to a thread that ends with the process."""
+    thread = threading.Thread(target=abort, name="nccl-abort", daemon=True)
+    thread.start()
+    thread.join(CLOSE_S)
 
 
 def _stream() -> int:
