@@ -30,7 +30,8 @@ from minisgl.scheduler.io import Message, Source
 from minisgl.utils.zmq import PullQueue, PushQueue
 
 CHECK_EVERY: Final = 64
-"""Steps. A check costs DIGEST_US of the host and lets a follower wait for rank 0's plan."""
+"""Steps. A check costs rank 0 about 5 us (a plan of 256 rows) and 9 us for each follower, and a
+follower cannot launch before rank 0 has planned."""
 
 
 class Leader:
