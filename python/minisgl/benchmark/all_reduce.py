@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
         return 1
     _print_table(rows)
     if args.json:
-        write_json(args.json, {"ranks": args.ranks, "calls": args.calls, "rows": rows})
+        version = torch.cuda.nccl.version() if gpus else None  # type: ignore[no-untyped-call]
+        results = {"ranks": args.ranks, "calls": args.calls, "nccl": version, "rows": rows}
+        write_json(args.json, results)
     return 0
 
 
@@ -99,16 +102,13 @@ def _measure(
     if torch.cuda.is_available():
         device = torch.device("cuda", info.rank)
         torch.cuda.set_device(device)
-        communicators = _gpu_communicators(info, host, store, device)
+        reduces = _gpu_reduces(info, host, store, device)
     else:
         device = torch.device("cpu")
-        communicators = {"gloo": lambda _: host.all_reduce}
+        reduces = {"gloo": host.all_reduce}
     for num_bytes in sizes:
         x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device)
-        for name, reduce_for in communicators.items():
-            reduce = reduce_for(x)
-            if reduce is None:
-                continue
+        for name, reduce in reduces.items():
             count = calls if num_bytes <= 1 << 20 else max(calls // 5, 1)
             host.all_min(0)
             eager_s = _eager_s(reduce, x, count)
@@ -124,33 +124,26 @@ def _measure(
             }
 
 
-def _gpu_communicators(
+def _gpu_reduces(
     info: DistributedInfo, host: GlooCommunicator, store: str, device: torch.device
-) -> dict[str, Callable[[Tensor], Reduce | None]]:
-    """Name -> how it sums tensors like the one given, if it does."""
+) -> dict[str, Reduce]:
+    """Every way to sum. They stay connected until the process ends."""
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
     from minisgl.distributed.peer import connect_peers
     from minisgl.kernel import jit
 
     torch.cuda.synchronize()
     library = jit.load_library(jit.CUDA)
-    torch_nccl = TorchNcclCommunicator(host, device)
-    nccl = PyNcclCommunicator(host, library, peer=None)
-    default = create_communicator(info, store=f"{store}-default", device=device)
     peer = connect_peers(host, device, library, share_bytes=MAX_BYTES)
-
-    def forced(algorithm: str) -> Callable[[Tensor], Reduce | None]:
-        if peer is None:
-            return lambda _: None
-        return lambda _: lambda x: peer.all_reduce(x, algorithm)
-
-    return {
-        "torch": lambda _: torch_nccl.all_reduce,
-        "nccl": lambda _: nccl.all_reduce,
-        "one-shot": forced("one_shot"),
-        "two-shot": forced("two_shot"),
-        "default": lambda _: default.all_reduce,
+    reduces: dict[str, Reduce] = {
+        "torch": TorchNcclCommunicator(host, device).all_reduce,
+        "nccl": PyNcclCommunicator(host, library, peer=None).all_reduce,
     }
+    if peer:
+        reduces["one-shot"] = partial(peer.all_reduce, algorithm="one_shot")
+        reduces["two-shot"] = partial(peer.all_reduce, algorithm="two_shot")
+    default = create_communicator(info, store=f"{store}-default", device=device)
+    return {**reduces, "default": default.all_reduce}
 
 
 def _eager_s(reduce: Reduce, x: Tensor, calls: int) -> float:

@@ -34,8 +34,9 @@ from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
-MAX_SHARE_BYTES = 4 << 20
-"""What one rank may send another in one trip. All in all 4 N times as much memory is taken."""
+MAX_SHARE_BYTES = 2 << 20
+"""What one rank may send another in one trip: 1,024 blocks, which an H200 (132 multiprocessors, 64
+registers a thread at 8 ranks) runs all at once. Each of N ranks takes 4 N times as much memory."""
 SECOND_TRIP_BYTES = 512 << 10
 """What a GPU sends over NVLink in the time that a second trip takes (about 1.5 us at 350 GB/s):
 one trip is taken where it sends no more than this above what two would send."""
@@ -132,6 +133,8 @@ def connect_peers(
         except (JitUnavailable, RuntimeError) as reason:
             error = str(reason)
     if not _all_have(host, peer, error):
+        if peer:
+            peer.close()
         return None
     assert peer is not None
     handles = _gather(host, peer.handle)
