@@ -18,7 +18,16 @@ from model_harness import (
     relative_error,
     to_old_spelling,
 )
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 TOLERANCE = 1e-4
 SIZES: dict[str, Any] = {
@@ -47,6 +56,7 @@ LLAMA3 = rope(
     original_max_position_embeddings=32,
 )
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
+MOE = {"num_experts": 9, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
 MSCALE = {"mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}
 
 # name -> (config class, changes, page size, old spelling of config.json)
@@ -127,6 +137,46 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         4,
         True,
     ),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 20, "mlp_only_layers": [0], "norm_topk_prob": True},
+        4,
+        False,
+    ),
+    "qwen3-moe-stacked": (
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 16, "decoder_sparse_step": 2, "num_experts_per_tok": 9},
+        1,
+        False,
+    ),
+    "qwen3-moe-window-old": (
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 16, "use_sliding_window": True, "sliding_window": 9},
+        4,
+        True,
+    ),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5}, 4, False),
+    "mixtral-stacked": (
+        MixtralConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 11},
+        1,
+        False,
+    ),
+    "qwen2-moe": (Qwen2MoeConfig, {**MOE, "shared_expert_intermediate_size": 56}, 4, True),
+    "qwen2-moe-stacked": (
+        Qwen2MoeConfig,
+        {
+            **MOE,
+            "shared_expert_intermediate_size": 33,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+        1,
+        False,
+    ),
 }
 
 
@@ -135,7 +185,8 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     config_class, changes, page_size, old_spelling = CASES[name]
     reference = make_reference(config_class(**{**SIZES, **changes}))
-    reference.save_pretrained(tmp_path)
+    # The other layout of experts is transformers' own: one tensor for all.
+    reference.save_pretrained(tmp_path, save_original_format=not name.endswith("stacked"))
     if old_spelling:
         to_old_spelling(tmp_path)
     model = load(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,15 @@ from model_harness import (
     random_ids,
     relative_error,
 )
-from test_model_families import CASES, SIZES, TOLERANCE
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from test_model_families import CASES, MOE, SIZES, TOLERANCE
+from transformers import (
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from minisgl.distributed import DistributedCommunicator, DistributedInfo, SingleRank
 from minisgl.errors import ConfigError
@@ -85,6 +93,12 @@ UNEVEN: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int]] = {
         {"intermediate_size": 73, "attention_bias": True, "mlp_bias": True},
         3,
     ),
+    "14-heads-moe-on-3": (
+        Qwen3MoeConfig,
+        {**MOE, "num_attention_heads": 14, "head_dim": 8, "moe_intermediate_size": 25},
+        3,
+    ),
+    "mixtral-on-4": (MixtralConfig, {"num_local_experts": 3, "intermediate_size": 70}, 4),
     "empty-vocabulary-share": (LlamaConfig, {"vocab_size": 33, "tie_word_embeddings": True}, 4),
 }
 
@@ -93,6 +107,14 @@ UNEVEN: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int]] = {
 def test_two_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     config_class, changes, page_size, _ = CASES[name]
     check(config_class, changes, 2, page_size, tmp_path)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", [name for name in CASES if "moe" in name or "mixtral" in name])
+def test_ranks_may_share_the_experts(name: str, size: int, tmp_path: Path) -> None:
+    config_class, changes, page_size, _ = CASES[name]
+    stacked = name.endswith("stacked")
+    check(config_class, changes, size, page_size, tmp_path, stacked=stacked, expert_parallel=True)
 
 
 @pytest.mark.parametrize("name", UNEVEN)
@@ -107,15 +129,19 @@ def check(
     size: int,
     page_size: int,
     folder: Path,
+    *,
+    stacked: bool = False,
+    expert_parallel: bool = False,
 ) -> None:
     config = config_class(**{**SIZES, **changes})
-    make_reference(config).save_pretrained(folder)
+    make_reference(config).save_pretrained(folder, save_original_format=not stacked)
     prompts = [[token % config.vocab_size for token in random_ids(n, n)] for n in (19, 11)]
 
     def run(comm: DistributedCommunicator) -> list[Sequence]:
         with torch.inference_mode():
             sequences = [Sequence(prompt, 6) for prompt in prompts]
-            Runner(load(folder, comm=comm), page_size=page_size).generate(sequences, chunk=7)
+            model = load(folder, comm=comm, expert_parallel=expert_parallel)
+            Runner(model, page_size=page_size).generate(sequences, chunk=7)
             return sequences
 
     alone = run(SingleRank())
@@ -165,6 +191,18 @@ def test_weight_bytes_are_the_ranks_own(tmp_path: Path) -> None:
     assert [model.num_weight_bytes for model in models] == held
     assert len(set(held)) > 1
     assert [model.num_kv_heads for model in models] == [1, 1, 1]
+
+
+def test_experts_are_shared_where_there_are_some(tmp_path: Path) -> None:
+    make_reference(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "dense")
+    make_reference(Qwen3MoeConfig(**SIZES, **MOE)).save_pretrained(tmp_path / "moe")
+    for name, size, message in (("dense", 2, "has none"), ("moe", 10, "9 experts cannot be")):
+        config = ModelConfig.from_folder(tmp_path / name)
+        config = replace(config, num_heads=size, num_kv_heads=size)
+        with pytest.raises(ConfigError, match=message):
+            build_model(
+                config, dtype=torch.float32, ops=Ops(), comm=ranks(size)[0], expert_parallel=True
+            )
 
 
 def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class EngineConfig:
     max_running: rows of the tables. max_seq_len: caps the model's context. max_prefill_tokens:
     prompt tokens a step. dummy_weight: random weights instead of the checkpoint's.
     cuda_graph_max_bs: rows of the largest CUDA graph, 0 for none; a CPU has none.
+    expert_parallel: ranks share the experts of a mixture, not each expert's columns.
     ranks: which part of the model is computed here. num_local: how many of the ranks this machine
     has. store: where they meet (`minisgl.distributed.create_communicator`). pynccl: may be used.
     """
@@ -44,6 +45,7 @@ class EngineConfig:
     max_prefill_tokens: int | None = None
     dummy_weight: bool = False
     cuda_graph_max_bs: int = DEFAULT_CUDA_GRAPH_MAX_BS
+    expert_parallel: bool = False
     ranks: DistributedInfo = ALONE
     num_local: int = 1
     store: str = ""

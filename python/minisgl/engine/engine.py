@@ -26,7 +26,7 @@ from minisgl.engine.tables import RequestTables
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import create_ops
 from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
-from minisgl.models import ModelConfig, build_model, load_model
+from minisgl.models import ModelConfig, ModelSpec, build_model, load_model
 from minisgl.utils.arch import slow_dtype_advice
 from minisgl.utils.logger import get_logger
 
@@ -85,6 +85,7 @@ class Engine:
             ops=ops,
             comm=comm,
             max_context=self.memory.max_seq_len,
+            expert_parallel=config.expert_parallel,
             dummy=config.dummy_weight,
             progress=progress,
         )
@@ -353,12 +354,13 @@ def plan_engine_memory(
         ops=create_ops(device.torch_device),
         comm=comm,
         max_context=max_seq_len,
+        expert_parallel=config.expert_parallel,
     )
     memory = plan_memory(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         weight_bytes=skeleton.num_weight_bytes,
-        activation_bytes=_activation_bytes(config, model, dtype),
+        activation_bytes=_activation_bytes(config, skeleton.spec, dtype),
         page_bytes=MHAKVCache.page_bytes(
             num_layers=model.num_layers,
             page_size=config.page_size,
@@ -374,9 +376,10 @@ def plan_engine_memory(
     return replace(memory, num_pages=comm.all_min(memory.num_pages))
 
 
-def _activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def _activation_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy."""
+    model = spec.config
     num_tokens = (config.max_prefill_tokens or MAX_PREFILL_TOKENS) + config.max_running
     heads = model.num_heads + 2 * model.num_kv_heads
-    widest = 3 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads * model.head_dim)
+    widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
     return num_tokens * widest * dtype.itemsize + 3 * config.max_running * model.vocab_size * 4

@@ -8,9 +8,19 @@ config.json, files. Everything of the step comes as the argument `batch`. Read n
 
 from minisgl.layers.activation import get_gate
 from minisgl.layers.attention import AttentionLayer
-from minisgl.layers.base import BaseOP, BuildContext, Identity, OPList, Parameter, Part, StateLessOP
+from minisgl.layers.base import (
+    BaseOP,
+    BuildContext,
+    Identity,
+    OPList,
+    Parameter,
+    Part,
+    Stack,
+    StateLessOP,
+)
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
+from minisgl.layers.moe import ExpertNames, MoE, SharedExpert
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rotary import RotaryConfig, RotaryEmbedding, get_rope
 
@@ -18,10 +28,12 @@ __all__ = [
     "AttentionLayer",
     "BaseOP",
     "BuildContext",
+    "ExpertNames",
     "Identity",
     "LinearColParallelMerged",
     "LinearQKVMerged",
     "LinearRowParallel",
+    "MoE",
     "OPList",
     "ParallelLMHead",
     "Parameter",
@@ -30,6 +42,8 @@ __all__ = [
     "RMSNormFused",
     "RotaryConfig",
     "RotaryEmbedding",
+    "SharedExpert",
+    "Stack",
     "StateLessOP",
     "VocabParallelEmbedding",
     "get_gate",

@@ -31,15 +31,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """What a layer is given when it is built. dtype: of the parameters and the activations."""
+    """What a layer is given when it is built. dtype: of the parameters and the activations.
+
+    expert_parallel: ranks share the experts of a mixture, not each expert's columns.
+    """
 
     ops: Ops
     comm: DistributedCommunicator
     dtype: torch.dtype
+    expert_parallel: bool = False
 
     def columns(self, width: int) -> range:
         """This rank's share of a layer's columns, see `split_columns`."""
         return split_columns(width, self.comm.size)[self.comm.rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Rows `first` and on of matrix `index` of a tensor that holds many matrices."""
+
+    name: str
+    shape: tuple[int, ...]
+    index: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +61,7 @@ class Part:
     """A checkpoint tensor, of which this rank holds `share` along `axis`.
 
     shape: in the checkpoint. alias: another name under which a file may have the same tensor.
+    stack: where files have it that hold it as a part of a larger one.
     """
 
     name: str
@@ -54,6 +69,7 @@ class Part:
     axis: int
     share: range
     alias: str | None = None
+    stack: Stack | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> Part:
@@ -95,10 +111,20 @@ class BaseOP:
     def __init__(self) -> None:
         self._declared: list[Parameter] = []
 
-    def declare(self, attr: str, dtype: torch.dtype, *parts: Part, rows: int | None = None) -> None:
-        """Say what attribute `attr` is made of: `parts` stacked along axis 0, padded to `rows`."""
+    def declare(
+        self,
+        attr: str,
+        dtype: torch.dtype,
+        *parts: Part,
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> None:
+        """Say what attribute `attr` is made of: `parts` one after another along axis 0, padded to
+        `rows`; with `stacked` as so many equal matrices [stacked, rows of one, ...]."""
         filled = sum(part.local_shape[0] for part in parts)
         shape = (filled if rows is None else rows, *parts[0].local_shape[1:])
+        if stacked is not None:
+            shape = (stacked, filled // stacked, *shape[1:])
         self._declared.append(
             Parameter(owner=self, attr=attr, shape=shape, dtype=dtype, parts=parts)
         )

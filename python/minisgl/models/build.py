@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl.errors import ConfigError
 from minisgl.layers import BuildContext
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
+from minisgl.models.spec import ModelSpec
 from minisgl.models.weight import Checkpoint, Progress, load_dummy, load_weight
 from minisgl.utils.logger import get_logger
 
@@ -28,14 +30,32 @@ def build_model(
     ops: Ops,
     comm: DistributedCommunicator,
     max_context: int | None = None,
+    expert_parallel: bool = False,
 ) -> BaseLLMModel:
     """This rank's part of the model, on `meta`: it has sizes and no memory.
 
-    max_context: positions to serve, `config.max_context` by default. Raises ConfigError where the
-    family refuses the config, or the ranks cannot share it.
+    max_context: positions to serve, `config.max_context` by default. expert_parallel: see
+    `BuildContext`. Raises ConfigError where the family refuses the config, or the ranks cannot
+    share it.
     """
-    build = BuildContext(ops=ops, comm=comm, dtype=dtype)
-    return Decoder(config.family.spec(config), build, max_context or config.max_context)
+    spec = config.family.spec(config)
+    if expert_parallel:
+        _check_expert_parallel(spec, comm)
+    build = BuildContext(ops=ops, comm=comm, dtype=dtype, expert_parallel=expert_parallel)
+    return Decoder(spec, build, max_context or config.max_context)
+
+
+def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:
+    if spec.moe is None:
+        raise ConfigError(
+            f"--ep shares experts among ranks, and {spec.config.architecture} has none; leave it "
+            "out"
+        )
+    if comm.size > spec.moe.num_experts:
+        raise ConfigError(
+            f"{spec.moe.num_experts} experts cannot be shared by {comm.size} ranks, since each "
+            "needs one; leave --ep out, or use fewer ranks"
+        )
 
 
 def load_model(
@@ -46,18 +66,30 @@ def load_model(
     ops: Ops,
     comm: DistributedCommunicator,
     max_context: int | None = None,
+    expert_parallel: bool = False,
     dummy: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> BaseLLMModel:
     """The model of a checkpoint folder, ready to run on `device`.
 
-    dummy: random weights from `seed` instead of the files, which need not be there. max_context:
-    see `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
+    dummy: random weights from `seed` instead of the files, which need not be there. The others: see
+    `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
     config = ModelConfig.from_folder(folder)
+
+    def build() -> BaseLLMModel:
+        return build_model(
+            config,
+            dtype=dtype,
+            ops=ops,
+            comm=comm,
+            max_context=max_context,
+            expert_parallel=expert_parallel,
+        )
+
     if dummy:
-        model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
+        model = build()
         load_dummy(model, device=device, seed=seed, progress=progress)
         return model
     checkpoint = Checkpoint(folder)
@@ -70,7 +102,7 @@ def load_model(
             EMBEDDING,
         )
         config = dataclasses.replace(config, tie_word_embeddings=False)
-    model = build_model(config, dtype=dtype, ops=ops, comm=comm, max_context=max_context)
+    model = build()
     load_weight(model, checkpoint, device=device, progress=progress)
     return model
 

@@ -22,16 +22,19 @@ from minisgl.layers import (
     LinearColParallelMerged,
     LinearQKVMerged,
     LinearRowParallel,
+    MoE,
     OPList,
     ParallelLMHead,
     RMSNorm,
     RMSNormFused,
     RotaryEmbedding,
+    SharedExpert,
     VocabParallelEmbedding,
     get_gate,
     get_rope,
 )
-from minisgl.models.spec import ModelSpec
+from minisgl.models.spec import ModelSpec, MoeSpec
+from minisgl.moe import BaseMoeBackend, create_moe_backend
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
@@ -78,7 +81,8 @@ class Decoder(BaseLLMModel):
             name=EMBEDDING,
             alias=LM_HEAD if config.tie_word_embeddings else None,
         )
-        self.blocks = OPList([Block(spec, build, rope, i) for i in range(config.num_layers)])
+        moe = create_moe_backend(build.ops)
+        self.blocks = OPList([Block(spec, build, rope, moe, i) for i in range(config.num_layers)])
         self.norm = RMSNormFused(
             build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
         )
@@ -110,10 +114,17 @@ class Decoder(BaseLLMModel):
 
 
 class Block(BaseOP):
-    """norm, attention, norm, MLP."""
+    """norm, attention, norm, MLP or mixture of experts."""
+
+    mlp: GatedMLP | MoE
 
     def __init__(
-        self, spec: ModelSpec, build: BuildContext, rope: RotaryEmbedding, index: int
+        self,
+        spec: ModelSpec,
+        build: BuildContext,
+        rope: RotaryEmbedding,
+        moe: BaseMoeBackend,
+        index: int,
     ) -> None:
         super().__init__()
         size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, f"model.layers.{index}"
@@ -124,7 +135,10 @@ class Block(BaseOP):
         self.mlp_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
         )
-        self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
+        if spec.moe and spec.moe.is_sparse[index]:
+            self.mlp = _mixture(spec.moe, build, moe, size, index)
+        else:
+            self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
 
     def forward(
         self,
@@ -233,3 +247,27 @@ class GatedMLP(BaseOP):
             x_TD, residual_TD, norm.weight, norm.eps, gate_up.weight, gate_up.bias
         )
         return self.down.forward(x_TF), residual_TD
+
+
+def _mixture(
+    spec: MoeSpec, build: BuildContext, backend: BaseMoeBackend, hidden_size: int, index: int
+) -> MoE:
+    shared = None
+    if spec.shared_size:
+        shared = SharedExpert(
+            build,
+            hidden_size=hidden_size,
+            inner_size=spec.shared_size,
+            prefix=f"model.layers.{index}.mlp",
+        )
+    return MoE(
+        build,
+        backend,
+        hidden_size=hidden_size,
+        inner_size=spec.inner_size,
+        num_experts=spec.num_experts,
+        top_k=spec.top_k,
+        renormalise=spec.renormalise,
+        names=spec.names(index),
+        shared=shared,
+    )

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from minisgl.errors import UnsupportedModel
-from minisgl.models import llama, mistral, qwen2, qwen3
+from minisgl.models import llama, mistral, mixtral, qwen2, qwen3, qwen_moe
 from minisgl.models.spec import Family
 
 _FAMILIES = {
     architecture: family
-    for family in (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+    for family in (
+        llama.FAMILY,
+        mistral.FAMILY,
+        mixtral.FAMILY,
+        qwen2.FAMILY,
+        qwen_moe.QWEN2_MOE,
+        qwen3.FAMILY,
+        qwen_moe.QWEN3_MOE,
+    )
     for architecture in family.architectures
 }
 

@@ -11,7 +11,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minisgl.layers import ExpertNames
     from minisgl.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A mixture of experts in some layers.
+
+    is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
+    inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
+    renormalise: see `Ops.route`. names: of layer {}'s tensors.
+    """
+
+    num_experts: int
+    top_k: int
+    inner_size: int
+    renormalise: bool
+    is_sparse: tuple[bool, ...]
+    names: Callable[[int], ExpertNames]
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +47,16 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    moe: MoeSpec | None = None
+
+    @property
+    def mlp_width(self) -> int:
+        """Elements that a token takes between a block's norm and its sum, at most."""
+        widths = [3 * self.config.intermediate_size]
+        if self.moe:
+            pair = 2 * self.moe.inner_size + self.config.hidden_size
+            widths.append(self.moe.top_k * pair + 3 * self.moe.shared_size)
+        return max(widths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

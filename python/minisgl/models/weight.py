@@ -75,8 +75,14 @@ class Checkpoint:
 
         But whole pages are: of axis 1, up to all. The ranks of a host share what the system keeps.
         """
-        index = (slice(None),) * part.axis + (slice(part.share.start, part.share.stop),)
-        tensor: Tensor = self._file_of[name].get_slice(name)[index]
+        index: list[slice | int] = [slice(0, size) for size in part.shape]
+        index[part.axis] = slice(part.share.start, part.share.stop)
+        if part.stack and name == part.stack.name:
+            rows = index[0]
+            assert isinstance(rows, slice)
+            index[0] = slice(part.stack.first + rows.start, part.stack.first + rows.stop)
+            index.insert(0, part.stack.index)
+        tensor: Tensor = self._file_of[name].get_slice(name)[tuple(index)]
         return tensor
 
 
@@ -124,12 +130,13 @@ def load_weight(
 
     def fill(parameter: Parameter) -> Tensor:
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        rows = tensor.flatten(0, tensor.dim() - len(parameter.parts[0].shape))
         row = 0
         for part in parameter.parts:
             share = checkpoint.share(names[part.name], part)
-            _copy(share, tensor[row : row + len(share)])
+            _copy(share, rows[row : row + len(share)])
             row += len(share)
-        tensor[row:].zero_()
+        rows[row:].zero_()
         return tensor
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="read-weights") as readers:
@@ -196,12 +203,17 @@ def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]
     names: dict[str, str] = {}
     problems: list[str] = []
     for part in (part for parameter in parameters for part in parameter.parts):
-        extra -= {part.name, part.alias}
-        found = next((name for name in (part.name, part.alias) if name in in_files), None)
+        shapes = {part.name: part.shape}
+        if part.alias:
+            shapes[part.alias] = part.shape
+        if part.stack:
+            shapes[part.stack.name] = part.stack.shape
+        extra -= shapes.keys()
+        found = next((name for name in shapes if name in in_files), None)
         if found is None:
             problems.append(f"missing: {part.name} {list(part.shape)}")
-        elif (shape := checkpoint.shape(found)) != part.shape:
-            problems.append(f"misshapen: {found} is {list(shape)}, expected {list(part.shape)}")
+        elif (shape := checkpoint.shape(found)) != shapes[found]:
+            problems.append(f"misshapen: {found} is {list(shape)}, expected {list(shapes[found])}")
         elif checkpoint.dtype(found) not in _DTYPES:
             problems.append(
                 f"quantised: {found} is {checkpoint.dtype(found)}, expected one of {list(_DTYPES)}"

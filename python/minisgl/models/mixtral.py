@@ -1,0 +1,60 @@
+"""Mixtral: a Mistral whose layers all have a mixture in place of the MLP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minisgl.layers import ExpertNames
+from minisgl.models.spec import Family, ModelSpec, MoeSpec
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    fields = config.fields
+    num_experts, top_k = (
+        fields.integer("num_local_experts"),
+        fields.integer("num_experts_per_tok"),
+    )
+    if top_k > num_experts:
+        raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts")
+    if config.activation != "silu":
+        raise fields.error("hidden_act", "silu in a mixture of experts")
+    return ModelSpec(
+        config=config,
+        windows=(fields.optional_integer("sliding_window"),) * config.num_layers,
+        moe=MoeSpec(
+            num_experts=num_experts,
+            top_k=top_k,
+            inner_size=config.intermediate_size,
+            renormalise=True,
+            is_sparse=(True,) * config.num_layers,
+            names=_names,
+        ),
+    )
+
+
+def _names(layer: int) -> ExpertNames:
+    """Newer files say `mlp` where the first ones said `block_sparse_moe`."""
+    old, new = f"model.layers.{layer}.block_sparse_moe", f"model.layers.{layer}.mlp"
+    return ExpertNames(
+        router=f"{old}.gate.weight",
+        router_alias=f"{new}.gate.weight",
+        gate=f"{old}.experts.{{}}.w1.weight",
+        up=f"{old}.experts.{{}}.w3.weight",
+        down=f"{old}.experts.{{}}.w2.weight",
+        all_gate_up=f"{new}.experts.gate_up_proj",
+        all_down=f"{new}.experts.down_proj",
+    )
+
+
+FAMILY = Family(
+    architectures=("MixtralForCausalLM",),
+    spec=spec,
+    defaults={
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+)
