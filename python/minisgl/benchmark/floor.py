@@ -25,7 +25,8 @@ def touched_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a dense decoder. Sizes as in config.json."""
+    """Of a decoder. Sizes as in config.json; with experts, each token takes top_k of num_experts,
+    and intermediate_size is an expert's."""
 
     hidden_size: int
     num_layers: int
@@ -34,13 +35,26 @@ class Shape:
     head_dim: int
     intermediate_size: int
     vocab_size: int
+    num_experts: int = 0
+    top_k: int = 0
     itemsize: int = 2
 
-    @property
-    def block_params(self) -> int:
-        """Of all blocks' matrices."""
+    def block_params(self, num_experts: float) -> float:
+        """Of all blocks' matrices, with so many MLPs each (1 where there are no experts)."""
         heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        return self.num_layers * self.hidden_size * (heads + 3 * self.intermediate_size)
+        mlps = num_experts * 3 * self.intermediate_size + self.num_experts
+        return self.num_layers * self.hidden_size * (heads + mlps)
+
+    @property
+    def token_params(self) -> float:
+        """Of the blocks, what a token is multiplied with."""
+        return self.block_params(self.top_k or 1)
+
+    def read_params(self, num_tokens: float) -> float:
+        """Of the blocks, what a step of so many tokens reads, routed evenly."""
+        if not self.num_experts:
+            return self.block_params(1)
+        return self.block_params(touched_experts(self.num_experts, self.top_k, num_tokens))
 
     @property
     def head_params(self) -> int:
@@ -70,15 +84,17 @@ def floor_s(
     scores = shared**2 / 2 + sum(
         (prompt - shared) * (shared + (prompt - shared) / 2) for prompt, _ in requests
     )
-    prefill = 2.0 * shape.block_params * (own + shared) + 2.0 * shape.head_params * len(requests)
+    prefill = 2.0 * shape.token_params * (own + shared) + 2.0 * shape.head_params * len(requests)
     prefill += shape.attention_flops(scores)
 
     steps = max(output for _, output in requests)
     tokens = sum(output for _, output in requests)
     contexts = sum(output * (prompt + output / 2) for prompt, output in requests)
-    weights = (shape.block_params + shape.head_params) * shape.itemsize
+    # As if all requests ran as one batch: step i has those whose output is longer.
+    running = (sum(output > i for _, output in requests) for i in range(steps))
+    weights = sum(shape.read_params(rows) + shape.head_params for rows in running) * shape.itemsize
     own_contexts = contexts - shared * tokens
-    read = steps * weights + shape.kv_bytes * (own_contexts + shared * steps)
-    decode = 2.0 * (shape.block_params + shape.head_params) * tokens
+    read = weights + shape.kv_bytes * (own_contexts + shared * steps)
+    decode = 2.0 * (shape.token_params + shape.head_params) * tokens
     decode += shape.attention_flops(contexts)
     return prefill / flops + max(read / bandwidth, decode / flops)

@@ -59,6 +59,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 17_408,
         "tie_word_embeddings": False,
     },
+    "qwen3-32b": {
+        **_QWEN3,
+        "hidden_size": 5120,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "intermediate_size": 25_600,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        **_QWEN3,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -130,14 +152,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def shape_of(values: dict[str, Any]) -> Shape:
-    """From a config.json's values."""
+    """From a config.json's values; of a mixture one with all layers sparse."""
+    num_experts = values.get("num_experts", 0)
     return Shape(
         hidden_size=values["hidden_size"],
         num_layers=values["num_hidden_layers"],
         num_heads=values["num_attention_heads"],
         num_kv_heads=values["num_key_value_heads"],
         head_dim=values["head_dim"],
-        intermediate_size=values["intermediate_size"],
+        intermediate_size=values["moe_intermediate_size" if num_experts else "intermediate_size"],
+        num_experts=num_experts,
+        top_k=values["num_experts_per_tok"] if num_experts else 0,
         vocab_size=values["vocab_size"],
     )
 
