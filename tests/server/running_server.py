@@ -18,7 +18,7 @@ import psutil
 class RunningServer:
     """``python -m minisgl`` as a child process with a socket folder of its own."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, **env: str) -> None:
         self.sockets = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minisgl", "--port", "0", *args],
@@ -26,7 +26,7 @@ class RunningServer:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", **env},
         )
         self.output = {"out": "", "err": ""}
         self._readers = [

@@ -1,0 +1,88 @@
+"""A server of two ranks over gloo: the tokens of one rank, and an end for everybody when one dies.
+
+The oracle is the engine alone, in this process. Every plan of the ranks is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from running_server import RunningServer
+
+from minisgl.llm import LLM, SamplingParams
+
+MODEL = "minisgl-builtin"
+FLAGS = ("--tp", "2", "--dtype", "float32", "--num-pages", "128", "--max-prefill-length", "32")
+STEM = "One rank counts pages and the other counts them too. " * 4
+PROMPTS = [f"{STEM}What is {a} + {a}?" for a in range(12, 20)] + ["Hi", "The quick brown fox"]
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[str]:
+    """What one rank answers."""
+    with LLM(dtype="float32", num_pages=128, max_prefill_length=32, progress=False) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        return [output.text for output in llm.generate(PROMPTS, params)]
+
+
+def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
+    settings = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "extra_body": {"ignore_eos": True}}
+    return client.completions.create(model=MODEL, prompt=prompt, **(settings | fields))
+
+
+@pytest.mark.parametrize(("overlap_off", "rank"), [("0", 1), ("1", 0)])
+def test_ranks_serve_as_one_and_end_together(
+    overlap_off: str, rank: int, alone: list[str], tmp_path: Path
+) -> None:
+    """One test, for one start of a server. rank: is killed at the end."""
+    environment = {
+        "MINISGL_CHECK_PLANS": "1",
+        "MINISGL_DISABLE_OVERLAP_SCHEDULING": overlap_off,
+    }
+    server = RunningServer(tmp_path, *FLAGS, **environment)
+    with closing(server), server.client() as client:
+        # Together: chunked prefill, prefix hits, decodes beside chunks.
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            answers = list(pool.map(lambda prompt: complete(client, prompt), PROMPTS))
+        assert [answer.choices[0].text for answer in answers] == alone
+        again = complete(client, PROMPTS[0])
+        assert again.choices[0].text == alone[0]
+        assert again.usage.prompt_tokens_details.cached_tokens >= 16
+
+        stop = alone[-1][len(alone[-1]) // 2 :][:4]
+        cut = complete(client, PROMPTS[-1], stop=stop)
+        assert cut.choices[0].text == alone[-1][: alone[-1].index(stop)]
+
+        for _ in range(3):
+            stream = complete(client, PROMPTS[0], stream=True, max_tokens=1500)
+            next(iter(stream))
+            stream.close()
+        # Would not fit beside one that was not aborted.
+        ids = [100 + index % 50 for index in range(1900)]
+        assert complete(client, ids).usage.completion_tokens == NUM_TOKENS
+
+        streams = [complete(client, p, stream=True, max_tokens=1500) for p in PROMPTS[:2]]
+        for stream in streams:
+            next(iter(stream))
+        family = server.family()
+        os.kill(server.pid(f"engine-{rank}"), signal.SIGKILL)
+        began = time.monotonic()
+        for stream in streams:
+            with pytest.raises(openai.APIError, match=f"engine-{rank} process was killed by"):
+                list(stream)
+        assert server.ended() == 1
+        assert time.monotonic() - began < 2
+        assert f"the engine-{rank} process was killed by signal 9" in server.output["err"]
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive
+        assert list(server.sockets.iterdir()) == []
