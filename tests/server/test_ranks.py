@@ -86,3 +86,4 @@ def test_ranks_serve_as_one_and_end_together(
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
         assert list(server.sockets.iterdir()) == []
+        assert "Traceback" not in server.output["err"], server.output["err"]

@@ -63,8 +63,8 @@ class Engine:
         try:
             self._build(config, progress)
         except Exception as error:
-            self.device.close()
-            self.comm.close()
+            if self.comm.size == 1:  # else what was enqueued may wait for other ranks for ever
+                self.device.close()
             if self.device.is_out_of_memory(error):
                 raise out_of_memory(
                     "loading", "lower --memory-ratio or --num-pages", error
@@ -109,7 +109,9 @@ class Engine:
             head_dim=self.model_config.head_dim,
         )
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
-        self._runner = self.device.create_runner(min(max_graph_rows, config.max_running))
+        # The same on all ranks, as sums of padded steps have more rows.
+        max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running))
+        self._runner = self.device.create_runner(max_graph_rows)
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,

@@ -36,6 +36,9 @@ PROGRESS_EVERY_S = 2.0  # loading a large model says how far it is this often
 def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
     """`args.model` is a folder by now (None: the built-in model). Returns on an `ExitMsg`.
 
+    After an error one of many ranks leaves its device as it is: work there may wait for other ranks
+    for ever.
+
     Ready info of rank 0: num_pages, page_size, max_seq_len, max_prefill_tokens, memory (the
     table); with --dry-run only `memory`, and the process ends.
     """
@@ -61,6 +64,7 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
         else [],
         on_step=step_log,
     )
+    is_torn = False
     try:
         scheduler = Scheduler(scheduler_config(args, folder, engine), clock=clock)
         info = {
@@ -72,10 +76,14 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
         }
         status.ready(info if leads else {})
         run(scheduler, executor, inbox, outbox, overlap=not env.overlap_disabled(), meter=meter)
+    except Exception:
+        is_torn = config.ranks.size > 1
+        raise
     finally:
         inbox.close()
         outbox.close()
-        engine.close()
+        if not is_torn:
+            engine.close()
         if step_log:
             step_log.close()
 

@@ -5,7 +5,8 @@ and reads one status from each pipe. After that a process says no more there: it
 code. A worker ends
 
 - with 0 on SIGTERM (SIGINT is ignored: Ctrl-C is the supervisor's to translate);
-- with 1 when its body raises, before or after it was ready;
+- with 1 when its body raises, before or after it was ready: on the spot, as what the interpreter
+  waits for at its end (threads, a device) may itself wait for another process of the server;
 - with 1 when the process that started it is gone, however that happened. The operating system
   closes a dead parent's pipe; prctl's PDEATHSIG would fire when the *thread* that started the
   worker ends, and exists on Linux only.
@@ -103,17 +104,15 @@ def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus],
         setup_logging(name)
         body(status)
     except Exception as error:
-        if status.is_reported:
-            logger.exception("the %s process stopped on an error", name)
-            sys.exit(1)
-        if isinstance(error, MinisglError):
-            message = str(error)
-        else:
-            message = f"{type(error).__name__}: {error}"
-            logger.exception("the %s process could not start", name)
-        with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
-            status.failed(message)
-        sys.exit(1)
+        is_ours = isinstance(error, MinisglError)
+        message = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        if status.is_reported or not is_ours:
+            what = "stopped on an error" if status.is_reported else "could not start"
+            logger.error("the %s process %s: %s", name, what, message, exc_info=not is_ours)
+        if not status.is_reported:
+            with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
+                status.failed(message)
+        os._exit(1)
     finally:
         # SystemExit in the middle of the interpreter's own clean-up would only make noise.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
