@@ -30,7 +30,7 @@ def test_where_a_sum_goes(num_bytes: int, size: int, expected: str | None) -> No
 
 def test_one_trip_until_two_send_much_less() -> None:
     for size in (3, 4, 8):
-        sizes = range(16, 4 << 20, 16 << 10)
+        sizes = range(16, 4 << 20, 2 << 10)
         chosen = [choose_algorithm(num_bytes, size, MAX_SHARE_BYTES) for num_bytes in sizes]
         border = chosen.index("two_shot")
         assert set(chosen[:border]) == {"one_shot"}

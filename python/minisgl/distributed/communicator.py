@@ -7,7 +7,6 @@ argument. Where they are called is Megatron-LM's idea (Shoeybi et al. 2019, sect
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,6 @@ class DistributedCommunicator(ABC):
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's `x`, on each rank; the same bits on each."""
-
-    def reduce_rows(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """`all_reduce(compute(x))`, where a row of the result depends on that row of x alone: many
-        rows may be taken in parts, of which one is summed while the next is computed."""
-        return self.all_reduce(compute(x))
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int) -> Tensor:

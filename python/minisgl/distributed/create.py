@@ -46,6 +46,7 @@ def _over_nccl(
     import torch
 
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
+    from minisgl.distributed.peer import connect_peers
     from minisgl.kernel import jit
 
     library = None
@@ -59,4 +60,4 @@ def _over_nccl(
         torch.cuda.synchronize()  # makes the context that the calls below use
         if not has_library:
             return TorchNcclCommunicator(host, device)
-        return PyNcclCommunicator(host, library, peer=None)
+        return PyNcclCommunicator(host, library, connect_peers(host, device, library))

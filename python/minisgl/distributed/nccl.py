@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed leaves it out
 
 from minisgl.distributed.communicator import DistributedCommunicator, join_gathered
 from minisgl.distributed.gloo import GlooCommunicator
@@ -45,30 +46,14 @@ _NCCL_DTYPES = {
 CLOSE_S = 1.0
 """How long closing waits for an abort: much less than the 2 s in which a server ends whose rank
 died, and much more than the abort of an idle communicator takes."""
-OVERLAP_ROWS = 2048
-"""From so many rows on, which only prompts have, `reduce_rows` takes them in parts."""
-OVERLAP_PARTS = 4
 
 
 class _NcclCommunicator(DistributedCommunicator):
-    """What both have in common: the hosts' own line, and sums beside products."""
+    """What both have in common: the hosts' own line."""
 
     def __init__(self, host: GlooCommunicator) -> None:
         super().__init__(host.info)
         self._host = host
-        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def reduce_rows(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        if len(x) < OVERLAP_ROWS:
-            return super().reduce_rows(x, compute)
-        here, sums = torch.cuda.current_stream(), []
-        for part in x.chunk(OVERLAP_PARTS):
-            computed = compute(part)
-            self._aside.wait_stream(here)
-            with torch.cuda.stream(self._aside):
-                sums.append(self.all_reduce(computed))
-        here.wait_stream(self._aside)
-        return torch.cat(sums)
 
     def all_min(self, value: int) -> int:
         return self._host.all_min(value)
@@ -99,7 +84,7 @@ class TorchNcclCommunicator(_NcclCommunicator):
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         gathered = x.new_empty(self.size, *x.shape)
-        options = _on_current_stream(_dist.AllgatherOptions())
+        options = _on_current_stream(AllgatherOptions())
         _finish(self._group._allgather_base(gathered, x.contiguous(), options))
         return join_gathered(gathered, dim)
 
