@@ -36,8 +36,8 @@ def jit_disabled() -> bool:
     return _flag("MINISGL_DISABLE_JIT")
 
 
-def log_level() -> str:
-    value = os.environ.get("MINISGL_LOG_LEVEL", "info").lower()
+def log_level(default: str = "info") -> str:
+    value = os.environ.get("MINISGL_LOG_LEVEL", default).lower()
     if value not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"MINISGL_LOG_LEVEL must be debug, info, warning or error, got {value!r}")
     return value

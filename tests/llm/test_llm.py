@@ -156,7 +156,7 @@ def test_an_error_inside_the_loop_closes_it() -> None:
     def launch(plan: object) -> None:
         raise RuntimeError("the device is gone")
 
-    llm._engine.launch = launch  # type: ignore[assignment]
+    llm._engine.engine.launch = launch  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="the device is gone"):
         llm.generate("a")
     with pytest.raises(ConfigError, match="closed"):

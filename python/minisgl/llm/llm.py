@@ -1,4 +1,4 @@
-"""`LLM`: prompts in, outputs out, in one process."""
+"""`LLM`: prompts in, outputs out, without a server."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
-from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.config import DEFAULT_PAGE_SIZE, DeviceName, DTypeName
+from minisgl.engine.config import (
+    DEFAULT_CUDA_GRAPH_MAX_BS,
+    DEFAULT_PAGE_SIZE,
+    DeviceName,
+    DTypeName,
+)
 from minisgl.errors import ConfigError, InvalidRequest
 from minisgl.kvcache import CacheKind
+from minisgl.llm.engines import LLMEngine, OwnEngine, OwnRanks
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.session import Session
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, UserMsg, ids_to_bytes
-from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.server.args import ServerArgs
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_template, load_tokenizer
-from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
+from minisgl.tokenizer.defaults import sampling_defaults
 from minisgl.utils.hf import ModelSource, resolve_checkpoint
 
 Prompt = str | Sequence[int]
@@ -36,9 +40,9 @@ Messages = Sequence[Mapping[str, Any]]
 class LLM:
     """A model to call from Python. Mutable; calls from several threads wait for each other.
 
-    Several instances can live in one process. `close` (or leaving a `with` block) gives memory and
-    threads back. The prefix cache lives as long as the instance: a conversation that is sent again
-    with one more turn computes only the new part.
+    Several instances can live in one process. `close` (or leaving a `with` block) gives memory,
+    threads and processes back. The prefix cache lives as long as the instance: a conversation that
+    is sent again with one more turn computes only the new part.
 
     ::
 
@@ -62,6 +66,10 @@ class LLM:
         max_seq_len: int | None = None,
         max_prefill_length: int | None = None,
         cache: CacheKind = "radix",
+        cuda_graph_max_bs: int = DEFAULT_CUDA_GRAPH_MAX_BS,
+        tp: int = 1,
+        disable_pynccl: bool = False,
+        dummy_weight: bool = False,
         progress: bool = True,
     ) -> None:
         """`model`: a checkpoint folder or a model id; None is the built-in model.
@@ -69,7 +77,13 @@ class LLM:
         The other options mean what the server's flags of the same name mean. `progress` shows
         bars while weights load and while `generate` runs (on a terminal). Raises ConfigError for
         a checkpoint or an option that cannot work.
+
+        With `tp` above 1 that many processes share the model, each on a GPU of its own; on a CPU
+        they share the cores. What only they can find wrong raises StartupFailed, and a process
+        that dies raises WorkerDied in the call that waits for it.
         """
+        if tp < 1:
+            raise ConfigError(f"tp must be at least 1, got {tp}")
         folder = model_path()
         if model is not None:
             folder = resolve_checkpoint(str(model), source=model_source)
@@ -81,38 +95,31 @@ class LLM:
         self._encoder = PromptEncoder(tokenizer=tokenizer, template=template)
         self._detokenizer = Detokenizer(tokenizer)
         self.default_sampling_params = sampling_defaults(folder)
+        args = ServerArgs(
+            dtype=dtype,
+            device=device,
+            attn=attn,
+            page_size=page_size,
+            num_pages=num_pages,
+            memory_ratio=memory_ratio,
+            max_running_requests=max_running_requests,
+            max_seq_len=max_seq_len,
+            max_prefill_length=max_prefill_length,
+            cache=cache,
+            cuda_graph_max_bs=cuda_graph_max_bs,
+            tp=tp,
+            disable_pynccl=disable_pynccl,
+            dummy_weight=dummy_weight,
+            offline=True,
+        )
+        self._engine: LLMEngine
         with self._bar("loading weights") as (bar, task):
-            self._engine = Engine(
-                EngineConfig(
-                    folder=folder,
-                    dtype=dtype,
-                    device=device,
-                    attn=attn,
-                    page_size=page_size,
-                    num_pages=num_pages,
-                    memory_ratio=memory_ratio,
-                    max_running=max_running_requests,
-                    max_seq_len=max_seq_len,
-                    max_prefill_tokens=max_prefill_length,
-                ),
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-        try:
-            self._scheduler = Scheduler(
-                SchedulerConfig(
-                    num_pages=self._engine.memory.num_pages,
-                    page_size=page_size,
-                    max_seq_len=self._engine.max_seq_len,
-                    vocab_size=self._engine.model_config.vocab_size,
-                    eos_ids=end_of_sequence_ids(folder, tokenizer),
-                    max_prefill_tokens=self._engine.max_prefill_tokens,
-                    max_running=max_running_requests,
-                    cache=cache,
+            if tp > 1:
+                self._engine = OwnRanks(args, folder)
+            else:
+                self._engine = OwnEngine(
+                    args, folder, lambda done, total: bar.update(task, completed=done, total=total)
                 )
-            )
-        except ConfigError:
-            self._engine.close()
-            raise
         self._is_closed = False
 
     def generate(
@@ -217,9 +224,8 @@ class LLM:
                     requests, self._detokenizer, lambda count: bar.advance(task, count)
                 )
                 with session.catching_ctrl_c():
-                    overlap = not env.overlap_disabled()
                     try:
-                        run(self._scheduler, self._engine, session, session, overlap=overlap)
+                        self._engine.run(session)
                     except BaseException:  # a step may be lost: nothing can be trusted any more
                         self._is_closed = True
                         self._engine.close()

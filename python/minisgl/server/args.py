@@ -21,6 +21,8 @@ class ServerArgs:
     """What the server was asked for; the fields are the flags. It travels to every worker.
 
     model: a folder, or a model id until the supervisor has fetched it; None is the built-in model.
+    offline: no flag; of an `LLM`, whose requests come all at once, and whose tokens nobody reads as
+    they come.
     """
 
     model: str | None = None
@@ -57,6 +59,8 @@ class ServerArgs:
     log_steps: str | None = None
     profile_dir: str = "minisgl-profiles"
     otlp_endpoint: str | None = None
+
+    offline: bool = False
 
 
 class _Parser(argparse.ArgumentParser):

@@ -134,9 +134,9 @@ def scheduler_config(args: ServerArgs, folder: Path, engine: Engine) -> Schedule
         vocab_size=engine.model_config.vocab_size,
         eos_ids=end_of_sequence_ids(folder, load_tokenizer(folder)),
         max_prefill_tokens=engine.max_prefill_tokens,
-        max_stalling_tokens=engine.max_stalling_tokens,
+        max_stalling_tokens=None if args.offline else engine.max_stalling_tokens,
         max_running=engine.max_running,
-        max_queued=args.max_queued_requests,
+        max_queued=None if args.offline else args.max_queued_requests,
         cache=args.cache,
     )
 

@@ -6,20 +6,23 @@ reported like any other failure to start, and this process never imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
-from minisgl.errors import EngineError, StartupFailed, WorkerDied
+from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.server.args import ServerArgs
 from minisgl.utils.logger import get_logger
@@ -49,7 +52,9 @@ class Worker:
 class Workers:
     """Processes that live and end together, and the folder of their sockets. Mutable: it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_level: str | None = None) -> None:
+        """log_level: of the workers; None is the environment's."""
+        self._log_level = log_level
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what they said of themselves when they were ready
@@ -80,7 +85,7 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=run_worker, args=(name, theirs, body), name=name, daemon=True
+            target=run_worker, args=(name, theirs, body, self._log_level), name=name, daemon=True
         )
         # Starting it unblocks SIGINT in this process, so it comes before the block below.
         resource_tracker.ensure_running()
@@ -88,14 +93,15 @@ class Workers:
         # so it makes no traceback there before `run_worker` ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            process.start()
+            with _main_module_hidden():
+                process.start()
             self.processes.append(Worker(name=name, process=process, status=ours))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             theirs.close()  # so that the pipe ends when the worker does
 
     def wait_ready(self) -> None:
-        """Wait until each is ready. Raises StartupFailed or WorkerDied, which name the cause."""
+        """Wait until each is ready. Raises StartupFailed, which names the cause."""
         waiting = self.processes[:]
         while waiting:
             # A rank that fails makes others fail: all that is known by now is told.
@@ -107,25 +113,30 @@ class Workers:
             ]
             waiting = [worker for worker in waiting if worker.status not in told]
             if failures:
-                raise (
-                    failures[0]
-                    if len(failures) == 1
-                    else StartupFailed("; ".join(str(failure) for failure in failures))
-                )
+                raise StartupFailed("; ".join(dict.fromkeys(failures)))
         self._is_ready = True
 
-    def _await_status(self, worker: Worker) -> EngineError | None:
+    def _await_status(self, worker: Worker) -> str | None:
+        """What went wrong, in a sentence that ranks have in common."""
         try:
             status = receive_status(worker.status)
         except EOFError:
-            return worker.death()
+            return str(worker.death())
         if isinstance(status, StartFailed):
-            return StartupFailed(f"the {worker.name} could not start: {status.message}")
+            kind = "engine" if worker in self._ranks else worker.name
+            return f"the {kind} could not start: {status.message}"
         seconds = time.monotonic() - self._started_at
         pid = worker.process.pid
         logger.info("the %s is ready after %.1f s (pid %d)", worker.name, seconds, pid)
         self.info |= status.info
         return None
+
+    def check(self) -> None:
+        """Raise WorkerDied if one has ended: the one that was killed, if others ended for it."""
+        ended = multiprocessing.connection.wait([w.process.sentinel for w in self.processes], 0)
+        deaths = [w.death() for w in self.processes if w.process.sentinel in ended]
+        if deaths:
+            raise min(deaths, key=lambda death: death.exit_code or 0)  # a signal is negative
 
     def wait_ended(self) -> None:
         """Wait until each has ended by itself. Raises WorkerDied if one did with an error."""
@@ -159,6 +170,18 @@ class Workers:
         for worker in self.processes:
             worker.process.kill()
         self.endpoints.remove()
+
+
+@contextlib.contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """A spawned process imports the program's main module again, which ours have no use for: of a
+    script without `if __name__ == "__main__"` it would run everything once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _engine(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:

@@ -87,11 +87,17 @@ def receive_status(connection: Connection) -> Ready | StartFailed:
     return msgspec.msgpack.decode(connection.recv_bytes(), type=Ready | StartFailed)
 
 
-def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus], None]) -> NoReturn:
+def run_worker(
+    name: str,
+    connection: Connection,
+    body: Callable[[WorkerStatus], None],
+    log_level: str | None = None,
+) -> NoReturn:
     """The target of a worker process: `body` calls `status.ready` and then serves until SIGTERM.
 
     SIGTERM raises SystemExit where the main thread is, once: `body` cleans up with `try/finally`
     and must not hold back BaseException. `name` marks the log lines and the process's title.
+    log_level: None is the environment's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then says where Python was
@@ -101,7 +107,7 @@ def run_worker(name: str, connection: Connection, body: Callable[[WorkerStatus],
 
     status = WorkerStatus(connection)
     try:
-        setup_logging(name)
+        setup_logging(name, level=log_level)
         body(status)
     except Exception as error:
         is_ours = isinstance(error, MinisglError)

@@ -1,0 +1,138 @@
+"""`LLM(tp=2)` on a CPU: the tokens of one rank, from processes that are its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from minisgl.errors import ConfigError, RequestError, StartupFailed, WorkerDied
+from minisgl.llm import LLM, SamplingParams
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 96, "progress": False}
+STEM = "One rank counts pages and the other counts them too. " * 4
+PROMPTS = [f"{STEM}What is {a} + {a}?" for a in range(12, 17)] + ["Hi", "The quick brown fox"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+def ranks() -> list[psutil.Process]:
+    """Of all LLMs of this test's process."""
+    return [
+        child
+        for child in psutil.Process().children()
+        if "multiprocessing.spawn" in " ".join(child.cmdline()) or "engine-" in child.name()
+    ]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(tp=2, max_prefill_length=32, **OPTIONS) as llm:
+        yield llm
+
+
+def test_the_tokens_of_one_rank(llm: LLM) -> None:
+    with LLM(max_prefill_length=32, **OPTIONS) as alone:
+        expected = alone.generate(PROMPTS, GREEDY)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert [output.text for output in outputs] == [output.text for output in expected]
+    (again,) = llm.generate(PROMPTS[0], GREEDY)
+    assert again.token_ids == expected[0].token_ids
+    assert again.num_cached_tokens > 0
+
+
+def test_a_refused_prompt_costs_only_its_call(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"prompt 1: .* 5000 tokens"):
+        llm.generate([[5] * 10, [5] * 5000], GREEDY)
+    assert llm.generate("Hi", GREEDY)[0].text
+
+
+def test_ctrl_c_leaves_the_ranks_usable(llm: LLM) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", SamplingParams(max_tokens=1400, ignore_eos=True))
+    assert llm.generate("Hi", GREEDY)[0].text
+
+
+def test_a_killed_rank_is_an_error_in_time() -> None:
+    before = ranks()
+    llm = LLM(tp=2, **OPTIONS)
+    mine = [process for process in ranks() if process not in before]
+    assert len(mine) == 2
+    victim = llm._engine._workers.processes[1].process  # type: ignore[attr-defined]
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        os.kill(victim.pid, signal.SIGKILL)
+
+    threading.Timer(0.3, kill).start()
+    with pytest.raises(WorkerDied, match="the engine-1 process was killed by signal 9"):
+        llm.generate("a", SamplingParams(max_tokens=1400, ignore_eos=True))
+    assert time.monotonic() - killed[0] < 2
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+    _, alive = psutil.wait_procs(mine, timeout=5)
+    assert not alive
+
+
+def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
+    before = ranks()
+    llm = LLM(tp=2, **OPTIONS)
+    mine = [process for process in ranks() if process not in before]
+    folder = llm._engine._workers.endpoints.folder  # type: ignore[attr-defined]
+    assert folder.exists()
+    del llm
+    gc.collect()
+    _, alive = psutil.wait_procs(mine, timeout=5)
+    assert not alive
+    assert not folder.exists()
+
+
+def test_what_cannot_work_is_told() -> None:
+    before = ranks()
+    with pytest.raises(ConfigError, match="tp must be at least 1, got 0"):
+        LLM(tp=0, **OPTIONS)
+    with pytest.raises(ConfigError, match="'none such'"):
+        LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))
+    with pytest.raises(StartupFailed, match=r"engine could not start: --num-pages") as raised:
+        LLM(tp=2, **(OPTIONS | {"num_pages": 10**9}))
+    assert str(raised.value).count("--num-pages") == 1  # both ranks said it
+    assert ranks() == before
+
+
+SCRIPT = """
+from minisgl.llm import LLM, SamplingParams
+import os
+print("once", flush=True)
+llm = LLM(tp=2, dtype="float32", num_pages=64, progress=False)
+out = llm.generate("The quick brown fox", SamplingParams(temperature=0.0, max_tokens=8))
+print(len(out[0].token_ids) > 0, flush=True)
+"""
+
+
+def test_a_script_needs_no_guard_and_no_close(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["once", "True"]
+    assert done.stderr == ""
+    assert list(folder.iterdir()) == [script]
