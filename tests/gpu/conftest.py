@@ -13,6 +13,7 @@ for name in ("attention", "models", "engine", "moe"):  # their cases and harness
     sys.path.append(str(Path(__file__).parents[1] / name))
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = ("test_triton_ops.py", "test_gpu_moe.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/gpu" not in item.path.as_posix():
             continue
         item.add_marker(pytest.mark.gpu)
-        interpretable = INTERPRET and item.path.name == "test_triton_ops.py"
+        interpretable = INTERPRET and item.path.name in INTERPRETED
         if not torch.cuda.is_available() and not interpretable:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
