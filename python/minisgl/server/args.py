@@ -50,6 +50,9 @@ class ServerArgs:
 
     tp: int = 1
     disable_pynccl: bool = False
+    nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str | None = None
 
     dry_run: bool = False
     shell: bool = False
@@ -222,6 +225,28 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         help="leave all collectives between GPUs to torch.distributed: the same tokens, slower",
     )
 
+    group.add_argument(
+        "--nnodes",
+        metavar="N",
+        type=_integer(1, 1024),
+        help="machines that share the --tp ranks equally; start the same command on each, with its "
+        f"--node-rank; for trusted networks only (default: {defaults.nnodes})",
+    )
+    group.add_argument(
+        "--node-rank",
+        metavar="R",
+        type=_integer(0, 1023),
+        help="which of the machines this is; 0 is the one that serves HTTP "
+        f"(default: {defaults.node_rank})",
+    )
+    group.add_argument(
+        "--dist-init-addr",
+        metavar="HOST:PORT",
+        type=_address,
+        help="where the machines meet: an IPv4 address or name of node 0's interface, and the "
+        "first of 1 + --tp free ports",
+    )
+
     group = parser.add_argument_group("running")
     group.add_argument(
         "--dry-run",
@@ -271,7 +296,28 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         parser.error("--dry-run serves nothing, so it does not go with --shell")
     if "num_pages" in given and "memory_ratio" in given:
         parser.error("--num-pages and --memory-ratio both size the KV cache: give one of them")
-    return ServerArgs(**given)
+    args = ServerArgs(**given)
+    if error := _wrong_nodes(args):
+        parser.error(error)
+    return args
+
+
+def _wrong_nodes(args: ServerArgs) -> str | None:
+    """What is wrong with the flags for several machines."""
+    if args.nnodes == 1:
+        if args.node_rank or args.dist_init_addr:
+            return "--node-rank and --dist-init-addr need --nnodes 2 or more"
+    elif args.node_rank >= args.nnodes:
+        return f"--node-rank counts from 0 to {args.nnodes - 1}, got {args.node_rank}"
+    elif args.dist_init_addr is None:
+        return f"--nnodes {args.nnodes} needs --dist-init-addr HOST:PORT, the same on each machine"
+    elif args.tp % args.nnodes:
+        return f"--tp {args.tp} ranks cannot be shared equally by --nnodes {args.nnodes} machines"
+    elif args.dry_run:
+        return "--dry-run looks at one machine, so it does not go with --nnodes"
+    elif args.shell and args.node_rank:
+        return "--shell chats with the server, which is on node 0"
+    return None
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -292,6 +338,17 @@ def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or ":" in host or host == "0.0.0.0" or not port.isascii() or not port.isdigit():
+        raise argparse.ArgumentTypeError(
+            f"must be HOST:PORT with the IPv4 address or name of one interface, got {text!r}"
+        )
+    if not 1 <= int(port) < 65000:  # some ports above it are used
+        raise argparse.ArgumentTypeError(f"must have a port from 1 to 64999, got {text!r}")
+    return text
 
 
 def _ratio(text: str) -> float:

@@ -120,7 +120,7 @@ def engine_config(args: ServerArgs, folder: Path, store: str, rank: int) -> Engi
         dummy_weight=args.dummy_weight,
         cuda_graph_max_bs=args.cuda_graph_max_bs,
         ranks=DistributedInfo(rank, args.tp),
-        num_local=args.tp,
+        num_local=args.tp // args.nnodes,
         store=store,
         pynccl=not args.disable_pynccl,
     )

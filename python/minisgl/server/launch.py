@@ -29,6 +29,14 @@ from minisgl.errors import ConfigError, EngineError
 from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.args import DEFAULT_PORT, ServerArgs
+from minisgl.server.nodes import (
+    NodeLink,
+    gather_nodes,
+    join_node_0,
+    ranks_of,
+    settings_of,
+    with_network,
+)
 from minisgl.server.signals import Signals
 from minisgl.server.workers import Worker, Workers
 from minisgl.tokenizer.defaults import sampling_defaults
@@ -62,6 +70,8 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
             setup_logging("server", level=level)
             if args.dry_run:
                 _dry_run(args, signals)
+            elif args.node_rank:
+                _serve_node(args, signals)
             else:
                 _serve(args, signals, foreground, started_at)
         except KeyboardInterrupt:
@@ -90,6 +100,9 @@ def _serve(
     port = args.port if args.port is not None else 0 if args.shell else DEFAULT_PORT
     with bind(args.host, port) as bound, _workers(signals) as workers:
         folder, name = _checkpoint(args)
+        if args.nnodes > 1:
+            workers.nodes = gather_nodes(args, settings_of(args, folder))
+            workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
         logger.info("starting the engine and the tokenizer for %s", folder)
         # First the engine: it imports torch, which takes longest.
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
@@ -115,16 +128,40 @@ def _serve(
             asyncio.run(server.serve(on_ready))
 
 
+def _serve_node(args: ServerArgs, signals: Signals) -> None:
+    """Run this node's ranks for as long as node 0 serves."""
+    with _workers(signals) as workers:
+        folder, _ = _checkpoint(args)
+        workers.nodes = [join_node_0(args, settings_of(args, folder))]
+        workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
+        ranks = ranks_of(args, args.node_rank)
+        logger.info(
+            "starting ranks %d to %d for %s; HTTP and tokenizers are node 0's",
+            ranks[0],
+            ranks[-1],
+            folder,
+        )
+        workers.start_engine(replace(args, model=str(folder)))
+        workers.wait_ready()
+        leave_start_to_no_collector()
+        logger.info("this node is ready")
+        workers.wait_ended()
+
+
 @contextlib.contextmanager
 def _workers(signals: Signals) -> Iterator[Workers]:
     """Workers that end with the block, at once on a second signal."""
     workers = Workers()
     signals.second = workers.kill
+    reason = None
     try:
         yield workers
+    except BaseException as error:
+        reason = str(error) or "it was stopped"
+        raise
     finally:
         signals.first = workers.kill  # they are asked to end already
-        workers.end()
+        workers.end(reason)
 
 
 class Server:
@@ -157,6 +194,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         for worker in self._workers.processes:
             self._loop.add_reader(worker.process.sentinel, self._on_death, worker)
+        for node in self._workers.nodes:
+            self._loop.add_reader(node.status, self._on_node_death, node)
         dispatch = self._loop.create_task(self._frontend.run())
         dispatch.add_done_callback(self._on_dispatch_end)
         try:
@@ -166,6 +205,8 @@ class Server:
             dispatch.cancel()
             for worker in self._workers.processes:
                 self._loop.remove_reader(worker.process.sentinel)
+            for node in self._workers.nodes:
+                self._loop.remove_reader(node.status)
             for queue in self._tokenizers:
                 queue.close()
             self._replies.close()
@@ -215,6 +256,11 @@ class Server:
         if self._loop:
             self._loop.remove_reader(worker.process.sentinel)
         self._fail(worker.death())
+
+    def _on_node_death(self, node: NodeLink) -> None:
+        if self._loop:
+            self._loop.remove_reader(node.status)
+        self._fail(node.death() or EngineError(f"{node.name} has ended"))
 
     def _on_dispatch_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from typing import Any, Final
 from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.server.args import ServerArgs
+from minisgl.server.nodes import Gone, NodeLink, ranks_of
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
 from minisgl.utils.zmq import Endpoints, PushQueue
@@ -58,18 +58,22 @@ class Workers:
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what they said of themselves when they were ready
+        self.nodes: list[NodeLink] = []  # other machines' supervisors, which end with these
         self._ranks: list[Worker] = []  # of one engine, if there are several
+        self._leads = True
         self._is_ready = False
         self._started_at = time.monotonic()
 
     def start_engine(self, args: ServerArgs) -> None:
-        """All of its ranks. `args.model` is a folder."""
+        """All of its ranks on this node. `args.model` is a folder."""
         if args.tp == 1:
             self._start("engine", partial(_engine, args, self.endpoints, 0))
             return
-        for rank in range(args.tp):
+        ranks = ranks_of(args, args.node_rank)
+        for rank in ranks:
             self._start(f"engine-{rank}", partial(_engine, args, self.endpoints, rank))
-        self._ranks = self.processes[-args.tp :]
+        self._ranks = self.processes[-len(ranks) :]
+        self._leads = ranks[0] == 0
 
     def start_text(self, folder: Path, num_tokenizers: int) -> None:
         """`num_tokenizers` tokenizers beside a detokenizer, or for 0 one process that is both."""
@@ -105,8 +109,10 @@ class Workers:
         waiting = self.processes[:]
         while waiting:
             # A rank that fails makes others fail: all that is known by now is told.
-            told = multiprocessing.connection.wait([worker.status for worker in waiting])
-            failures = [
+            statuses = [worker.status for worker in waiting]
+            told = wait(statuses + [node.status for node in self.nodes])
+            failures = [str(node.death()) for node in self.nodes if node.status in told]
+            failures += [
                 failure
                 for worker in waiting
                 if worker.status in told and (failure := self._await_status(worker))
@@ -132,24 +138,46 @@ class Workers:
         return None
 
     def check(self) -> None:
-        """Raise WorkerDied if one has ended: the one that was killed, if others ended for it."""
-        ended = multiprocessing.connection.wait([w.process.sentinel for w in self.processes], 0)
-        deaths = [w.death() for w in self.processes if w.process.sentinel in ended]
-        if deaths:
-            raise min(deaths, key=lambda death: death.exit_code or 0)  # a signal is negative
+        """Raise WorkerDied if one has ended."""
+        ended = wait([w.process.sentinel for w in self.processes], 0)
+        if ended:
+            raise _cause([w.death() for w in self.processes if w.process.sentinel in ended])
 
     def wait_ended(self) -> None:
-        """Wait until each has ended by itself. Raises WorkerDied if one did with an error."""
-        for worker in self.processes:
-            worker.process.join()
-            if worker.process.exitcode:
-                raise worker.death()
+        """Wait until each has ended by itself, or another node says that it is time to.
 
-    def end(self) -> None:
-        """Ask them to end, kill those that do not, and remove the sockets."""
-        is_whole = self._is_ready and all(w.process.exitcode is None for w in self.processes)
+        Raises EngineError if one, or a node, ended with an error.
+        """
+        running = self.processes[:]
+        nodes = [node.status for node in self.nodes]
+        while running:
+            ended = wait([*(worker.process.sentinel for worker in running), *nodes])
+            deaths = [w.death() for w in running if w.process.sentinel in ended]
+            if any(death.exit_code for death in deaths):
+                raise _cause(deaths)
+            running = [w for w in running if w.process.sentinel not in ended]
+            for node in self.nodes:
+                if node.status in ended:
+                    if death := node.death():
+                        raise death
+                    return
+
+    def end(self, reason: str | None = None) -> None:
+        """Ask them to end, kill those that do not, and remove the sockets.
+
+        reason: why, if it is not as the user asked for; other nodes are told.
+        """
+        is_whole = (
+            self._is_ready
+            and reason is None
+            and all(worker.process.exitcode in (None, 0) for worker in self.processes)
+        )
         leaving = self._ranks if is_whole else []
-        if leaving:  # between two steps, all in the same turn; a signal could tear them apart
+        for node in self.nodes:
+            node.send(Gone(reason=reason))
+        if (
+            leaving and self._leads
+        ):  # between two steps, all in the same turn; a signal could tear them apart
             queue = PushQueue(self.endpoints.scheduler)
             queue.put([ExitMsg()])
             queue.close()
@@ -163,6 +191,8 @@ class Workers:
                 logger.warning("the %s does not end; killing it", worker.name)
                 worker.process.kill()
                 worker.process.join()
+        for node in self.nodes:
+            node.close()
         self.endpoints.remove()
 
     def kill(self) -> None:
@@ -170,6 +200,11 @@ class Workers:
         for worker in self.processes:
             worker.process.kill()
         self.endpoints.remove()
+
+
+def _cause(deaths: list[WorkerDied]) -> WorkerDied:
+    """The one that the others ended for: rather a signal, which is negative, than an error."""
+    return min(deaths, key=lambda death: death.exit_code or 0)
 
 
 @contextlib.contextmanager

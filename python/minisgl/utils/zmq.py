@@ -15,8 +15,8 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -42,9 +42,14 @@ MAX_RECORDS_PER_GET = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """The addresses of one server, sockets in a private folder: two servers never meet."""
+    """The addresses of one server, sockets in a private folder: two servers never meet.
+
+    store_url, beat_urls (by rank): of ranks on several machines, which meet over TCP.
+    """
 
     folder: Path
+    store_url: str | None = None
+    beat_urls: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def create(cls) -> Endpoints:
@@ -75,12 +80,12 @@ class Endpoints:
 
     def beats(self, rank: int) -> str:
         """What rank 0 of the schedulers tells another."""
-        return f"ipc://{self.folder}/beats-{rank}"
+        return self.beat_urls.get(rank) or f"ipc://{self.folder}/beats-{rank}"
 
     @property
     def store(self) -> str:
         """Where torch's processes meet."""
-        return f"file://{self.folder}/store"
+        return self.store_url or f"file://{self.folder}/store"
 
     @property
     def detokenizer(self) -> str:

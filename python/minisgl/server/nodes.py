@@ -1,0 +1,291 @@
+"""Several machines: node 0 serves, each other node runs its ranks of node 0's engine.
+
+::
+
+    node 0   listen | <-- Hello --   | -- Welcome --> | start ranks | serve      | -- Gone -->
+    node r   connect until it does   |                | start ranks | watch them | end
+
+Each node's supervisor has one TCP connection to node 0's. After the start nothing is said there
+but `Gone`, by whoever ends; and the connection's own end says the same of one that could not:
+at once when a process ends, after `DEAD_S` when a machine or a cable does. That is why it is no
+ZeroMQ socket, which hides both. The ranks themselves meet as they do on one machine, over TCP::
+
+    PORT        this connection          PORT + 1 + r   rank 0's beats, at the node of rank r
+    PORT + 1    torch's store
+
+Nothing is encrypted or authenticated: this is for networks whose every machine is trusted. All of
+it is bound to the interface of `--dist-init-addr`, or of the route towards it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import socket
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from minisgl import __version__, env
+from minisgl.errors import ConfigError, EngineError
+from minisgl.server.args import ServerArgs
+from minisgl.utils.logger import get_logger
+from minisgl.utils.zmq import Endpoints
+
+logger = get_logger(__name__)
+
+JOIN_S: Final = 300.0  # people start nodes by hand, and checkpoints are fetched before
+RETRY_S: Final = 0.3
+HELLO_S: Final = 5.0  # a connection that says nothing for so long is none of ours
+MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+DEAD_S: Final = 5.0  # what these add up to
+TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
+
+OWN_FLAGS: Final = frozenset(
+    (
+        *("model", "model_source", "served_model_name", "host", "port", "num_tokenizer"),
+        *("node_rank", "dist_init_addr", "dry_run", "shell", "log_level", "log_format"),
+        *("log_requests", "log_steps", "profile_dir", "otlp_endpoint", "offline"),
+    )
+)
+"""Flags that may differ between nodes; a new one may not until it is listed here."""
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class Hello(_Record, frozen=True, kw_only=True):
+    """From a node that wants to take part. settings: see `settings_of`."""
+
+    node: int
+    settings: dict[str, str]
+
+
+class Welcome(_Record, frozen=True, kw_only=True):
+    """All nodes are here: start your ranks."""
+
+
+class Refused(_Record, frozen=True, kw_only=True):
+    message: str
+
+
+class Gone(_Record, frozen=True, kw_only=True):
+    """The sender ends. reason: None when this is what the user asked node 0 for."""
+
+    reason: str | None
+
+
+NodeMsg = Hello | Welcome | Refused | Gone
+
+
+class NodeLink:
+    """The connection to another node's supervisor. Mutable: it can be closed."""
+
+    def __init__(self, name: str, connected: socket.socket) -> None:
+        self.name = name
+        self.address = str(connected.getpeername()[0])
+        self.own_address = str(connected.getsockname()[0])
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            if hasattr(socket, option):  # macOS has none
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        connected.settimeout(None)
+        self.status = Connection(connected.detach())  # frames; nothing is ever pickled
+
+    def send(self, record: NodeMsg) -> None:
+        with contextlib.suppress(OSError):  # it is gone, which `receive` tells
+            self.status.send_bytes(msgspec.msgpack.encode(record))
+
+    def receive(self, timeout_s: float | None = None) -> NodeMsg:
+        """Waits. Raises EngineError when the node is gone or says what it should not."""
+        try:
+            if self.status.poll(timeout_s):
+                data = self.status.recv_bytes(MAX_BYTES)
+                return msgspec.msgpack.decode(data, type=NodeMsg)  # type: ignore[no-any-return]
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            raise EngineError(
+                f"{self.name} at {self.address} is gone: its process has ended, or its machine "
+                f"cannot be reached ({type(error).__name__}); the server cannot go on without it"
+            ) from error
+        raise EngineError(f"{self.name} at {self.address} says nothing")
+
+    def death(self) -> EngineError | None:
+        """To be asked when there is something to read. None: it ended as it was asked to."""
+        try:
+            said = self.receive(HELLO_S)
+        except EngineError as error:
+            return error
+        if isinstance(said, Gone) and said.reason is None:
+            return None
+        return EngineError(f"{self.name} at {self.address}: {getattr(said, 'reason', said)}")
+
+    def close(self) -> None:
+        self.status.close()
+
+
+def settings_of(args: ServerArgs, folder: Path) -> dict[str, str]:
+    """What must be the same on all nodes, by the name that a person knows it by."""
+    flags = {
+        f"--{field.name.replace('_', '-')}": str(getattr(args, field.name))
+        for field in dataclasses.fields(args)
+        if field.name not in OWN_FLAGS
+    }
+    return flags | {
+        "the version of minisgl": __version__,
+        "the version of torch": version("torch"),
+        "MINISGL_DISABLE_OVERLAP_SCHEDULING": str(int(env.overlap_disabled())),
+        "MINISGL_CHECK_PLANS": str(int(env.check_plans())),
+        "the checkpoint": _digest(folder),
+    }
+
+
+def _digest(folder: Path) -> str:
+    """Of the settings files whole, and of the weights' names, sizes and last bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".json", ".safetensors"):
+            continue
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0 if path.suffix == ".json" else max(size - TAIL_BYTES, 0))
+            digest.update(f"{path.name} {size} ".encode())
+            digest.update(file.read())
+    return digest.hexdigest()[:12]
+
+
+def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
+    names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    if not names:
+        return None
+    told = "; ".join(f"{n} is {theirs.get(n)} there, {ours.get(n)} on node 0" for n in names)
+    return f"{told}. All nodes must run the same version with the same flags and checkpoint"
+
+
+def split_address(args: ServerArgs) -> tuple[str, int]:
+    assert args.dist_init_addr is not None
+    host, _, port = args.dist_init_addr.rpartition(":")
+    return host, int(port)
+
+
+def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
+    """Node 0: wait until all others are here, by node. Raises ConfigError if it cannot listen."""
+    host, port = split_address(args)
+    links: dict[int, NodeLink] = {}
+    with _listening(host, port) as listener:
+        logger.info("waiting for %d other nodes at %s:%d", args.nnodes - 1, host, port)
+        while len(links) < args.nnodes - 1:
+            ready = wait([listener, *(link.status for link in links.values())])
+            for node, link in list(links.items()):
+                if link.status in ready:  # before the start: it may come again
+                    logger.warning("%s", link.death())
+                    links.pop(node).close()
+            if listener in ready:
+                link = NodeLink("a node", listener.accept()[0])
+                try:
+                    said = link.receive(HELLO_S)
+                    refusal = _refusal(args, settings, said, links)
+                except EngineError as error:
+                    refusal = str(error)
+                if refusal is None:
+                    assert isinstance(said, Hello)
+                    link.name = f"node {said.node}"
+                    links[said.node] = link
+                    logger.info("%s is here, from %s", link.name, link.address)
+                else:
+                    logger.warning("refused a node at %s: %s", link.address, refusal)
+                    link.send(Refused(message=refusal))
+                    link.close()
+    for link in links.values():
+        link.send(Welcome())
+    return [links[node] for node in sorted(links)]
+
+
+def _refusal(
+    args: ServerArgs, settings: dict[str, str], said: NodeMsg, links: dict[int, NodeLink]
+) -> str | None:
+    if not isinstance(said, Hello):
+        return "it does not say who it is"
+    if not 1 <= said.node < args.nnodes or said.node in links:
+        missing = sorted(set(range(1, args.nnodes)) - set(links))
+        return f"--node-rank {said.node} is not awaited; awaited are {missing}"
+    return _difference(settings, said.settings)
+
+
+def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
+    """Another node: wait for node 0, and for all the others. Raises ConfigError if refused."""
+    host, port = split_address(args)
+    link = NodeLink("node 0", _connect(host, port))
+    link.send(Hello(node=args.node_rank, settings=settings))
+    said = link.receive()
+    if isinstance(said, Refused):
+        link.close()
+        raise ConfigError(f"node 0 refuses this node: {said.message}")
+    if not isinstance(said, Welcome):
+        raise EngineError(f"node 0 at {host}:{port} answers with {said}")
+    return link
+
+
+def with_network(endpoints: Endpoints, args: ServerArgs, links: list[NodeLink]) -> Endpoints:
+    """The same, where what ranks on other nodes use is a TCP address. links: see `NodeLink`."""
+    _, port = split_address(args)
+    leader = links[0].own_address if args.node_rank == 0 else links[0].address
+    beats: dict[int, str] = {}
+    for node in range(1, args.nnodes):
+        if args.node_rank in (0, node):  # others' addresses are of no use here
+            at = links[node - 1].address if args.node_rank == 0 else links[0].own_address
+            beats |= {rank: f"tcp://{at}:{port + 1 + rank}" for rank in ranks_of(args, node)}
+    return dataclasses.replace(endpoints, store_url=f"tcp://{leader}:{port + 1}", beat_urls=beats)
+
+
+def ranks_of(args: ServerArgs, node: int) -> range:
+    num_local = args.tp // args.nnodes
+    return range(node * num_local, (node + 1) * num_local)
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        listener = socket.create_server(_resolve(host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"--dist-init-addr {host}:{port} must be an address of this machine, node 0, with a "
+            f"port that is free: {error.strerror or error}"
+        ) from error
+    with listener:
+        yield listener
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    address = _resolve(host, port)
+    deadline, told = time.monotonic() + JOIN_S, False
+    while True:
+        try:
+            return socket.create_connection(address, timeout=HELLO_S)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"node 0 does not answer at --dist-init-addr {host}:{port}: "
+                    f"{error.strerror or error}"
+                ) from error
+            if not told:
+                told = True
+                logger.info("waiting for node 0 at %s:%d (%s)", host, port, error.strerror or error)
+        time.sleep(RETRY_S)
+
+
+def _resolve(host: str, port: int) -> tuple[Any, ...]:
+    try:
+        infos = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"--dist-init-addr {host}: no IPv4 address is known by that name ({error})"
+        ) from error
+    return infos[0][4]
