@@ -27,17 +27,28 @@ def test_defaults_and_every_flag() -> None:
             "--otlp-endpoint u --tp 2 --disable-pynccl"
         )
     )
-    same = {"shell", "memory_ratio"}  # they exclude others of these
+    # They exclude others of these; the last is no flag.
+    same = {"shell", "memory_ratio", "nnodes", "node_rank", "dist_init_addr", "offline"}
     for field in dataclasses.fields(ServerArgs):
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
     assert parse_args(["--shell"]).shell
+    nodes = parse_args(shlex.split("--tp 4 --nnodes 2 --node-rank 1 --dist-init-addr h:2000"))
+    assert (nodes.nnodes, nodes.node_rank, nodes.dist_init_addr) == (2, 1, "h:2000")
     assert pickle.loads(pickle.dumps(args)) == args
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("--tp 2 --nnodes 2", "needs --dist-init-addr HOST:PORT"),
+        ("--tp 3 --nnodes 2 --dist-init-addr h:2000", "--tp 3 ranks cannot be shared equally"),
+        ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --node-rank 2", "from 0 to 1, got 2"),
+        ("--node-rank 1", "need --nnodes 2 or more"),
+        ("--nnodes 2 --dist-init-addr 2000", "must be HOST:PORT"),
+        ("--nnodes 2 --dist-init-addr 0.0.0.0:2000", "of one interface"),
+        ("--nnodes 2 --dist-init-addr h:65001", "a port from 1 to 64999"),
+        ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --dry-run", "does not go with --nnodes"),
         ("--port 70000", "--port: must be a whole number from 0 to 65535, got '70000'"),
         ("--port x", "from 0 to 65535"),
         ("--page-size 0", "from 1 to 1024"),
@@ -79,7 +90,7 @@ def test_help_tells_meaning_and_default(
         parse_args(["--help"])
     assert "Serve a language model" in capsys.readouterr().out
     values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
-    assert len(values) == 24
+    assert len(values) == 27
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

@@ -244,7 +244,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         metavar="HOST:PORT",
         type=_address,
         help="where the machines meet: an IPv4 address or name of node 0's interface, and the "
-        "first of 1 + --tp free ports",
+        "first of 1 + --tp free ports (default: none)",
     )
 
     group = parser.add_argument_group("running")
