@@ -1,0 +1,260 @@
+"""Two nodes on one machine: who may join, the tokens of one rank, and that they end together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import openai
+import psutil
+import pytest
+from running_server import RunningServer
+
+from minisgl.builtin import model_path
+from minisgl.errors import ConfigError
+from minisgl.llm import LLM, SamplingParams
+from minisgl.server.args import ServerArgs
+from minisgl.server.nodes import (
+    Gone,
+    Hello,
+    NodeLink,
+    gather_nodes,
+    join_node_0,
+    settings_of,
+    with_network,
+)
+from minisgl.utils.zmq import Endpoints
+
+PROMPTS = ["The quick brown fox", "One rank counts pages and the other counts them too. " * 4]
+NUM_TOKENS = 20
+LOOPBACK = "127.0.0.1"
+T = TypeVar("T")
+
+
+def free_ports(count: int) -> int:
+    """The first of so many. Below those that the system hands out; pid: tests run side by side."""
+    for base in range(20000 + os.getpid() % 1000 * 10, 32000, 10):
+        try:
+            for port in range(base, base + count):
+                with socket.create_server((LOOPBACK, port)):
+                    pass
+        except OSError:
+            continue
+        return base
+    raise AssertionError("no free ports")
+
+
+# --- joining -------------------------------------------------------------------------------------
+
+
+class Background:
+    """Calls in threads that nobody waits for, should a test fail."""
+
+    def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(call(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+
+@pytest.fixture
+def pool() -> Background:
+    return Background()
+
+
+def node_args(nnodes: int = 2) -> ServerArgs:
+    return ServerArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{free_ports(1)}")
+
+
+def gather(pool: Background, args: ServerArgs) -> Future[list[NodeLink]]:
+    return pool.submit(gather_nodes, args, settings_of(args, model_path()))
+
+
+def join(pool: Background, args: ServerArgs, node: int, **other: Any) -> Future[NodeLink]:
+    """other: flags that this node has; folder: its checkpoint; settings: changes to them."""
+    folder, changes = other.pop("folder", model_path()), other.pop("settings", {})
+    args = dataclasses.replace(args, node_rank=node, **other)
+    return pool.submit(join_node_0, args, settings_of(args, folder) | changes)
+
+
+def test_nodes_meet_and_are_told_of_ends(pool: Background) -> None:
+    args = node_args(3)
+    # They differ in what is their own.
+    second = join(pool, args, 2, port=5, model="elsewhere", log_level="error")
+    first = join(pool, args, 1)
+    links = gather(pool, args).result(20)
+    assert [link.name for link in links] == ["node 1", "node 2"]
+    endpoints = with_network(Endpoints(folder=Path("f")), args, links)
+    port = int(str(args.dist_init_addr).partition(":")[2])
+    assert endpoints.store == f"tcp://{LOOPBACK}:{port + 1}"
+    assert [endpoints.beats(rank) for rank in (1, 2)] == [
+        f"tcp://{LOOPBACK}:{port + 2}",
+        f"tcp://{LOOPBACK}:{port + 3}",
+    ]
+    assert endpoints.scheduler.startswith("ipc://")
+
+    links[0].send(Gone(reason=None))
+    assert first.result(5).death() is None
+    links[0].close()
+    second.result(5).send(Gone(reason="the engine-2 process was killed by signal 9"))
+    assert (
+        str(links[1].death())
+        == f"node 2 at {LOOPBACK}: the engine-2 process was killed by signal 9"
+    )
+    second.result(5).close()
+    assert "node 2 at 127.0.0.1 is gone" in str(links[1].death())
+
+
+def test_who_is_refused(pool: Background, tmp_path: Path) -> None:
+    args = node_args()
+    shutil.copytree(model_path(), tmp_path / "m")
+    config = (tmp_path / "m" / "config.json").read_text()
+    (tmp_path / "m" / "config.json").write_text(config + "\n")
+    gathered = gather(pool, args)
+    for other, says in (
+        ({"page_size": 32}, "--page-size is 32 there, 16 on node 0"),
+        ({"folder": tmp_path / "m"}, "the checkpoint is [0-9a-f]{12} there, [0-9a-f]{12} on"),
+        ({"settings": {"the version of torch": "9"}}, "the version of torch is 9 there, 2"),
+        ({"settings": {"MINISGL_CHECK_PLANS": "1"}}, "MINISGL_CHECK_PLANS is 1 there, 0 on"),
+        ({"settings": {"--new-flag": "7"}}, "--new-flag is 7 there, None on node 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"node 0 refuses this node: {says}"):
+            join(pool, args, 1, **other).result(20)
+    with pytest.raises(ConfigError, match=r"--node-rank 5 is not awaited; awaited are \[1\]"):
+        join(pool, args, 5).result(20)
+    # Somebody who is no node, and a node that gives up.
+    address = (LOOPBACK, int(str(args.dist_init_addr).partition(":")[2]))
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"\0\0\0\4ABCD")
+    assert not gathered.done()
+    right = join(pool, args, 1)
+    assert [link.name for link in gathered.result(20)] == ["node 1"]
+    assert right.result(5).name == "node 0"
+
+
+def test_an_address_that_is_not_of_this_machine() -> None:
+    args = dataclasses.replace(node_args(), dist_init_addr="192.0.2.1:2000")  # RFC 5737
+    with pytest.raises(ConfigError, match="must be an address of this machine, node 0"):
+        gather_nodes(args, {})
+    args = dataclasses.replace(args, dist_init_addr="no.such.host.invalid:2000")
+    with pytest.raises(ConfigError, match="no IPv4 address is known by that name"):
+        join_node_0(args, {})
+
+
+def test_a_node_that_died_before_the_start_may_come_again(pool: Background) -> None:
+    args = node_args(3)
+    gathered = gather(pool, args)
+    host, port = LOOPBACK, int(str(args.dist_init_addr).partition(":")[2])
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            lost = NodeLink("node 0", socket.create_connection((host, port)))
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    lost.send(Hello(node=2, settings=settings_of(args, model_path())))
+    lost.close()
+    both = [join(pool, args, node) for node in (2, 1)]
+    assert [link.name for link in gathered.result(20)] == ["node 1", "node 2"]
+    assert [link.result(5).name for link in both] == ["node 0"] * 2
+
+
+# --- serving -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
+    """Started in the wrong order."""
+    address = f"{LOOPBACK}:{free_ports(3)}"
+    flags = ("--tp", "2", "--nnodes", "2", "--dist-init-addr", address, "--num-pages", "96")
+    started = [
+        RunningServer(
+            tmp_path_factory.mktemp("n"),
+            *(*flags, "--dtype", "float32", "--node-rank", str(node)),
+            MINISGL_CHECK_PLANS="1",
+        )
+        for node in (1, 0)
+    ]
+    yield started[::-1]
+    for server in started:
+        server.close()
+
+
+def stream_of(client: openai.OpenAI) -> Any:
+    stream = client.completions.create(
+        model="minisgl-builtin",
+        prompt="a",
+        stream=True,
+        max_tokens=1400,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    return stream
+
+
+def assert_nothing_left(servers: list[RunningServer], family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    for server in servers:
+        assert "Traceback" not in server.output["err"], server.output["err"]
+
+
+def test_two_nodes_compute_what_one_rank_does(nodes: list[RunningServer]) -> None:
+    with LLM(dtype="float32", num_pages=96, progress=False) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        expected = [output.text for output in llm.generate(PROMPTS, params)]
+    with nodes[0].client() as client:
+        answer = client.completions.create(
+            model="minisgl-builtin",
+            prompt=PROMPTS,
+            max_tokens=NUM_TOKENS,
+            temperature=0.0,
+            extra_body={"ignore_eos": True},
+        )
+        assert [choice.text for choice in answer.choices] == expected
+        family = [process for node in nodes for process in node.family()]
+        assert len(nodes[1].family()) <= 4  # no API worker, no tokenizer: one rank and helpers
+        nodes[0].process.terminate()
+    assert [node.ended() for node in nodes] == [0, 0]
+    assert_nothing_left(nodes, family)
+    assert all(list(node.sockets.iterdir()) == [] for node in nodes)
+
+
+@pytest.mark.parametrize("victim", ["supervisor of node 1", "engine-1", "supervisor of node 0"])
+def test_nodes_end_together(nodes: list[RunningServer], victim: str) -> None:
+    with nodes[0].client() as client:
+        stream = stream_of(client)
+        family = [process for node in nodes for process in node.family()]
+        if victim == "engine-1":
+            pid = nodes[1].pid("engine-1")
+        else:
+            pid = nodes[int(victim[-1])].process.pid
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(stream)
+        survivors = [node for node in nodes if node.process.pid != pid]
+        assert [node.ended() for node in survivors] == [1] * len(survivors)
+        assert time.monotonic() - began < 3
+    assert_nothing_left(survivors, family)
+    if victim == "engine-1":
+        assert "the engine-1 process was killed by signal 9" in nodes[1].output["err"]
+    elif victim == "supervisor of node 0":
+        assert "is gone" in nodes[1].output["err"]
