@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -9,9 +10,15 @@ from typing import Any
 import pytest
 from stub_thread import StubThread
 
-from minisgl.benchmark import compare, counters, online, plots, prefix_tree, scheduler
+from minisgl.benchmark import compare, counters, online, plots, prefix_tree, scheduler, timeline
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.stub import Script
+from minisgl.core import SamplingParams
+from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.meter import PARTS, LoopMeter, StepRecord
+from minisgl.scheduler.report import StepLog
+from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
 
 
 def online_json(tmp_path: Path, stub: StubThread, name: str, *flags: str) -> Path:
@@ -139,7 +146,63 @@ def test_tree_operations_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row["cached_tokens"] >= 50_000 and row["median_us"] > 0 for row in rows)
 
 
+def test_the_trees_share_of_scheduling() -> None:
+    radix, naive = prefix_tree.measure_share("radix", 60), prefix_tree.measure_share("naive", 60)
+    # 28 of 60 requests find their system prompt, a quarter of their tokens.
+    assert radix["cached_tokens_share"] == pytest.approx(28 / 60 / 4, abs=1e-4)
+    assert naive["cached_tokens_share"] == 0
+    assert 0 < radix["cache_share"] < 1
+
+
 def test_every_benchmark_says_what_it_is() -> None:
     found = benchmarks()
     assert {"online", "scheduler", "stub", "compare", "plots", "ablation"} <= set(found)
     assert all(found.values())
+
+
+def test_the_steps_of_a_real_loop_are_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    log = StepLog(path)
+    config = SchedulerConfig(
+        num_pages=20, page_size=4, max_seq_len=40, vocab_size=50, eos_ids=frozenset(),
+        max_prefill_tokens=16, max_running=3,
+    )  # fmt: skip
+    loop = Scheduler(config)
+    message = UserMsg(
+        uid=0, ids=ids_to_bytes([4] * 9), sampling=SamplingParams(max_tokens=20, ignore_eos=True)
+    )
+    inbox = ListInbox([[message]], more=lambda: [] if loop.runnable else None)
+    run(loop, InstantExecutor(), inbox, ListOutbox(), meter=LoopMeter(on_step=log))
+    log.close()
+    assert timeline.main([str(path), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/steps.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out/steps.html").read_text()
+    assert re.search(r'(?:src|href)=(?!"data:)', page) is None, "it needs another file"
+
+    records = timeline.read_steps(path)
+    assert len(records) >= 20
+    events = json.loads((tmp_path / "out/steps.trace.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == len(records) * (len(PARTS) + 1)
+    host = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in complete
+        if event["tid"] == timeline.HOST
+    )
+    gaps = [after[0] - before[1] for before, after in itertools.pairwise(host)]
+    assert min(gaps) > -10, "the host does one thing at a time"  # us; times are rounded
+
+
+def test_a_step_file_that_is_none_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    for content, message in (("", "holds no step"), ("{}\n1\n", "steps.jsonl:1 is no step")):
+        path.write_text(content)
+        assert timeline.main([str(path)]) == 2
+        assert message in capsys.readouterr().err.replace("\n", "")
+    record = dict.fromkeys(StepRecord.__struct_fields__, 1)
+    path.write_text(json.dumps(record) + '\n{"step":2,"sta')  # killed in the middle of a line
+    assert len(timeline.read_steps(path)) == 1

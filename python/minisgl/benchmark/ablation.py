@@ -1,4 +1,4 @@
-"""What one mechanism gives, against our own server: `ablation radix | chunk | overlap`.
+"""What one mechanism gives, against our own server: `ablation radix | chunk | overlap | graphs`.
 
 Each variant is a server of its own with the built-in model (or `--model`); the rounds interleave
 the variants, forth and back, so that a machine that slows down meets all of them, and every
@@ -132,7 +132,12 @@ def overlap(args: argparse.Namespace, seed: int) -> Workload:
     return work.arriving([0.0] * 32)
 
 
-ABLATIONS = {"radix": radix, "chunk": chunk, "overlap": overlap}
+def graphs(args: argparse.Namespace, seed: int) -> Workload:
+    """Decode, where a step is short and launches are many: needs a GPU."""
+    return overlap(args, seed)
+
+
+ABLATIONS = {"radix": radix, "chunk": chunk, "overlap": overlap, "graphs": graphs}
 
 VARIANTS = {
     "radix": tuple(
@@ -149,6 +154,10 @@ VARIANTS = {
         Variant(
             name="no overlap", environment={"MINISGL_DISABLE_OVERLAP_SCHEDULING": "1"}
         ),
+    ),
+    "graphs": (
+        Variant(name="graphs", flags=("--device", "cuda")),
+        Variant(name="no graphs", flags=("--device", "cuda", "--cuda-graph-max-bs", "0")),
     ),
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from minisgl.errors import ConfigError
 Results = dict[str, dict[str, Any]]
 """File name without ending -> content."""
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 img{max-width:100%}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.15rem .7rem;text-align:right;border-bottom:1px solid #ddd}
 pre{background:#f5f5f5;padding:.7rem;overflow:auto}"""
@@ -140,7 +140,7 @@ def report(results: Results, pictures: dict[str, bytes]) -> str:
     """One page: the pictures inside it, a table for each result, where it was measured."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Mini-SGLang benchmarks</title>",
-        f"<style>{_STYLE}</style><h1>Mini-SGLang benchmarks</h1>",
+        f"<style>{STYLE}</style><h1>Mini-SGLang benchmarks</h1>",
     ]
     for name, png in pictures.items():
         data = base64.b64encode(png).decode()

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.benchmark.prefix_tree import measure_tree
+from minisgl.benchmark.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
 from minisgl.core.executor import Executor, Flight
@@ -58,10 +58,20 @@ def main(argv: list[str]) -> int:
     ]
     tree = [row for page_size in (1, PAGE_SIZE) for row in measure_tree(page_size)]
     overlap = measure_overlap(256, device_s=0.002, steps=args.steps)
+    share = [measure_share("radix"), measure_share("naive")]
     _show(steps, tree, overlap)
+    for row in share:
+        print(
+            f"{row['name']} cache: {row['cache_share']:.0%} of the scheduler's "
+            f"{row['scheduling_us_a_request']:.0f} us a request, "
+            f"{row['cached_tokens_share']:.0%} of prompt tokens found"
+        )
     if args.json:
         result = {"kind": "scheduler", "load_before": load, "steps_each": args.steps}
-        write_json(args.json, {**result, "steps": steps, "tree": tree, "overlap": overlap})
+        write_json(
+            args.json,
+            {**result, "steps": steps, "tree": tree, "tree_share": share, "overlap": overlap},
+        )
     return 0
 
 

@@ -1,0 +1,187 @@
+"""Draws the file of `--log-steps`: where each step's time went, what it computed, who waited.
+
+Three forms of the same: a PNG to look at, an HTML page with the picture and the longest steps
+(no network, no other file), and a trace for https://ui.perfetto.dev, in which one can zoom: the
+trace-event format of Chrome, one track for the host's parts and one for the step on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from minisgl.benchmark.plots import STYLE
+from minisgl.errors import ConfigError
+from minisgl.scheduler.meter import PARTS, StepRecord
+
+FIRST_PARTS, LAST_PARTS = PARTS[:3], PARTS[3:]
+"""Of the turn that launched a step, and of the one that settled it."""
+NUM_LONGEST = 12
+PAUSE_S = 0.002  # between steps, from which on the loop is drawn as asleep
+HOST, DEVICE = 1, 2  # tracks of the trace
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """Raises ConfigError where that is no such file, with the line."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    decoder = msgspec.json.Decoder(StepRecord)
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(decoder.decode(line))
+        except msgspec.MsgspecError as error:
+            if number == len(lines) and not line.endswith(b"}"):
+                break  # the server was killed while it wrote
+            raise ConfigError(f"{path}:{number} is no step of --log-steps: {error}") from error
+    if not records:
+        raise ConfigError(f"{path} holds no step; was a request served while it was written?")
+    return records
+
+
+def busy_s(record: StepRecord) -> float:
+    """From the start of the step's plan until its ids were on the host."""
+    waited_s = record.wait_us / 1e6
+    return record.settle_s + waited_s - record.start_s
+
+
+def draw(records: list[StepRecord]) -> Figure:
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    parts, tokens, requests = figure.subplots(3, 1, sharex=True)
+    rows = [
+        (*(getattr(r, f"{part}_us") / 1e3 for part in PARTS), r.decodes, r.tokens - r.decodes,
+         r.running, r.waiting)
+        for r in records
+    ]  # fmt: skip
+    at, (*values, decodes, prompt, running, waiting) = _with_pauses(records, np.array(rows))
+    parts.stackplot(at, values, labels=PARTS, step="post")
+    parts.set(ylabel="ms", title="a step's time in the loop, by part")
+    tokens.stackplot(at, decodes, prompt, labels=("decode rows", "prompt tokens"), step="post")
+    tokens.set(ylabel="tokens", yscale="symlog", title="what it computed")
+    for name, counts in (("running", running), ("waiting", waiting)):
+        requests.step(at, counts, where="post", label=name)
+    requests.set(ylabel="requests", xlabel="seconds since the loop began", title="who was there")
+    for axis in (parts, tokens, requests):
+        axis.grid(alpha=0.3)
+        axis.legend(loc="upper right")
+    return figure
+
+
+def _with_pauses(
+    records: list[StepRecord], rows: npt.NDArray[Any]
+) -> tuple[list[float], npt.NDArray[Any]]:
+    """(times, columns of rows), with a row of zeros wherever the loop slept."""
+    at: list[float] = []
+    drawn = []
+    for index, (record, row) in enumerate(zip(records, rows, strict=True)):
+        at.append(record.start_s)
+        drawn.append(row)
+        end_s = record.settle_s + sum(getattr(record, f"{part}_us") for part in LAST_PARTS) / 1e6
+        if index + 1 == len(records) or records[index + 1].start_s > end_s + PAUSE_S:
+            at.append(end_s)
+            drawn.append(np.zeros_like(row))
+    return at, np.array(drawn).T
+
+
+def trace_events(records: list[StepRecord]) -> dict[str, Any]:
+    """Chrome's trace-event format: complete events ("X") and counters ("C"), in microseconds."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": name}}
+        for track, name in ((HOST, "host"), (DEVICE, "steps"))
+    ]
+
+    def event(track: int, name: str, start_us: float, us: float, record: StepRecord) -> None:
+        args = {key: getattr(record, key) for key in ("step", "rows", "decodes", "tokens")}
+        events.append(
+            {"ph": "X", "pid": 0, "tid": track, "name": name, "ts": start_us, "dur": us}
+            | {"args": args}
+        )
+
+    for record in records:
+        for first_s, names in ((record.start_s, FIRST_PARTS), (record.settle_s, LAST_PARTS)):
+            start_us = first_s * 1e6
+            for part in names:
+                us = getattr(record, f"{part}_us")
+                event(HOST, part, start_us, us, record)
+                start_us += us
+        prompt = record.tokens - record.decodes
+        name = f"step {record.step}: {record.decodes} decodes, {prompt} prompt tokens"
+        event(DEVICE, name, record.start_s * 1e6, busy_s(record) * 1e6, record)
+        events.append(
+            {"ph": "C", "pid": 0, "name": "requests", "ts": record.start_s * 1e6}
+            | {"args": {"running": record.running, "waiting": record.waiting}}
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def page(records: list[StepRecord], png: bytes, title: str) -> str:
+    """A self-contained page: totals, the picture, the longest steps."""
+    total_s = records[-1].settle_s - records[0].start_s
+    sums = {part: sum(getattr(record, f"{part}_us") for record in records) / 1e6 for part in PARTS}
+    facts = ", ".join(f"{part} {seconds:.3f} s" for part, seconds in sums.items())
+    longest = sorted(records, key=busy_s, reverse=True)[:NUM_LONGEST]
+    rows = "".join(
+        f"<tr><td>{r.step}</td><td>{r.start_s:.3f}</td><td>{busy_s(r) * 1e3:.2f}</td>"
+        + "".join(f"<td>{getattr(r, f'{part}_us') / 1e3:.2f}</td>" for part in PARTS)
+        + f"<td>{r.decodes}</td><td>{r.tokens - r.decodes}</td></tr>"
+        for r in longest
+    )
+    columns = ("step", "start, s", "took, ms", *(f"{part}, ms" for part in PARTS))
+    columns += ("decodes", "prompt tokens")
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    image = base64.b64encode(png).decode()
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>"
+        f"<p>{len(records):,} steps in {total_s:.2f} s: {facts}.</p>"
+        f'<img alt="" src="data:image/png;base64,{image}">'
+        f"<h2>The longest steps</h2><table><tr>{head}</tr>{rows}</table>\n"
+    )
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark timeline", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("steps", type=Path, metavar="STEPS.jsonl", help="of serve --log-steps")
+    parser.add_argument("--out", type=Path, default=None, help="folder (default: beside the file)")
+    parser.add_argument("--first", type=float, default=0.0, metavar="S", help="leave out before")
+    parser.add_argument("--last", type=float, default=np.inf, metavar="S", help="leave out after")
+    args = parser.parse_args(argv)
+    matplotlib.use("agg")  # draws to memory, needs no display
+    try:
+        records = [r for r in read_steps(args.steps) if args.first <= r.start_s <= args.last]
+        if not records:
+            raise ConfigError(f"no step of {args.steps} is between --first and --last")
+    except ConfigError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False)
+        return 2
+    folder = args.out or args.steps.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    draw(records).savefig(buffer, format="png", dpi=110)
+    stem = folder / args.steps.stem
+    outputs = {
+        ".png": buffer.getvalue(),
+        ".html": page(records, buffer.getvalue(), args.steps.name).encode(),
+        ".trace.json": json.dumps(trace_events(records)).encode(),
+    }
+    for ending, content in outputs.items():
+        path = stem.with_name(stem.name + ending)
+        path.write_bytes(content)
+        print(f"wrote {path}")
+    return 0
