@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-for name in ("attention", "models", "engine", "moe"):  # their cases and harnesses serve here
+for name in ("attention", "models", "engine", "moe", "server"):  # their harnesses
     sys.path.append(str(Path(__file__).parents[1] / name))
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
