@@ -24,7 +24,7 @@ def test_defaults_and_every_flag() -> None:
             "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
-            "--otlp-endpoint u --tp 2 --disable-pynccl"
+            "--otlp-endpoint u --tp 2 --ep --disable-pynccl"
         )
     )
     # They exclude others of these; the last is no flag.

@@ -49,6 +49,7 @@ class ServerArgs:
     dummy_weight: bool = False
 
     tp: int = 1
+    ep: bool = False
     disable_pynccl: bool = False
     nnodes: int = 1
     node_rank: int = 0
@@ -218,6 +219,12 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         type=_integer(1, 1024),
         help="tensor parallelism: N processes share each layer of the model, each on a GPU of its "
         f"own; on a CPU they share the cores (default: {defaults.tp})",
+    )
+    group.add_argument(
+        "--ep",
+        action="store_true",
+        help="expert parallelism: the --tp ranks share the experts of a mixture, not each expert's "
+        "columns; for models that have experts",
     )
     group.add_argument(
         "--disable-pynccl",

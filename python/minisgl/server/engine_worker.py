@@ -122,6 +122,7 @@ def engine_config(args: ServerArgs, folder: Path, store: str, rank: int) -> Engi
         ranks=DistributedInfo(rank, args.tp),
         num_local=args.tp // args.nnodes,
         store=store,
+        expert_parallel=args.ep,
         pynccl=not args.disable_pynccl,
     )
 
