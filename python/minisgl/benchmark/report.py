@@ -78,13 +78,15 @@ def _portable(argument: str) -> str:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, "+" when there are changes; MINISGL_COMMIT where git is not there."""
+    """The checkout's commit, "+" when there are changes; MINISGL_COMMIT wins, for a copy of one."""
+    if named := os.environ.get("MINISGL_COMMIT"):
+        return named
     folder = Path(__file__).parent
     try:
         commit = _git(folder, "rev-parse", "--short=12", "HEAD")
         return commit + ("+" if _git(folder, "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("MINISGL_COMMIT")
+        return None
 
 
 def _git(folder: Path, *command: str) -> str:
