@@ -6,9 +6,9 @@
     node r   connect until it does   |                | start ranks | watch them | end
 
 Each node's supervisor has one TCP connection to node 0's. After the start nothing is said there
-but `Gone`, by whoever ends; and the connection's own end says the same of one that could not:
-at once when a process ends, after `DEAD_S` when a machine or a cable does. That is why it is no
-ZeroMQ socket, which hides both. The ranks themselves meet as they do on one machine, over TCP::
+but `Gone`, by whoever ends; and the connection's own end says the same of one that could not: at
+once when a process ends, after some seconds (`KEEPALIVE`) when a machine or a cable does. That is
+why it is no ZeroMQ socket, which hides both. The ranks meet as on one machine, but over TCP::
 
     PORT        this connection          PORT + 1 + r   rank 0's beats, at the node of rank r
     PORT + 1    torch's store
@@ -44,8 +44,9 @@ JOIN_S: Final = 300.0  # people start nodes by hand, and checkpoints are fetched
 RETRY_S: Final = 0.3
 HELLO_S: Final = 5.0  # a connection that says nothing for so long is none of ours
 MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
+# Seconds of silence until the kernel asks, then between three questions: a cut cable is noticed
+# after 5.0 s (scripts/try_two_nodes.sh).
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
-DEAD_S: Final = 5.0  # what these add up to
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 
 OWN_FLAGS: Final = frozenset(
@@ -161,10 +162,11 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
+def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    """What differs, as a sentence; "" where nothing does."""
     names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     if not names:
-        return None
+        return ""
     told = "; ".join(f"{n} is {theirs.get(n)} there, {ours.get(n)} on node 0" for n in names)
     return f"{told}. All nodes must run the same version with the same flags and checkpoint"
 
@@ -188,35 +190,38 @@ def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
                     logger.warning("%s", link.death())
                     links.pop(node).close()
             if listener in ready:
-                link = NodeLink("a node", listener.accept()[0])
-                try:
-                    said = link.receive(HELLO_S)
-                    refusal = _refusal(args, settings, said, links)
-                except EngineError as error:
-                    refusal = str(error)
-                if refusal is None:
-                    assert isinstance(said, Hello)
-                    link.name = f"node {said.node}"
-                    links[said.node] = link
-                    logger.info("%s is here, from %s", link.name, link.address)
-                else:
-                    logger.warning("refused a node at %s: %s", link.address, refusal)
-                    link.send(Refused(message=refusal))
-                    link.close()
+                _admit(args, settings, listener.accept()[0], links)
     for link in links.values():
         link.send(Welcome())
     return [links[node] for node in sorted(links)]
 
 
-def _refusal(
-    args: ServerArgs, settings: dict[str, str], said: NodeMsg, links: dict[int, NodeLink]
-) -> str | None:
+def _admit(
+    args: ServerArgs,
+    settings: dict[str, str],
+    connected: socket.socket,
+    links: dict[int, NodeLink],
+) -> None:
+    """Put who has just connected among `links`, or refuse it with a sentence."""
+    try:
+        link = NodeLink("a node", connected)
+        said = link.receive(HELLO_S)
+    except (OSError, EngineError) as error:  # nobody to tell
+        logger.warning("somebody connected, but is no node: %s", error)
+        return
+    awaited = sorted(set(range(1, args.nnodes)) - set(links))
     if not isinstance(said, Hello):
-        return "it does not say who it is"
-    if not 1 <= said.node < args.nnodes or said.node in links:
-        missing = sorted(set(range(1, args.nnodes)) - set(links))
-        return f"--node-rank {said.node} is not awaited; awaited are {missing}"
-    return _difference(settings, said.settings)
+        refusal = "it does not say who it is"
+    elif said.node not in awaited:
+        refusal = f"--node-rank {said.node} is not awaited; awaited are {awaited}"
+    elif not (refusal := _difference(settings, said.settings)):
+        link.name = f"node {said.node}"
+        links[said.node] = link
+        logger.info("%s is here, from %s", link.name, link.address)
+        return
+    logger.warning("refused a node at %s: %s", link.address, refusal)
+    link.send(Refused(message=refusal))
+    link.close()
 
 
 def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:

@@ -111,7 +111,11 @@ class Workers:
             # A rank that fails makes others fail: all that is known by now is told.
             statuses = [worker.status for worker in waiting]
             told = wait(statuses + [node.status for node in self.nodes])
-            failures = [str(node.death()) for node in self.nodes if node.status in told]
+            failures = [
+                str(node.death() or f"{node.name} has ended")
+                for node in self.nodes
+                if node.status in told
+            ]
             failures += [
                 failure
                 for worker in waiting
@@ -175,9 +179,8 @@ class Workers:
         leaving = self._ranks if is_whole else []
         for node in self.nodes:
             node.send(Gone(reason=reason))
-        if (
-            leaving and self._leads
-        ):  # between two steps, all in the same turn; a signal could tear them apart
+        if leaving and self._leads:
+            # Between two steps, all in the same turn; a signal could tear them apart.
             queue = PushQueue(self.endpoints.scheduler)
             queue.put([ExitMsg()])
             queue.close()
