@@ -106,7 +106,9 @@ class WorkerDied(EngineError):
     status = 503
 
     def __init__(self, worker: str, exit_code: int | None) -> None:
-        if exit_code is not None and exit_code < 0:
+        if exit_code is None:
+            how = "is gone"  # the system still clears up after it, a GPU's memory say
+        elif exit_code < 0:
             how = f"was killed by signal {-exit_code}"
         else:
             how = f"ended with exit code {exit_code}"

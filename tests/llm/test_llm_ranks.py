@@ -35,7 +35,10 @@ def ranks() -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(tp=2, max_prefill_length=32, **OPTIONS) as llm:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISGL_CHECK_PLANS", "1")
+        llm = LLM(tp=2, max_prefill_length=32, **OPTIONS)
+    with llm:
         yield llm
 
 

@@ -75,7 +75,7 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
             else:
                 _serve(args, signals, foreground, started_at)
         except KeyboardInterrupt:
-            logger.info("stopped before it was ready")
+            logger.info("stopped" if args.node_rank else "stopped before it was ready")
         except (ConfigError, EngineError) as error:
             logger.error("%s", error)
             return 1
