@@ -36,7 +36,7 @@ from minisgl.server.nodes import (
 from minisgl.utils.zmq import Endpoints
 
 PROMPTS = ["The quick brown fox", "One rank counts pages and the other counts them too. " * 4]
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
 
