@@ -21,6 +21,14 @@ LONG = (
     Case(name="40,000 keys", rows=((39_999, 40_000), (5, 6)), head_dim=128),
     Case(name="many rows", rows=tuple((7 * i, 7 * i + 1) for i in range(150)), head_dim=128),
     Case(name="8 heads share", rows=((900, 901), (0, 300)), num_q_heads=16, head_dim=128),
+    Case(
+        name="pages of 16",
+        rows=((900, 901), (1, 2), (39_999, 40_000), (15, 16), (16, 17), (0, 300), (130, 400)),
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=128,
+        page_size=16,
+    ),
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
 )
 
@@ -35,14 +43,15 @@ class _Pool:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("case", [*CASES, *LONG], ids=lambda case: case.name)
-@pytest.mark.parametrize("name", ["triton", "fa"])
+@pytest.mark.parametrize("name", ["triton", "fa", "triton,trtllm"])
 def test_backend_matches_sdpa(
     name: str, case: Case, dtype: torch.dtype, device: torch.device
 ) -> None:
     try:
         backend = create_attention_backend(
-            name, create_ops(device), device, dtype=dtype, head_dim=case.head_dim
-        )
+            name, create_ops(device), device, dtype=dtype, head_dim=case.head_dim,
+            page_size=case.page_size,
+        )  # fmt: skip
     except ConfigError as error:
         pytest.skip(str(error))
     step = make_step(case, dtype, "torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,19 @@ def test_retracted_requests_resume_with_the_same_tokens(checkpoint: Checkpoint) 
         assert drive(engine, [(p, greedy()) for p in prompts(6)]) == checkpoint[1]
     finally:
         engine.close()
+
+
+def test_a_profile_names_steps_and_shows_kernels(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    engine = make_engine(checkpoint, cuda_graph_max_bs=16)
+    try:
+        engine.profiler.start()
+        drive(engine, [(prompts(6)[0], greedy())])
+        engine.settle()
+        path, num_steps = engine.profiler.stop(tmp_path, 0)
+    finally:
+        engine.close()
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = {event["name"] for event in events if event.get("name", "").startswith("step ")}
+    assert len(steps) == num_steps > 10
+    assert any(": 1 decodes, 0 prompt tokens; 0" in name for name in steps)
+    assert sum(event.get("cat") == "kernel" for event in events) > 10 * num_steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import rotary
+from minisgl.kernel.triton.threshold import thresholds
 from minisgl.kvcache.pool import LayerPool
 
 REFERENCE, FAST = Ops(), CudaOps()
@@ -129,6 +132,65 @@ def test_random_choice_is_the_reference(num_vocab: int, device: torch.device) ->
     )
     got, want = FAST.sample(logits, args), REFERENCE.sample(logits.float(), args)
     assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_vocab", [5, 4097, 9000])
+@pytest.mark.parametrize("filters", ["k", "p", "m", "kp", "kpm"])
+def test_filtered_choice_is_the_reference(
+    filters: str, num_vocab: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(num_vocab)
+    rows = 24
+    logits = (torch.randn(rows, num_vocab, device=device) * 2).to(dtype)
+    logits[3] = 1.0  # all equal
+    logits[4, 1:] = -torch.inf
+    logits[5, : num_vocab // 2] = logits[5].max()  # a tie at the top
+
+    def some(values: torch.Tensor, name: str) -> torch.Tensor | None:
+        return values.to(device) if name in filters else None
+
+    args = BatchSamplingArgs(
+        all_greedy=False,
+        temperatures=torch.linspace(0, 1.5, rows, device=device),
+        top_ks=some(torch.arange(rows, dtype=torch.int32) * (num_vocab // 16 + 1), "k"),
+        top_ps=some(torch.linspace(1.0, 0.01, rows), "p"),
+        min_ps=some(torch.linspace(0.0, 0.9, rows), "m"),
+        seeds=torch.randint(-(2**62), 2**62, (rows,), device=device),
+        output_idxs=torch.arange(rows, device=device),
+    )
+    for repeat in range(4):
+        args = dataclasses.replace(args, output_idxs=args.output_idxs + repeat)
+        got, want = FAST.sample(logits, args), REFERENCE.sample(logits.float(), args)
+        assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("filters", ["k", "p"])
+def test_what_filters_leave(filters: str, dtype: torch.dtype, device: torch.device) -> None:
+    """The thresholds themselves, against a sort in float64."""
+    torch.manual_seed(0)
+    rows, num_vocab = 12, 3000
+    logits = (torch.randn(rows, num_vocab, device=device) * 3).to(dtype)
+    temperatures = torch.linspace(0.3, 2, rows, device=device)
+    ks = torch.tensor([1, 2, 5, 50, 999, 2999, 3000, 5000, 0, 7, 8, 9], dtype=torch.int32)
+    ps = torch.linspace(0.05, 1, rows)
+    got = thresholds(
+        logits,
+        temperatures,
+        ks.to(device) if filters == "k" else None,
+        ps.to(device) if filters == "p" else None,
+        None,
+    )
+    for row in range(rows):
+        x = logits[row].double().sort(descending=True).values
+        if filters == "k":
+            least = x[min(int(ks[row]) or num_vocab, num_vocab) - 1]
+        else:
+            mass = (x / float(temperatures[row])).softmax(0).cumsum(0)
+            before = torch.cat((mass.new_zeros(1), mass[:-1]))
+            least = x[int((before < float(ps[row])).sum()) - 1]
+        assert torch.equal(logits[row].double() >= got[row].double(), logits[row] >= least)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -12,6 +12,7 @@ from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
+from minisgl.attention.trtllm import TrtllmBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import num_cores
 from minisgl.kernel.ops import Ops
@@ -20,10 +21,11 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 CUDA_BACKENDS = ("triton", "fa")
+DECODE_BACKENDS = ("trtllm",)  # for the second place alone
 
 
 def create_cuda_backend(
-    name: str, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int
+    name: str, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
 ) -> BaseAttnBackend:
     """See `create_attention_backend`. "torch" is the reference; it is not for a graph."""
 
@@ -34,8 +36,14 @@ def create_cuda_backend(
             return FlashAttentionBackend(ops, device, dtype, head_dim)
         raise ConfigError(
             f"unknown attention backend {part!r} for a GPU; one of auto, torch, "
-            f"{', '.join(CUDA_BACKENDS)}, or two of them as prefill,decode"
+            f"{', '.join(CUDA_BACKENDS)}, or two of them as prefill,decode; as decode also "
+            f"{', '.join(DECODE_BACKENDS)}"
         )
+
+    def create_decode(part: str) -> PagedAttnBackend:
+        if part == "trtllm":
+            return TrtllmBackend(ops, device, dtype, head_dim, page_size)
+        return create(part)
 
     if name == "torch":
         return TorchAttnBackend(ops)
@@ -43,7 +51,7 @@ def create_cuda_backend(
         prefill, _, decode = name.partition(",")
         backend = create(prefill)
         if decode and decode != prefill:
-            backend = HybridBackend(ops, backend, create(decode))
+            backend = HybridBackend(ops, backend, create_decode(decode))
         return backend
     # FlashAttention 3 is 1.5 times as fast as ours on prompts, ours reads the cache at 4.3 TB/s in
     # decode (docs/performance-cuda.md).

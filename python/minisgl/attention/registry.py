@@ -27,16 +27,17 @@ def create_attention_backend(
     *,
     dtype: torch.dtype = torch.float32,
     head_dim: int = 128,
+    page_size: int = 16,
 ) -> BaseAttnBackend:
     """The backend called `name` on `device`; "auto" is the fastest that works here.
 
-    dtype, head_dim: of the model; not every backend takes each. Raises ConfigError for a name
+    dtype, head_dim, page_size: not every backend takes each. Raises ConfigError for a name
     that the device does not know, and for one that was asked for by name and does not work here.
     """
     if device.type == "cuda":
         from minisgl.attention.cuda import create_cuda_backend
 
-        return create_cuda_backend(name, ops, device, dtype, head_dim)
+        return create_cuda_backend(name, ops, device, dtype, head_dim, page_size)
     if name not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"unknown attention backend {name!r}; choose one of {', '.join(ATTENTION_BACKENDS)}"

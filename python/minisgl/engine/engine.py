@@ -6,14 +6,18 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl import __version__, env
 from minisgl.attention import BaseAttnMetadata, create_attention_backend
 from minisgl.core import Batch, Context, Plan, SamplingParams, StepFailed, StepOutcome, StepResult
 from minisgl.distributed import DistributedCommunicator, create_communicator
@@ -38,8 +42,6 @@ notices but does not mind, and how long a new request may wait for its first ste
 
 MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
-
-COMPILING_S = 1.0  # of warming up; kernels that are cached take 0.2
 
 CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
@@ -107,6 +109,7 @@ class Engine:
             self.device.torch_device,
             dtype=self.dtype,
             head_dim=self.model_config.head_dim,
+            page_size=config.page_size,
         )
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
@@ -229,18 +232,33 @@ class Engine:
         )
 
     def _warm_up(self) -> None:
-        """Run steps of the sizes whose kernels would otherwise be compiled when one is met."""
-        start, told = time.monotonic(), False
-        for num_decodes in self.device.warm_up_rows:
+        """Run steps of the sizes whose kernels would otherwise be compiled when one is met: once
+        on a machine, since then they are found on its disk."""
+        rows = [count for count in self.device.warm_up_rows if count < self.max_running]
+        marker = self._warm_marker()
+        if not rows or self.comm.all_min(int(marker.exists())):
+            return
+        logger.info("compiling the kernels of decode steps (first start of this model only) ...")
+        start = time.monotonic()
+        for num_decodes in rows:
             for num_tokens in (0, self.page_size):
-                if num_decodes + (num_tokens > 0) > self.max_running:
-                    break
                 self._run_probe(self._decode_probe(num_decodes, num_tokens))
-                if not told and time.monotonic() > start + COMPILING_S:
-                    told = True
-                    logger.info("compiling GPU kernels (first start only) ...")
-        if told:
-            logger.info("compiled in %.1f s", time.monotonic() - start)
+        logger.info("compiled in %.1f s", time.monotonic() - start)
+        with contextlib.suppress(OSError):  # the next start does it again
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+    def _warm_marker(self) -> Path:
+        """A file that says that a start like this one has compiled what it runs."""
+        config = self.model_config
+        depends = (
+            __version__, torch.__version__, self.device.describe(), self._attn.name, self.dtype,
+            self.comm.size, self.page_size, self.max_running, config.hidden_size, config.num_heads,
+            config.num_kv_heads, config.head_dim, config.intermediate_size, config.vocab_size,
+            config.architecture,
+        )  # fmt: skip
+        key = hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+        return env.cache_dir() / f"warm-{key}"
 
     def _decode_probe(self, num_decodes: int, num_tokens: int) -> Plan:
         """A plan of rows that decode at position 0, which is one page to all of them, and of a

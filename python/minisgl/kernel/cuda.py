@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step
+from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step, threshold
 
 if TYPE_CHECKING:
     import torch
@@ -95,9 +95,12 @@ class CudaOps(Ops):
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         if args.all_greedy:
             return sample.choose(logits_SV)
-        if any(x is not None for x in (args.top_ks, args.top_ps, args.min_ps)):
-            return super().sample(logits_SV.float(), args)
-        return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs)
+        assert args.temperatures is not None
+        filters = (args.top_ks, args.top_ps, args.min_ps)
+        limits = None
+        if any(x is not None for x in filters):
+            limits = threshold.thresholds(logits_SV, args.temperatures, *filters)
+        return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs, limits)
 
 
 def num_cores(device: torch.device) -> int:

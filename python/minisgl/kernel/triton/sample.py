@@ -1,4 +1,4 @@
-"""Greedy and random choice in two passes over the logits, without a sort or a copy of them.
+"""Greedy and random choice in two launches over the logits, without a sort or a copy of them.
 
 The noise is that of `minisgl.kernel.philox`, generated where it is used. The largest of
 logit / temperature + Gumbel noise is a draw from the softmax (the Gumbel-max trick), so neither
@@ -28,8 +28,12 @@ def choose(
     temperatures_S: Tensor | None = None,
     seeds_S: Tensor | None = None,
     output_idxs_S: Tensor | None = None,
+    thresholds_S: Tensor | None = None,
 ) -> Tensor:
-    """int32 [S]: the first largest logit; with temperatures, see `Ops.sample` without filters."""
+    """int32 [S]: the first largest logit; with temperatures, see `Ops.sample`.
+
+    thresholds: what the filters leave, see `minisgl.kernel.triton.threshold`.
+    """
     num_rows, num_vocab = logits_SV.shape
     chunks = -(-num_vocab // CHUNK)
     best_SC = torch.empty((num_rows, chunks), dtype=torch.float32, device=logits_SV.device)
@@ -39,8 +43,10 @@ def choose(
     draw = (temperatures_S, seeds_S, output_idxs_S) if random else (logits_SV,) * 3
     dtype = logits_SV.dtype
     _launch_chunks(
-        (num_rows, chunks, 1), (logits_SV, *draw, best_SC, where_SC),
-        (logits_SV.stride(0), num_vocab, random, CHUNK), dtype=dtype, num_warps=4,
+        (num_rows, chunks, 1),
+        (logits_SV, *draw, best_SC if thresholds_S is None else thresholds_S, best_SC, where_SC),
+        (logits_SV.stride(0), num_vocab, random, thresholds_S is not None, CHUNK),
+        dtype=dtype, num_warps=4,
     )  # fmt: skip
     _launch_rows(
         (num_rows, 1, 1), (best_SC, where_SC, out_S), (chunks, power_of_2(chunks)),
@@ -51,9 +57,9 @@ def choose(
 
 @triton.jit
 def _best_of_chunk(
-    logits_ptr, temperature_ptr, seed_ptr, output_idx_ptr, best_ptr, where_ptr,
-    STRIDE: tl.constexpr, VOCAB: tl.constexpr, RANDOM: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+    logits_ptr, temperature_ptr, seed_ptr, output_idx_ptr, threshold_ptr, best_ptr, where_ptr,
+    STRIDE: tl.constexpr, VOCAB: tl.constexpr, RANDOM: tl.constexpr, FILTERED: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
@@ -63,6 +69,8 @@ def _best_of_chunk(
     inside = ids < VOCAB
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     score = tl.load(row_ptr + ids, mask=inside, other=-float("inf")).to(tl.float32)
+    if FILTERED:
+        score = tl.where(score >= tl.load(threshold_ptr + row), score, -float("inf"))
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0:

@@ -1,0 +1,86 @@
+"""TensorRT-LLM's decode kernels (XQA), as FlashInfer ships them: decode alone.
+
+FlashInfer compiles them when they are first needed, which takes the CUDA toolkit and about a
+minute. Nothing is planned on the host, so a graph can capture a call.
+
+Axes: as in `minisgl.attention.paged`; P pages of a row of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import AttnLayer
+from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
+from minisgl.core import Batch
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+
+PAGE_SIZES = (16, 32, 64, 128)
+HEAD_DIMS = (64, 128)
+"""What is tested here; XQA may take more."""
+ARCHS = (9, 10, 12)  # majors of compute capability
+WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation asks for; zero before the first use
+
+
+class TrtllmBackend(PagedAttnBackend):
+    name = "trtllm"
+
+    def __init__(
+        self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
+    ) -> None:
+        """Raises ConfigError where the package, the GPU or the model does not do."""
+        super().__init__(ops)
+        if torch.cuda.get_device_capability(device)[0] not in ARCHS:
+            raise ConfigError(
+                "attention backend 'trtllm' runs on Hopper and Blackwell GPUs only; choose triton"
+            )
+        if dtype.itemsize != 2 or head_dim not in HEAD_DIMS or page_size not in PAGE_SIZES:
+            raise ConfigError(
+                "attention backend 'trtllm' takes bfloat16 and float16, head dims "
+                f"{', '.join(map(str, HEAD_DIMS))} and pages of "
+                f"{', '.join(map(str, PAGE_SIZES))} tokens; here are {str(dtype)[6:]}, "
+                f"{head_dim} and {page_size}; choose triton"
+            )
+        self._run = _load()
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+        assert batch.rows is not None
+        metadata: PagedMetadata = batch.attn_metadata
+        rows, table, num_rows = batch.rows, batch.context.page_table, len(q_DNH)
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        self._run(
+            q_DNH,
+            (pool.k, pool.v),
+            self._workspace,
+            metadata.once("decode_table", lambda: table[rows[0, :num_rows]]),
+            rows[3, :num_rows].view(torch.uint32),
+            table.shape[1] * pool.k.shape[1],
+            bmm1_scale=layer.scale,
+            window_left=-1 if layer.window is None else layer.window - 1,
+            out=out_DNH,
+            kv_layout="NHD",
+        )
+
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        raise AssertionError("trtllm is only ever the second half of a HybridBackend")
+
+
+def _load() -> Callable[..., Any]:
+    try:
+        from flashinfer.decode import xqa_batch_decode_with_kv_cache
+    except ImportError as error:
+        raise ConfigError(
+            f"attention backend 'trtllm' needs the package flashinfer-python: {error}; install it "
+            "with pip install 'minisgl[flashinfer]', or choose triton"
+        ) from error
+    run: Callable[..., Any] = xqa_batch_decode_with_kv_cache
+    return run
