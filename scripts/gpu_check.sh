@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# From a machine with an NVIDIA GPU and a CUDA build of torch to GPU tests and benchmark JSON.
+# From a machine with an NVIDIA GPU and a CUDA build of torch to GPU tests and benchmark JSON, all the
+# files that docs/performance-cuda.md quotes: about ten minutes on one H200, ten more on four.
 #
 #   scripts/gpu_check.sh [OUT]      OUT: where the JSON goes (default: benchmarks/results)
 #
 # Packages that are missing are installed beside the interpreter's own, into a temporary folder;
 # torch is never touched. WHEELS=DIR installs from wheel files there instead, without a network.
-# SHAPES="qwen3-0.6b qwen3-14b" says which model shapes are measured, REPEATS how often.
+# SHAPES="qwen3-0.6b qwen3-14b" says which model shapes are measured offline, REPEATS how often.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results}
@@ -22,6 +23,7 @@ else
         tokenizers:tokenizers safetensors:safetensors jinja2:jinja2 fastapi:fastapi \
         uvicorn:uvicorn prompt_toolkit:prompt_toolkit rich:rich ninja:ninja \
         huggingface_hub:huggingface_hub transformers:transformers pytest:pytest \
+        httptools:httptools prometheus_client:prometheus-client aiohttp:aiohttp numpy:numpy \
         pytest_timeout:pytest-timeout xdist:pytest-xdist; do
         "$python" -c "import ${pair%%:*}" 2>/dev/null || missing+=("${pair##*:}")
     done
@@ -32,7 +34,21 @@ export PYTHONPATH="$PWD/python:${PYTHONPATH:+$PYTHONPATH:}$site"
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 "$python" -m pytest -q -n "${JOBS:-8}" tests/gpu
-for shape in ${SHAPES:-qwen3-0.6b qwen3-14b}; do
-    "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "${REPEATS:-3}" \
+repeats=${REPEATS:-3}
+for shape in ${SHAPES:-qwen3-0.6b qwen3-14b qwen3-30b-a3b}; do
+    "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "$repeats" \
         --json "$out/offline-$shape.json"
+done
+"$python" -m minisgl.benchmark moe --json "$out/moe.json" \
+    --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
+"$python" -m minisgl.benchmark serving --starts 4 --client-processes 6 --repeats "$repeats" \
+    --json "$out/serving-qwen3-0.6b.json"
+
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+for tp in 2 4; do
+    [ "$gpus" -ge "$tp" ] || continue
+    "$python" -m minisgl.benchmark all_reduce --ranks "$tp" --json "$out/all-reduce-tp$tp.json"
+    "$python" -m minisgl.benchmark serving --shape qwen3-32b --tp "$tp" --dummy-weight --starts 2 \
+        --client-processes 6 --repeats "$repeats" --json "$out/serving-qwen3-32b-tp$tp.json" \
+        --workloads throughput,single,prefill,streams,mixed,batch1,batch16,batch64,batch256
 done
