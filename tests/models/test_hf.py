@@ -36,6 +36,8 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         resolve_checkpoint(str(tmp_path))
     (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="an empty string"):
+        resolve_checkpoint("")
     with pytest.raises(ConfigError, match="is a file"):
         resolve_checkpoint(str(tmp_path / "model.gguf"))
     for model in ("/no/such/folder", "./here", "a/b/c", "a b"):

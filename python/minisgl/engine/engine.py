@@ -28,7 +28,7 @@ from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.engine.profiler import StepProfiler
 from minisgl.engine.tables import RequestTables
 from minisgl.errors import ConfigError
-from minisgl.kernel.ops import create_ops
+from minisgl.kernel.ops import Ops, create_ops
 from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
 from minisgl.models import ModelConfig, ModelSpec, build_model, load_model
 from minisgl.utils.arch import slow_dtype_advice
@@ -371,7 +371,7 @@ def plan_engine_memory(
     skeleton = build_model(
         model,
         dtype=dtype,
-        ops=create_ops(device.torch_device),
+        ops=Ops(),  # it computes nothing
         comm=comm,
         max_context=max_seq_len,
         expert_parallel=config.expert_parallel,

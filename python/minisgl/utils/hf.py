@@ -43,6 +43,11 @@ def resolve_checkpoint(
         raise ConfigError(
             f"model_source must be one of {', '.join(get_args(ModelSource))}, got {source!r}"
         )
+    if not model:
+        raise ConfigError(
+            "the model is an empty string; name a folder or a model id like Qwen/Qwen3-0.6B, or "
+            "leave it out for the built-in model"
+        )
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
