@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 BEGIN, END = "<!-- python -m minisgl.benchmark table -->", "<!-- end of the table -->"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """file: in `RESULTS`. shown: "rate" (tokens/s), "seconds", or "itl" (p50). peers: what
     mini-sglang and vLLM 0.26 gave, measured by others on machines of this kind."""
@@ -34,84 +34,28 @@ class Row:
 
 _OFFLINE = "256 requests, 100 to 1,024 tokens in and out"
 ROWS = (
-    Row(
-        label=f"Qwen3-0.6B, {_OFFLINE}",
-        file="offline-qwen3-0.6b",
-        workload="throughput",
-        shown="rate",
-        peers=("22,458 tok/s, 0.62", "24,194 tok/s, 0.67"),
-    ),
-    Row(
-        label="the same over HTTP, all at once",
-        file="serving-qwen3-0.6b",
-        workload="throughput",
-        shown="rate",
-        peers=("15,620 tok/s", ""),
-    ),
-    Row(
-        label="one request, 128 in, 512 out",
-        file="offline-qwen3-0.6b-single",
-        workload="single",
-        shown="rate",
-        peers=("578 tok/s, 0.17", "608 tok/s, 0.17"),
-    ),
-    Row(
-        label="prefill of 32 prompts of 4,096",
-        file="offline-qwen3-0.6b",
-        workload="prefill",
-        shown="rate",
-        peers=("365,000 tok/s, 0.62", "345,000 tok/s, 0.59"),
-    ),
-    Row(
-        label="128 requests sharing 4,096 tokens",
-        file="offline-qwen3-0.6b",
-        workload="shared",
-        shown="seconds",
-        peers=("0.829 s", "0.551 s"),
-    ),
-    Row(
-        label=f"Qwen3-14B, {_OFFLINE}",
-        file="offline-qwen3-14b",
-        workload="throughput",
-        shown="rate",
-        peers=("6,335 tok/s, 0.72", "6,355 tok/s, 0.73"),
-    ),
-    Row(
-        label="one request, 128 in, 512 out",
-        file="offline-qwen3-14b-single",
-        workload="single",
-        shown="rate",
-        peers=("118 tok/s, 0.77", "118 tok/s, 0.77"),
-    ),
-    Row(
-        label="prefill of 32 prompts of 4,096",
-        file="offline-qwen3-14b",
-        workload="prefill",
-        shown="rate",
-        peers=("22,200 tok/s, 0.79", "22,500 tok/s, 0.80"),
-    ),
-    Row(
-        label=f"Qwen3-30B-A3B, {_OFFLINE}",
-        file="offline-qwen3-30b-a3b",
-        workload="throughput",
-        shown="rate",
-        peers=("", ""),
-    ),
-    Row(
-        label=f"Qwen3-32B on four H200s over HTTP, {_OFFLINE}",
-        file="serving-qwen3-32b-tp4",
-        workload="throughput",
-        shown="rate",
-        peers=("9,336 tok/s, 0.55", "8,340 tok/s, 0.50, offline"),
-    ),
-    Row(
-        label="one request, time per token",
-        file="serving-qwen3-32b-tp4",
-        workload="single",
-        shown="itl",
-        peers=("7.75 ms, 0.48", "7.2 ms, 0.52"),
-    ),
-)
+    Row(f"Qwen3-0.6B, {_OFFLINE}", "offline-qwen3-0.6b", "throughput", "rate",
+        ("22,458 tok/s, 0.62", "24,194 tok/s, 0.67")),
+    Row("the same over HTTP, all at once", "serving-qwen3-0.6b", "throughput", "rate",
+        ("15,620 tok/s", "")),
+    Row("one request, 128 in, 512 out", "offline-qwen3-0.6b-single", "single", "rate",
+        ("578 tok/s, 0.17", "608 tok/s, 0.17")),
+    Row("prefill of 32 prompts of 4,096", "offline-qwen3-0.6b", "prefill", "rate",
+        ("365,000 tok/s, 0.62", "345,000 tok/s, 0.59")),
+    Row("128 requests sharing 4,096 tokens", "offline-qwen3-0.6b", "shared", "seconds",
+        ("0.829 s", "0.551 s")),
+    Row(f"Qwen3-14B, {_OFFLINE}", "offline-qwen3-14b", "throughput", "rate",
+        ("6,335 tok/s, 0.72", "6,355 tok/s, 0.73")),
+    Row("one request, 128 in, 512 out", "offline-qwen3-14b-single", "single", "rate",
+        ("118 tok/s, 0.77", "118 tok/s, 0.77")),
+    Row("prefill of 32 prompts of 4,096", "offline-qwen3-14b", "prefill", "rate",
+        ("22,200 tok/s, 0.79", "22,500 tok/s, 0.80")),
+    Row(f"Qwen3-30B-A3B, {_OFFLINE}", "offline-qwen3-30b-a3b", "throughput", "rate", ("", "")),
+    Row(f"Qwen3-32B on four H200s over HTTP, {_OFFLINE}", "serving-qwen3-32b-tp4", "throughput",
+        "rate", ("9,336 tok/s, 0.55", "8,340 tok/s, 0.50, offline")),
+    Row("one request, time per token", "serving-qwen3-32b-tp4", "single", "itl",
+        ("7.75 ms, 0.48", "7.2 ms, 0.52")),
+)  # fmt: skip
 
 
 def make_table(results: Path = RESULTS) -> str:

@@ -104,6 +104,16 @@ class ModelConfig:
     def family(self) -> Family:
         return get_model_class(self.architecture)
 
+    def experts(self, field: str) -> tuple[int, int]:
+        """(experts, experts of a token) of a mixture; `field` has the former."""
+        fields = self.fields
+        num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
+        if top_k > num_experts:
+            raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts")
+        if self.activation != "silu":
+            raise fields.error("hidden_act", "silu in a mixture of experts")
+        return num_experts, top_k
+
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read `folder`/config.json (and nothing else, if that names the dtype).

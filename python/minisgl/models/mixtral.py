@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    num_experts, top_k = (
-        fields.integer("num_local_experts"),
-        fields.integer("num_experts_per_tok"),
-    )
-    if top_k > num_experts:
-        raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts")
-    if config.activation != "silu":
-        raise fields.error("hidden_act", "silu in a mixture of experts")
+    num_experts, top_k = config.experts("num_local_experts")
     return ModelSpec(
         config=config,
         windows=(fields.optional_integer("sliding_window"),) * config.num_layers,

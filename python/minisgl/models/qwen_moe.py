@@ -42,14 +42,8 @@ def qwen3_spec(config: ModelConfig) -> ModelSpec:
 
 def _mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
     fields = config.fields
-    num_experts = fields.integer(
-        "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
-    )
-    top_k = fields.integer("num_experts_per_tok")
-    if top_k > num_experts:
-        raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts")
-    if config.activation != "silu":
-        raise fields.error("hidden_act", "silu in a mixture of experts")
+    newer = "num_local_experts" in fields.values  # as transformers 5 writes it
+    num_experts, top_k = config.experts("num_local_experts" if newer else "num_experts")
     dense = fields.values.get("mlp_only_layers") or []
     if type(dense) is not list or any(type(index) is not int for index in dense):
         raise fields.error("mlp_only_layers", "a list of layers' numbers")
