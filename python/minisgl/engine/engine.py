@@ -6,21 +6,17 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl import __version__, env
 from minisgl.attention import BaseAttnMetadata, create_attention_backend
-from minisgl.core import Batch, Context, Plan, SamplingParams, StepFailed, StepOutcome, StepResult
+from minisgl.core import Batch, Context, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.distributed import DistributedCommunicator, create_communicator
+from minisgl.engine import probe
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, Pending, create_device, out_of_memory
 from minisgl.engine.inputs import StepTensors, make_arrays
@@ -35,15 +31,6 @@ from minisgl.utils.arch import slow_dtype_advice
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-CHUNK_TARGET_S = 0.3
-"""A prefill chunk takes about this long at most: a pause that a reader of a streamed answer
-notices but does not mind, and how long a new request may wait for its first step."""
-
-MAX_PREFILL_TOKENS = 8192
-"""No larger chunk even where it would be fast: activations grow with it, throughput does not."""
-
-CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
 
 class Engine:
@@ -128,14 +115,12 @@ class Engine:
             page_table=self._tables.page_table,
             attn=self._attn,
         )
-        if comm.size == 1:  # ranks that take different times would run different numbers of steps
-            decode = self._probe(0, 1)
-            self.device.tune(lambda: self._run_probe(decode))
-        self._warm_up()
+        probe.tune(self)
+        probe.warm_up(self)
         if config.max_prefill_tokens:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
-            self._choose_chunks()
+            self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
         comm.all_min(0)  # nobody serves before all can
 
     # --- steps ---------------------------------------------------------------------------------
@@ -187,102 +172,9 @@ class Engine:
 
     # --- start and end -------------------------------------------------------------------------
 
-    def _choose_chunks(self) -> None:
-        """How many prompt tokens a step may compute, from the measured rate."""
-        rate = self._measure_prefill_rate()
-        self.max_prefill_tokens = _chunk(rate, CHUNK_TARGET_S)
-        stalling = max(_chunk(rate, self.device.stall_target_s), self.device.min_chunk_tokens)
-        self.max_stalling_tokens = min(stalling, self.max_prefill_tokens)
-        if self.comm.rank > 0:
-            return
-        logger.info(
-            "prefill runs at %s tokens/s on %s: chunks of %s tokens, %s while more requests decode "
-            "than wait (--max-prefill-length)",
-            f"{rate:,.0f}",
-            self.device.describe(),
-            f"{self.max_prefill_tokens:,}",
-            f"{self.max_stalling_tokens:,}",
-        )
-
-    def _measure_prefill_rate(self) -> int:
-        """Prompt tokens that this device computes in a second, by a probe; the slowest rank's."""
-        num_tokens = min(self.device.probe_tokens, self.max_seq_len, self.memory.num_tokens)
-        plan = self._probe(0, num_tokens)
-        seconds = []
-        for _ in range(3):  # the first warms up
-            start = time.perf_counter()
-            self._run_probe(plan)
-            seconds.append(time.perf_counter() - start)
-        return self.comm.all_min(int(num_tokens / min(seconds[1:])))
-
-    def _probe(self, start: int, end: int) -> Plan:
-        """A plan of one greedy request that computes [start, end), in pages nobody owns yet."""
-        return Plan(
-            step=-1,
-            uids=[-1],
-            table_idxs=[0],
-            starts=[start],
-            ends=[end],
-            token_ids=np.zeros(end - start, np.int32),
-            num_decodes=int(end - start == 1),
-            sample_rows=[0],
-            output_idxs=[0],
-            new_pages=[(0, index, index) for index in range(-(-end // self.page_size))],
-            begins=[(0, SamplingParams(temperature=0.0))],
-        )
-
-    def _warm_up(self) -> None:
-        """Run steps of the sizes whose kernels would otherwise be compiled when one is met: once
-        on a machine, since then they are found on its disk."""
-        rows = [count for count in self.device.warm_up_rows if count < self.max_running]
-        marker = self._warm_marker()
-        if not rows or self.comm.all_min(int(marker.exists())):
-            return
-        logger.info("compiling the kernels of decode steps (first start of this model only) ...")
-        start = time.monotonic()
-        for num_decodes in rows:
-            for num_tokens in (0, self.page_size):
-                self._run_probe(self._decode_probe(num_decodes, num_tokens))
-        logger.info("compiled in %.1f s", time.monotonic() - start)
-        with contextlib.suppress(OSError):  # the next start does it again
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-
-    def _warm_marker(self) -> Path:
-        """A file that says that a start like this one has compiled what it runs."""
-        config = self.model_config
-        depends = (
-            __version__, torch.__version__, self.device.describe(), self._attn.name, self.dtype,
-            self.comm.size, self.page_size, self.max_running, config.hidden_size, config.num_heads,
-            config.num_kv_heads, config.head_dim, config.intermediate_size, config.vocab_size,
-            config.architecture,
-        )  # fmt: skip
-        key = hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
-        return env.cache_dir() / f"warm-{key}"
-
-    def _decode_probe(self, num_decodes: int, num_tokens: int) -> Plan:
-        """A plan of rows that decode at position 0, which is one page to all of them, and of a
-        prompt in another page, if it has tokens."""
-        num_rows = num_decodes + (num_tokens > 0)
-        sampling = SamplingParams(temperature=1.0, seed=0)
-        return Plan(
-            step=-1,
-            uids=[-1] * num_rows,
-            table_idxs=list(range(num_rows)),
-            starts=[0] * num_rows,
-            ends=[1] * num_decodes + [num_tokens] * (num_tokens > 0),
-            token_ids=np.zeros(num_decodes + num_tokens, np.int32),
-            num_decodes=num_decodes,
-            sample_rows=list(range(num_rows)),
-            output_idxs=[0] * num_rows,
-            new_pages=[(row, 0, row // num_decodes) for row in range(num_rows)],
-            begins=[(row, sampling) for row in range(num_rows)],
-        )
-
-    def _run_probe(self, plan: Plan) -> None:
-        outcome = self.launch(plan).wait()
-        if isinstance(outcome, StepFailed):
-            raise outcome.error
+    @property
+    def attn_name(self) -> str:
+        return self._attn.name
 
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
@@ -330,14 +222,6 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
         device.close()
         raise
     return device, comm
-
-
-def _chunk(rate: float, seconds: float) -> int:
-    """About as many tokens as take `seconds` at `rate` tokens a second."""
-    chunk = max(int(rate * seconds), CHUNK_MULTIPLE)
-    # An eighth of its size: a round chunk cuts round prompts into fewer pieces.
-    multiple = max(CHUNK_MULTIPLE, 1 << max(chunk.bit_length() - 3, 0))
-    return min(round(chunk / multiple) * multiple, MAX_PREFILL_TOKENS)
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
@@ -399,7 +283,7 @@ def plan_engine_memory(
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy."""
     model = spec.config
-    num_tokens = (config.max_prefill_tokens or MAX_PREFILL_TOKENS) + config.max_running
+    num_tokens = (config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS) + config.max_running
     heads = model.num_heads + 2 * model.num_kv_heads
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
     return num_tokens * widest * dtype.itemsize + 3 * config.max_running * model.vocab_size * 4

@@ -1,0 +1,154 @@
+"""Steps that nobody asked for, run once when an engine starts: to compile, to time, to measure.
+
+All ranks run the same ones, and agree on what they find: `all_min` of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from minisgl import __version__, env
+from minisgl.core import Plan, SamplingParams, StepFailed
+from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.engine.engine import Engine
+
+logger = get_logger(__name__)
+
+CHUNK_TARGET_S = 0.3
+"""A prefill chunk takes about this long at most: a pause that a reader of a streamed answer
+notices but does not mind, and how long a new request may wait for its first step."""
+
+MAX_PREFILL_TOKENS = 8192
+"""No larger chunk even where it would be fast: activations grow with it, throughput does not."""
+
+CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
+
+
+def run_probe(engine: Engine, plan: Plan) -> None:
+    """Raises what the step fails with."""
+    outcome = engine.launch(plan).wait()
+    if isinstance(outcome, StepFailed):
+        raise outcome.error
+
+
+def prompt_probe(engine: Engine, num_tokens: int) -> Plan:
+    """A plan of one greedy request that computes its first tokens, in pages nobody owns yet."""
+    return Plan(
+        step=-1,
+        uids=[-1],
+        table_idxs=[0],
+        starts=[0],
+        ends=[num_tokens],
+        token_ids=np.zeros(num_tokens, np.int32),
+        num_decodes=int(num_tokens == 1),
+        sample_rows=[0],
+        output_idxs=[0],
+        new_pages=[(0, index, index) for index in range(-(-num_tokens // engine.page_size))],
+        begins=[(0, SamplingParams(temperature=0.0))],
+    )
+
+
+def decode_probe(num_decodes: int, num_tokens: int) -> Plan:
+    """A plan of rows that decode at position 0, which is one page to all of them, and of a prompt
+    in another page, if it has tokens."""
+    num_rows = num_decodes + (num_tokens > 0)
+    sampling = SamplingParams(temperature=1.0, seed=0)
+    return Plan(
+        step=-1,
+        uids=[-1] * num_rows,
+        table_idxs=list(range(num_rows)),
+        starts=[0] * num_rows,
+        ends=[1] * num_decodes + [num_tokens] * (num_tokens > 0),
+        token_ids=np.zeros(num_decodes + num_tokens, np.int32),
+        num_decodes=num_decodes,
+        sample_rows=list(range(num_rows)),
+        output_idxs=[0] * num_rows,
+        new_pages=[(row, 0, row // num_decodes) for row in range(num_rows)],
+        begins=[(row, sampling) for row in range(num_rows)],
+    )
+
+
+def tune(engine: Engine) -> None:
+    """Let the device choose by time; not with several ranks, which would run different steps."""
+    if engine.comm.size == 1:
+        decode = prompt_probe(engine, 1)
+        engine.device.tune(lambda: run_probe(engine, decode))
+
+
+def warm_up(engine: Engine) -> None:
+    """Run steps of the sizes whose kernels would otherwise be compiled when one is met: once on a
+    machine, since then they are found on its disk."""
+    rows = [count for count in engine.device.warm_up_rows if count < engine.max_running]
+    marker = _warm_marker(engine)
+    if not rows or engine.comm.all_min(int(marker.exists())):
+        return
+    logger.info("compiling the kernels of decode steps (first start of this model only) ...")
+    start = time.monotonic()
+    for num_decodes in rows:
+        for num_tokens in (0, engine.page_size):
+            run_probe(engine, decode_probe(num_decodes, num_tokens))
+    logger.info("compiled in %.1f s", time.monotonic() - start)
+    with contextlib.suppress(OSError):  # the next start does it again
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+
+def _warm_marker(engine: Engine) -> Path:
+    """A file that says that a start like this one has compiled what it runs."""
+    config = engine.model_config
+    depends = (
+        __version__, torch.__version__, engine.device.describe(), engine.attn_name, engine.dtype,
+        engine.comm.size, engine.page_size, engine.max_running, config.hidden_size,
+        config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size,
+        config.vocab_size, config.architecture,
+    )  # fmt: skip
+    key = hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+    return env.cache_dir() / f"warm-{key}"
+
+
+def choose_chunks(engine: Engine) -> tuple[int, int]:
+    """(most prompt tokens of a step, most while more requests decode than wait), from the measured
+    rate."""
+    rate = _measure_prefill_rate(engine)
+    device = engine.device
+    most = _chunk(rate, CHUNK_TARGET_S)
+    stalling = min(max(_chunk(rate, device.stall_target_s), device.min_chunk_tokens), most)
+    if engine.comm.rank == 0:
+        logger.info(
+            "prefill runs at %s tokens/s on %s: chunks of %s tokens, %s while more requests decode "
+            "than wait (--max-prefill-length)",
+            f"{rate:,.0f}",
+            device.describe(),
+            f"{most:,}",
+            f"{stalling:,}",
+        )
+    return most, stalling
+
+
+def _measure_prefill_rate(engine: Engine) -> int:
+    """Prompt tokens that this device computes in a second; the slowest rank's."""
+    num_tokens = min(engine.device.probe_tokens, engine.max_seq_len, engine.memory.num_tokens)
+    plan = prompt_probe(engine, num_tokens)
+    seconds = []
+    for _ in range(3):  # the first warms up
+        start = time.perf_counter()
+        run_probe(engine, plan)
+        seconds.append(time.perf_counter() - start)
+    return engine.comm.all_min(int(num_tokens / min(seconds[1:])))
+
+
+def _chunk(rate: float, seconds: float) -> int:
+    """About as many tokens as take `seconds` at `rate` tokens a second."""
+    chunk = max(int(rate * seconds), CHUNK_MULTIPLE)
+    # An eighth of its size: a round chunk cuts round prompts into fewer pieces.
+    multiple = max(CHUNK_MULTIPLE, 1 << max(chunk.bit_length() - 3, 0))
+    return min(round(chunk / multiple) * multiple, MAX_PREFILL_TOKENS)
