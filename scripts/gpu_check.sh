@@ -34,6 +34,11 @@ export PYTHONPATH="$PWD/python:${PYTHONPATH:+$PYTHONPATH:}$site"
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 "$python" -m pytest -q -n "${JOBS:-8}" tests/gpu
+if command -v compute-sanitizer >/dev/null; then
+    TRITON_DISABLE_LINE_INFO=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+        --target-processes all "$python" -m pytest -q tests/gpu/test_gpu_engine.py \
+        -k "thousand" --timeout 1800
+fi
 repeats=${REPEATS:-3}
 for shape in ${SHAPES:-qwen3-0.6b qwen3-14b qwen3-30b-a3b}; do
     "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "$repeats" \

@@ -2,6 +2,7 @@
 
 MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
 MINISGL_CHECK_PLANS=1                 compare every plan of the ranks, not each 64th
+MINISGL_CHECK_PAGES=1                 search every step for pages that it should not touch: slow
 MINISGL_LOG_LEVEL=info                debug, info, warning or error
 MINISGL_LOG_FORMAT=text               text or json
 MINISGL_CACHE_DIR                     where compiled kernels are kept
@@ -30,6 +31,10 @@ def overlap_disabled() -> bool:
 
 def check_plans() -> bool:
     return _flag("MINISGL_CHECK_PLANS")
+
+
+def check_pages() -> bool:
+    return _flag("MINISGL_CHECK_PAGES")
 
 
 def jit_disabled() -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_harness import make_reference
 from test_equalities import drive, greedy, prompts
+from test_guard import long_run, make_guarded
 from transformers import Qwen3Config
 
 from minisgl.core import SamplingParams
@@ -119,3 +120,17 @@ def test_a_profile_names_steps_and_shows_kernels(checkpoint: Checkpoint, tmp_pat
     assert len(steps) == num_steps > 10
     assert any(": 1 decodes, 0 prompt tokens; 0" in name for name in steps)
     assert sum(event.get("cat") == "kernel" for event in events) > 10 * num_steps
+
+
+def test_a_thousand_requests_touch_no_wrong_page(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With aborts, retractions, prefix hits and graphs; also what compute-sanitizer is run on."""
+    monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
+    engine = make_guarded(checkpoint[0], "cuda")
+    try:
+        finished, retractions = long_run(engine, 1000)
+    finally:
+        engine.close()
+    assert finished == 1000
+    assert retractions > 0

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from minisgl import env
 from minisgl.attention import BaseAttnMetadata, create_attention_backend
 from minisgl.core import Batch, Context, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.distributed import DistributedCommunicator, create_communicator
 from minisgl.engine import probe
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, Pending, create_device, out_of_memory
+from minisgl.engine.guard import PageGuard
 from minisgl.engine.inputs import StepTensors, make_arrays
 from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.engine.profiler import StepProfiler
@@ -49,6 +51,7 @@ class Engine:
         """
         self.device, self.comm = connect(config)
         self.profiler = StepProfiler()
+        self._guard: PageGuard | None = None
         try:
             self._build(config, progress)
         except Exception as error:
@@ -121,6 +124,9 @@ class Engine:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
+        if env.check_pages():
+            pool = self._context.kv_pool
+            self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
         comm.all_min(0)  # nobody serves before all can
 
     # --- steps ---------------------------------------------------------------------------------
@@ -139,12 +145,16 @@ class Engine:
 
     def _step(self, plan: Plan) -> Tensor:
         """One step, in stream order: int32 ids [S] of the rows that sample."""
+        if self._guard:
+            self._guard.before(plan)
         arrays = make_arrays(plan, self._tables, self.page_size, self._runner.padded_rows(plan))
         tensors = self.device.upload(arrays.arrays)
         next_ids = self._runner.run(
             arrays.shape,
             lambda: self._compute(StepTensors.of(arrays, tensors), self._attn.prepare(plan)),
         )
+        if self._guard:
+            self._guard.after(plan)
         return next_ids[: len(plan.sample_rows)]
 
     def _compute(self, step: StepTensors, attn_metadata: BaseAttnMetadata) -> Tensor:
@@ -165,6 +175,9 @@ class Engine:
             shared=step.shared,
         )
         logits_SV = self.model.forward(batch)
+        if self._guard:
+            is_padding_S = step.sample_table_idxs == self._tables.padding_idx
+            self._guard.watch(logits_SV, is_padding_S)
         # Rank 0's are everybody's: equal logits on two devices are likely, not promised.
         next_ids_S = self.comm.broadcast(self._ops.sample(logits_SV, batch.sampling))
         last_token[step.sample_table_idxs] = next_ids_S
@@ -179,7 +192,7 @@ class Engine:
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
         self.device.close()
-        for name in ("_runner", "model", "_context", "_tables", "_attn"):
+        for name in ("_runner", "model", "_context", "_tables", "_attn", "_guard"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold what they captured of it
 

@@ -1,0 +1,147 @@
+"""The debug mode that finds wrong pages: quiet in long runs, loud when a plan is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_harness import make_reference
+from test_equalities import VOCAB, make_scheduler
+from transformers import Qwen3Config
+
+from minisgl.core import Failed, Finished, Plan, SamplingParams
+from minisgl.engine import Engine, EngineConfig
+from minisgl.errors import EngineError
+from minisgl.message import AbortBackendMsg, SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.scheduler import run
+from minisgl.testing import ListInbox, ListOutbox
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+    )
+    folder = tmp_path_factory.mktemp("tiny")
+    make_reference(config).save_pretrained(folder)
+    return folder
+
+
+def make_guarded(folder: Path, device: str) -> Engine:
+    """Few pages, so that requests are retracted and cached ones evicted."""
+    return Engine(
+        EngineConfig(
+            folder=folder,
+            device=device,  # type: ignore[arg-type]
+            num_pages=72,
+            page_size=4,
+            max_running=12,
+            max_prefill_tokens=32,
+        )
+    )
+
+
+@pytest.fixture
+def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
+    engine = make_guarded(folder, "cpu")
+    yield engine
+    engine.close()
+
+
+def long_run(engine: Engine, count: int) -> tuple[int, int]:
+    """`count` requests with common beginnings, a tenth of them aborted; (finished, retractions)."""
+    rng = random.Random(0)
+    beginnings = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
+    turns: list[list[SchedulerMsg]] = []
+    for uid in range(count):
+        prompt = rng.choice(beginnings)[: rng.randrange(41)]
+        prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
+        sampling = SamplingParams(
+            max_tokens=rng.randrange(1, 60), temperature=rng.choice([0.0, 1.0]), seed=uid
+        )
+        messages: list[SchedulerMsg] = [
+            UserMsg(uid=uid, ids=ids_to_bytes(prompt), sampling=sampling)
+        ]
+        if rng.random() < 0.1:
+            messages.append(AbortBackendMsg(uid=rng.randrange(uid + 1)))
+        turns += [messages, *([[]] * rng.randrange(4))]
+    scheduler = make_scheduler(engine, max_queued=count)
+    outbox = ListOutbox()
+    run(
+        scheduler,
+        engine,
+        ListInbox(turns, more=lambda: [] if scheduler.runnable else None),
+        outbox,
+    )
+    scheduler.check()
+    ended = [event.uid for event in outbox.events if isinstance(event, Finished)]
+    assert sorted(ended) == list(range(count))
+    assert not any(isinstance(event, Failed) for event in outbox.events)
+    return len(ended), scheduler.stats.num_retractions
+
+
+def test_a_long_run_touches_no_wrong_page(engine: Engine) -> None:
+    assert engine._guard is not None
+    _, retractions = long_run(engine, 150)
+    assert retractions > 0
+
+
+def plan(rows: list[tuple[int, int, int]], pages: list[tuple[int, int, int]]) -> Plan:
+    """rows: (table row, start, end)."""
+    num_tokens = sum(end - start for _, start, end in rows)
+    return Plan(
+        step=7,
+        uids=[row for row, *_ in rows],
+        table_idxs=[row for row, *_ in rows],
+        starts=[start for _, start, _ in rows],
+        ends=[end for *_, end in rows],
+        token_ids=np.zeros(num_tokens, np.int32),
+        num_decodes=0,
+        sample_rows=list(range(len(rows))),
+        output_idxs=[0] * len(rows),
+        new_pages=pages,
+        begins=[(row, SamplingParams(temperature=0.0)) for row, *_ in rows],
+    )
+
+
+def test_a_slot_that_nobody_wrote(engine: Engine) -> None:
+    engine.launch(plan([(0, 0, 8)], [(0, 0, 50), (0, 1, 51)])).wait()
+    # A cached prefix of two pages, of which the second was given out, but only half of it written.
+    engine.launch(plan([(1, 0, 6)], [(1, 0, 60), (1, 1, 61)])).wait()
+    engine.launch(plan([(2, 8, 9)], [(2, 0, 50), (2, 1, 51), (2, 2, 70)])).wait()
+    with pytest.raises(EngineError, match="step 7: NaN in the logits: a row read a slot that"):
+        engine.launch(plan([(3, 8, 9)], [(3, 0, 60), (3, 1, 61), (3, 2, 71)])).wait()
+
+
+def test_a_page_that_two_rows_have_is_not_written(engine: Engine) -> None:
+    engine.launch(plan([(0, 0, 6)], [(0, 0, 50), (0, 1, 51)])).wait()
+    shared = plan([(1, 4, 8)], [(1, 0, 50), (1, 1, 51)])
+    engine.launch(shared).wait()  # row 1 takes page 51 anew: row 0 has lost it
+    second = dataclasses.replace(plan([(0, 6, 7)], []), begins=[])
+    with pytest.raises(EngineError, match=r"row 0 writes page 51, which rows \[1\] have"):
+        engine.launch(second).wait()
+
+
+def test_it_is_off_by_default(folder: Path) -> None:
+    engine = make_guarded(folder, "cpu")
+    assert engine._guard is None
+    engine.close()
+
+
+def test_nan_of_the_model_is_told(engine: Engine) -> None:
+    next(engine.model.parameters()).owner.weight.fill_(torch.nan)  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="or the model computes NaN by itself"):
+        engine.launch(plan([(0, 0, 4)], [(0, 0, 5)])).wait()
