@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -42,6 +43,14 @@ def _serve(folder: str, status: WorkerStatus) -> None:
         time.sleep(60)
     finally:
         Path(folder, "cleaned").touch()
+
+
+def _swallow(status: WorkerStatus) -> None:
+    """As a callback of the import system does."""
+    print("started", flush=True)
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.01)
 
 
 def _crash(status: WorkerStatus) -> None:
@@ -87,6 +96,16 @@ def test_failed_start(error: Exception, message: str) -> None:
     assert receive_status(connection) == StartFailed(message=message)
     process.join(10)
     assert process.exitcode == 1
+
+
+def test_sigterm_before_it_is_ready_is_not_swallowed(capfd: pytest.CaptureFixture[str]) -> None:
+    process, _ = _start(_swallow)
+    deadline = time.monotonic() + 30
+    while "started" not in capfd.readouterr().out and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.terminate()
+    process.join(5)
+    assert process.exitcode == 0
 
 
 def test_crash_after_start(capfd: pytest.CaptureFixture[str]) -> None:

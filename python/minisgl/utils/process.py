@@ -96,16 +96,18 @@ def run_worker(
     """The target of a worker process: `body` calls `status.ready` and then serves until SIGTERM.
 
     SIGTERM raises SystemExit where the main thread is, once: `body` cleans up with `try/finally`
-    and must not hold back BaseException. `name` marks the log lines and the process's title.
+    and must not hold back BaseException. Before it is ready there is nothing to clean up, and the
+    process ends on the spot, since an exception in the middle of an import may be swallowed.
+    `name` marks the log lines and the process's title.
     log_level: None is the environment's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then says where Python was
-    _watch_for_the_end()
+    status = WorkerStatus(connection)
+    _watch_for_the_end(status)
     with contextlib.suppress(ImportError):  # a nicety for `ps`, no dependency of ours
         importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
 
-    status = WorkerStatus(connection)
     try:
         setup_logging(name, level=log_level)
         body(status)
@@ -125,7 +127,7 @@ def run_worker(
     sys.exit(0)
 
 
-def _watch_for_the_end() -> None:
+def _watch_for_the_end(status: WorkerStatus) -> None:
     """Turn SIGTERM into SystemExit, and end with the parent.
 
     A signal that comes just before the main thread blocks in a system call is not seen by Python
@@ -135,6 +137,8 @@ def _watch_for_the_end() -> None:
     stopping = threading.Event()
 
     def on_sigterm(signum: int, frame: FrameType | None) -> None:
+        if not status.is_reported:
+            os._exit(0)
         if not stopping.is_set():  # a second one does not break into the clean-up
             stopping.set()
             sys.exit(0)
