@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import signal
 import sys
 import time
@@ -123,7 +124,9 @@ class Workers:
             ]
             waiting = [worker for worker in waiting if worker.status not in told]
             if failures:
-                raise StartupFailed("; ".join(dict.fromkeys(failures)))
+                # Ranks say the same with other numbers, of free memory for instance: told once.
+                different = {re.sub(r"[\d.,]+", "", text): text for text in reversed(failures)}
+                raise StartupFailed("; ".join(reversed(different.values())))
         self._is_ready = True
 
     def _await_status(self, worker: Worker) -> str | None:
