@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,15 @@ def test_one_rank_meets_nobody() -> None:
     assert isinstance(comm, SingleRank)
     assert comm.all_min(7) == 7
     comm.close()
+
+
+def test_gpus_for_some_of_the_ranks_are_refused(tmp_path: Path) -> None:
+    def create(rank: int, kind: str) -> None:
+        create_communicator(
+            DistributedInfo(rank, 2), store=f"file://{tmp_path}/store", device=torch.device(kind)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        for ended in (pool.submit(create, 0, "cuda"), pool.submit(create, 1, "cpu")):
+            with pytest.raises(ConfigError, match="1 of 2 ranks found a GPU, the others compute"):
+                ended.result(30)

@@ -9,6 +9,7 @@ from minisgl.distributed.communicator import (
     DistributedInfo,
     SingleRank,
 )
+from minisgl.errors import ConfigError
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -27,14 +28,23 @@ def create_communicator(
     store: file:///PATH (not existing yet, the same for all ranks) or tcp://HOST:PORT (rank 0
     listens). device: of the tensors. pynccl: on GPUs, our own binding of NCCL, not torch's; where
     one rank cannot have it, none has.
-    Raises ConfigError (a wrong `store`) or EngineError (the ranks do not meet).
+    Raises ConfigError (a wrong `store`, GPUs for some of the ranks alone) or EngineError (the ranks
+    do not meet).
     """
     if info.size == 1:
         return SingleRank()
+    import torch
+
     from minisgl.distributed.gloo import GlooCommunicator
     from minisgl.distributed.rendezvous import meet
 
     host = GlooCommunicator(info, meet(info, store))
+    num_on_gpu = int(host.all_reduce(torch.tensor([int(device.type == "cuda")])))
+    if 0 < num_on_gpu < info.size:
+        raise ConfigError(
+            f"{num_on_gpu} of {info.size} ranks found a GPU, the others compute on a CPU; give "
+            "every machine its GPUs, or say --device cpu"
+        )
     if device.type == "cpu":
         return host
     return _over_nccl(host, device, pynccl)
