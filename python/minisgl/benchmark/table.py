@@ -66,7 +66,8 @@ def make_table(results: Path = RESULTS) -> str:
     ]
     for row in ROWS:
         content, values = _find(results, row)
-        commit = content["environment"]["commit"][:7]
+        commit = content["environment"]["commit"]
+        commit = commit[:7] + "+" * commit.endswith("+")  # "+": with changes, see the file
         cells = (row.label, _value(row, values), f"{values['of_floor']:.2f}", *row.peers, commit)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
