@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from stub_thread import StubThread
 
-from minisgl.benchmark import compare, counters, online, plots, prefix_tree, scheduler, timeline
+from minisgl.benchmark import (
+    compare,
+    counters,
+    http,
+    online,
+    plots,
+    prefix_tree,
+    scheduler,
+    timeline,
+)
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.stub import Script
 from minisgl.core import SamplingParams
@@ -154,6 +163,20 @@ def test_the_trees_share_of_scheduling() -> None:
     assert 0 < radix["cache_share"] < 1
 
 
+def test_what_http_costs_small(tmp_path: Path) -> None:
+    path = tmp_path / "http.json"
+    sizes = ["--requests", "4", "--input", "4:8", "--output", "20", "--step-ms", "2"]
+    assert http.main([*sizes, "--repeat", "1", "--json", str(path)]) == 0
+    content = json.loads(path.read_text())
+    (measured,) = content["runs"]  # the one to warm up is not kept
+    assert measured["summary"]["num_output_tokens"] == 4 * 20
+    assert set(measured["cpu_s"]) == {"api", "scheduler", "tokenizer-0", "detokenizer", "client"}
+    # 20 steps of 2 ms at least, and HTTP makes nothing faster than the device.
+    assert content["offline_s"] >= 0.04
+    assert measured["summary"]["duration_s"] >= 0.04
+    assert measured["share_kept"] > 0
+
+
 def test_every_benchmark_says_what_it_is() -> None:
     found = benchmarks()
     assert {"online", "scheduler", "stub", "compare", "plots", "ablation"} <= set(found)
@@ -202,7 +225,8 @@ def test_a_step_file_that_is_none_is_told(
     for content, message in (("", "holds no step"), ("{}\n1\n", "steps.jsonl:1 is no step")):
         path.write_text(content)
         assert timeline.main([str(path)]) == 2
-        assert message in capsys.readouterr().err.replace("\n", "")
+        told = "".join(capsys.readouterr().err.split())  # where it wraps depends on the path
+        assert message.replace(" ", "") in told
     record = dict.fromkeys(StepRecord.__struct_fields__, 1)
     path.write_text(json.dumps(record) + '\n{"step":2,"sta')  # killed in the middle of a line
     assert len(timeline.read_steps(path)) == 1
