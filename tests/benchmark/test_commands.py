@@ -20,7 +20,7 @@ from minisgl.benchmark import (
     scheduler,
     timeline,
 )
-from minisgl.benchmark.__main__ import benchmarks
+from minisgl.benchmark.__main__ import benchmarks, main
 from minisgl.benchmark.stub import Script
 from minisgl.core import SamplingParams
 from minisgl.message import UserMsg, ids_to_bytes
@@ -230,3 +230,11 @@ def test_a_step_file_that_is_none_is_told(
     record = dict.fromkeys(StepRecord.__struct_fields__, 1)
     path.write_text(json.dumps(record) + '\n{"step":2,"sta')  # killed in the middle of a line
     assert len(timeline.read_steps(path)) == 1
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([name, "--help"])
+    assert exit_info.value.code == 0
+    assert f"python -m minisgl.benchmark {name}" in capsys.readouterr().out

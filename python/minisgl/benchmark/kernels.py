@@ -1,4 +1,4 @@
-"""``python -m minisgl.benchmark.kernels``: the C++ kernels beside plain torch, on this machine.
+"""`python -m minisgl.benchmark kernels`: the C++ kernels beside plain torch, on this machine.
 
 Each comparison runs in interleaved rounds (ours, theirs, ours, theirs, ...), and the speed-up is
 the median of the rounds' ratios, so that a machine that slows down or is shared slows both. The
@@ -9,12 +9,11 @@ ids) and of the built-in model's size class (hidden 256, 4 and 2 heads of 64, 2,
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl import __version__
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
+from minisgl.benchmark.report import write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.kernel.ops import Ops, create_ops
 from minisgl.kvcache.pool import MHAKVCache
@@ -215,10 +214,8 @@ def attention(rounds: int) -> Iterator[Comparison]:
                     f"{shape.name} attention {name}, SDPA "
                     + ("on repeated heads" if repeat else "with enable_gqa"),
                     dtype,
-                    lambda step=step: backend.forward(*step),  # type: ignore[misc]
-                    lambda step=step, length=length, repeat=repeat: gather_then_sdpa(  # type: ignore[misc]
-                        *step, length, repeat=repeat
-                    ),
+                    partial(backend.forward, *step),
+                    partial(gather_then_sdpa, *step, length, repeat=repeat),
                     rounds,
                 )
 
@@ -283,8 +280,8 @@ def ops(rounds: int) -> Iterator[Comparison]:
                     yield compare(
                         f"{shape.name} {name}, T = {num_tokens}",
                         dtype,
-                        lambda call=call: call(fast),  # type: ignore[misc]
-                        lambda call=call: call(reference),  # type: ignore[misc]
+                        partial(call, fast),
+                        partial(call, reference),
                         rounds,
                     )
         for num_rows in (1, 8):
@@ -292,19 +289,21 @@ def ops(rounds: int) -> Iterator[Comparison]:
                 yield compare(
                     f"{shape.name} {name}, S = {num_rows}",
                     torch.bfloat16,
-                    lambda call=call: call(fast),  # type: ignore[misc]
-                    lambda call=call: call(reference),  # type: ignore[misc]
+                    partial(call, fast),
+                    partial(call, reference),
                     rounds,
                 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark kernels", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--json", type=Path, help="write the results here as well")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", choices=("attention", "ops"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     suites = {"attention": attention, "ops": ops}
@@ -321,25 +320,6 @@ def main() -> None:
                     f"{result.theirs_us:11.1f}{result.speedup:9.2f}"
                 )
     if args.json:
-        report = {
-            "minisgl": __version__,
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "processor": _processor_name(),
-            "threads": args.threads,
-            "rounds": args.rounds,
-            "results": [asdict(result) for result in results],
-        }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-
-
-if __name__ == "__main__":
-    main()
+        found = [asdict(result) for result in results]
+        write_json(args.json, {"threads": args.threads, "rounds": args.rounds, "results": found})
+    return 0
