@@ -85,7 +85,7 @@ def local_server(variant: Variant, model: str | None) -> Iterator[LocalServer]:
 
 
 def _watch(pid: int, server: LocalServer, done: threading.Event) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.NoSuchProcess):  # one of them has ended: so has the measuring
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         while not done.wait(MEMORY_EVERY_S):
             server.peak_bytes = max(

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.report import write_json
 from minisgl.distributed import DistributedInfo, create_communicator
 from minisgl.distributed.gloo import GlooCommunicator
@@ -52,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     _print_table(rows)
     if args.json:
-        version = torch.cuda.nccl.version() if gpus else None  # type: ignore[no-untyped-call]
+        nccl: Any = torch.cuda.nccl  # which has no annotations
+        version = nccl.version() if gpus else None
         results = {"ranks": args.ranks, "calls": args.calls, "nccl": version, "rows": rows}
         write_json(args.json, results)
     return 0
@@ -164,14 +166,8 @@ def _graph_s(reduce: Reduce, x: Tensor, calls: int, host: GlooCommunicator) -> f
             reduce(x)
     seconds = []
     for _ in range(REPLAYS + 1):  # the first is not counted
-        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         host.all_min(0)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        seconds.append(float(start.elapsed_time(end)) / 1e3 / calls)
+        seconds.append(events_s(graph.replay) / calls)
     return statistics.median(seconds[1:])
 
 

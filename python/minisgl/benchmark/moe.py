@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
+from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import write_json
 from minisgl.kernel.ops import create_ops
@@ -207,16 +208,5 @@ def graph_s(run: Callable[[], None], budget_s: float = 0.15) -> float:
         with torch.cuda.graph(graph):
             run()
         graph.replay()
-        once = _events_s(graph.replay, 1)
-        return _events_s(graph.replay, max(3, int(budget_s / once)))
-
-
-def _events_s(run: Callable[[], object], count: int) -> float:
-    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(count):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / count
+        once = events_s(graph.replay)
+        return events_s(graph.replay, max(3, int(budget_s / once)))

@@ -12,7 +12,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from minisgl.benchmark.floor import Shape, floor_s
+from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.report import write_json
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
@@ -236,14 +237,7 @@ def _card_rates() -> dict[str, float]:
     }
 
 
-def _time_s(work: Any, count: int = 10) -> float:
+def _time_s(work: Callable[[], object], count: int = 10) -> float:
     for _ in range(3):
         work()
-    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(count):
-        work()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / count
+    return events_s(work, count)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+# Documented, but not among the names that torch exports for type checkers.
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from minisgl.distributed.communicator import DistributedInfo

@@ -24,6 +24,8 @@ from torch import Tensor
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.errors import ConfigError
 
+_cuda: Any = torch.cuda  # whose events and streams have no annotations
+
 STAGING_BYTES = 4 << 20
 """Of a step's arrays: 8,192 prompt tokens and 256 rows are 0.2 MB. A larger step, which a user's
 --max-prefill-length can make, gets memory of its own."""
@@ -63,7 +65,7 @@ class _Staging:
     def __init__(self, num_bytes: int) -> None:
         self.buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         self.array = self.buffer.numpy()
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.copied = _cuda.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class CudaDevice(Device):
             )
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._stream = _cuda.Stream(self.torch_device)
         self._staging = [_Staging(STAGING_BYTES) for _ in range(RING)]
         self._on_device = torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self.torch_device)
         self._num_uploads = 0
@@ -160,7 +162,7 @@ class CudaDevice(Device):
             self._ids[slot] = torch.empty(max(len(ids), 256), dtype=torch.int32, pin_memory=True)
         host = self._ids[slot][: len(ids)]
         host.copy_(ids, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = _cuda.Event()
         event.record()
         return _Ready(host, event)
 

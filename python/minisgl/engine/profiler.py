@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -74,15 +74,16 @@ def _conflict(message: str) -> InvalidRequest:
 
 
 def _run_named(name: str, work: Callable[[], Tensor]) -> Tensor:
-    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda: Any = torch.cuda  # parts of which have no annotations
+    on_cuda = cuda.is_initialized()
     if on_cuda:
-        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        cuda.nvtx.range_push(name)
     try:
         with torch.profiler.record_function(name):
             return work()
     finally:
         if on_cuda:
-            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+            cuda.nvtx.range_pop()
 
 
 def _name(plan: Plan) -> str:

@@ -110,7 +110,8 @@ class NodeLink:
         try:
             if self.status.poll(timeout_s):
                 data = self.status.recv_bytes(MAX_BYTES)
-                return msgspec.msgpack.decode(data, type=NodeMsg)  # type: ignore[no-any-return]
+                record: NodeMsg = msgspec.msgpack.decode(data, type=NodeMsg)
+                return record
         except (EOFError, OSError, msgspec.DecodeError) as error:
             raise EngineError(
                 f"{self.name} at {self.address} is gone: its process has ended, or its machine "

@@ -71,71 +71,58 @@ class OtlpTracer:
         end: FinishedReply | None,
     ) -> None:
         try:
-            self._span(origin, uid, sampling, seconds, first_text_s, reason, code, end)
+            carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
+            parent = self._propagator.extract({k: v for k, v in carrier.items() if v is not None})
+            operation = _OPERATIONS.get(origin.path, "generate_content")
+            now = time.time_ns()
+            start = now - round(seconds * 1e9)
+            attributes: dict[str, AttributeValue | None] = {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "minisgl",
+                "gen_ai.request.model": self._model,
+                "gen_ai.response.model": self._model,
+                "gen_ai.request.max_tokens": sampling.max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k or None,
+                "gen_ai.request.seed": sampling.seed,
+                "gen_ai.request.stop_sequences": sampling.stop or None,
+                "gen_ai.response.time_to_first_chunk": first_text_s,
+                "gen_ai.response.finish_reasons": None if reason == "error" else [reason],
+                "error.type": code,
+                "minisgl.request_id": origin.request_id,
+                "minisgl.uid": uid,
+            }
+            if end is not None:
+                attributes |= {
+                    "gen_ai.usage.input_tokens": end.num_prompt_tokens,
+                    "gen_ai.usage.output_tokens": end.num_output_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": end.num_cached_tokens,
+                    "minisgl.num_chunks": end.num_chunks,
+                    "minisgl.num_retractions": end.num_retractions,
+                }
+            span = self._tracer.start_span(
+                f"{operation} {self._model}",
+                parent,
+                SpanKind.SERVER,
+                {name: value for name, value in attributes.items() if value is not None},
+                start_time=start,
+            )
+            if code is not None:
+                span.set_status(StatusCode.ERROR, code)
+            if end is not None:
+                # The scheduler's phases follow one another and end with the request, up to the way
+                # of its last text; its clock is another one, so they are laid out from the end.
+                phases = {"queued": end.queued_s, "prefill": end.prefill_s, "decode": end.decode_s}
+                at = max(now - round(sum(phases.values()) * 1e9), start)
+                inside = set_span_in_context(span)
+                for name, phase_s in phases.items():
+                    child = self._tracer.start_span(name, inside, start_time=at)
+                    at = min(at + round(phase_s * 1e9), now)
+                    child.end(at)
+            span.end(now)
         except Exception:  # a request that was served must not fail for its span
             logger.exception("OTLP: no span of request %d", uid)
-
-    def _span(
-        self,
-        origin: Origin,
-        uid: int,
-        sampling: SamplingParams,
-        seconds: float,
-        first_text_s: float | None,
-        reason: str,
-        code: str | None,
-        end: FinishedReply | None,
-    ) -> None:
-        carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
-        parent = self._propagator.extract({k: v for k, v in carrier.items() if v is not None})
-        operation = _OPERATIONS.get(origin.path, "generate_content")
-        now = time.time_ns()
-        start = now - round(seconds * 1e9)
-        attributes: dict[str, AttributeValue | None] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": "minisgl",
-            "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model,
-            "gen_ai.request.max_tokens": sampling.max_tokens,
-            "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.top_k": sampling.top_k or None,
-            "gen_ai.request.seed": sampling.seed,
-            "gen_ai.request.stop_sequences": sampling.stop or None,
-            "gen_ai.response.time_to_first_chunk": first_text_s,
-            "gen_ai.response.finish_reasons": None if reason == "error" else [reason],
-            "error.type": code,
-            "minisgl.request_id": origin.request_id,
-            "minisgl.uid": uid,
-        }
-        if end is not None:
-            attributes |= {
-                "gen_ai.usage.input_tokens": end.num_prompt_tokens,
-                "gen_ai.usage.output_tokens": end.num_output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": end.num_cached_tokens,
-                "minisgl.num_chunks": end.num_chunks,
-                "minisgl.num_retractions": end.num_retractions,
-            }
-        span = self._tracer.start_span(
-            f"{operation} {self._model}",
-            parent,
-            SpanKind.SERVER,
-            {name: value for name, value in attributes.items() if value is not None},
-            start_time=start,
-        )
-        if code is not None:
-            span.set_status(StatusCode.ERROR, code)
-        if end is not None:
-            # The scheduler's phases follow one another and end with the request, up to the way
-            # of its last text; its clock is another one, so they are laid out from the end.
-            phases = {"queued": end.queued_s, "prefill": end.prefill_s, "decode": end.decode_s}
-            at = max(now - round(sum(phases.values()) * 1e9), start)
-            inside = set_span_in_context(span)
-            for name, phase_s in phases.items():
-                child = self._tracer.start_span(name, inside, start_time=at)
-                at = min(at + round(phase_s * 1e9), now)
-                child.end(at)
-        span.end(now)
 
     def close(self) -> None:
         # The SDK's shutdown waits for as long as exports and their retries take.
@@ -167,4 +154,4 @@ class _Exporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        self._inner.shutdown()  # type: ignore[no-untyped-call]
+        self._inner.shutdown()  # type: ignore[no-untyped-call] # OpenTelemetry's, not annotated
