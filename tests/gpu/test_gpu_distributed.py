@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from minisgl.distributed import DistributedCommunicator, DistributedInfo, create_communicator
+from minisgl.kernel.ops import Ops
 
 MAX_RANKS = 4
 TIMEOUT_S = 80
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ROW_BYTES = 5120 * 2
 COUNTS = (1, 3, 8, 9, 24, 1000, 5120, 5124, 16 * 5120, 100_008, 256 * 5120, 4 << 20, 8 << 20)
 Reduce = Callable[[Tensor], Tensor]
 
@@ -184,6 +186,86 @@ def in_any_order(rank: Rank, reduce: Reduce) -> None:
     assert wrong.item() == 0
 
 
+def _rows(rank: Rank, count: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    """This rank's part of `count` rows and the sum of all; a row is as long in every dtype."""
+    size = ROW_BYTES // dtype.itemsize
+    x, total = rank.integers(count * size, dtype, seed)
+    return x.view(count, size), total.view(count, size)
+
+
+def add_norms(rank: Rank, comm: DistributedCommunicator) -> None:
+    """Two calls as a decoder makes them, beside the plain sum; then rows of the residual."""
+    ops, peer = Ops(), rank.peer
+    for dtype in DTYPES:
+        for count in (1, 3, 16, 17, 64, 65, 200, 801, 1000, 2048, 2049):
+            (x, x_sum), (y, y_sum) = (_rows(rank, count, dtype, seed) for seed in (count, 7))
+            weight = torch.linspace(-2, 2, x.shape[1], device="cuda").to(dtype)
+            wanted, _ = ops.add_rms_norm(y_sum, x_sum, weight, 1e-6)
+            normed, residual = comm.add_norm(ops, x, None, weight, 1e-6)
+            _near(normed, ops.rms_norm(x_sum, weight, 1e-6), count)
+            normed, residual = comm.add_norm(ops, y, residual, weight, 1e-6)
+            _near(normed, wanted, count)
+            rows = torch.arange(count - 1, -1, -3, device="cuda")
+            assert torch.equal(comm.take_rows(residual, rows, count), (x_sum + y_sum)[rows])
+            bits = normed.view(torch.uint8).cpu()[None]
+            assert len(rank.host.all_gather(bits, 0).unique(dim=0)) == 1, "other bits"
+    assert peer is not None
+    for algorithm in ("one_shot", "two_shot"):  # also where another would be taken
+        for count in (1, 2, 5, 64, 130):
+            x, x_sum = _rows(rank, count, torch.bfloat16, count)
+            weight = torch.ones(x.shape[1], dtype=x.dtype, device="cuda")
+            normed, _ = peer.add_norm(x, None, weight, 1e-6, algorithm)
+            _near(normed, ops.rms_norm(x_sum, weight, 1e-6), count)
+
+
+def _near(got: Tensor, wanted: Tensor, count: int) -> None:
+    """To two roundings of 16 bits. In float32 the mean of 2,560 squares is added up in another
+    order, and the reciprocal root is good to 2 of the last bits."""
+    error = (got.double() - wanted.double()).abs() / wanted.double().abs().clamp(1e-3)
+    last_bits = float(error.max()) / torch.finfo(got.dtype).eps
+    assert last_bits <= (8 if got.dtype == torch.float32 else 2), (got.dtype, count, last_bits)
+
+
+def add_norms_in_graphs(rank: Rank, comm: DistributedCommunicator) -> None:
+    """Layers of three row counts, replayed with other numbers by ranks that are late by turns."""
+    ops = Ops()
+    stream = torch.cuda.Stream()
+    size = ROW_BYTES // 2
+    weight = torch.ones(size, dtype=torch.bfloat16, device="cuda")
+    with torch.cuda.stream(stream):
+        inputs = [torch.zeros(n, size, dtype=torch.bfloat16, device="cuda") for n in (1, 40, 120)]
+
+        def compute() -> list[Tensor]:
+            outputs = []
+            for x in inputs:
+                normed, residual = comm.add_norm(ops, x * 1, None, weight, 1e-6)
+                for _ in range(3):
+                    normed, residual = comm.add_norm(ops, x + normed * 0, residual, weight, 1e-6)
+                outputs.append(normed)
+            return outputs
+
+        compute()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            outputs = compute()
+        errors = []
+        for turn in range(50):
+            sums = []
+            for x in inputs:
+                mine, total = _rows(rank, len(x), torch.bfloat16, turn)
+                x.copy_(mine)
+                sums.append(total)
+            if (turn + rank.rank) % 3 == 0:
+                torch.cuda._sleep(200_000)
+            graph.replay()
+            for got, total in zip(outputs, sums, strict=True):
+                wanted = ops.rms_norm(total * 4, weight, 1e-6)
+                errors.append((got.float() - wanted.float()).abs().max())
+    stream.synchronize()
+    assert max(float(error) for error in errors) < 0.05  # values reach 5: 2 ** -6 is their last bit
+    del graph, outputs
+
+
 def gather_and_broadcast(rank: Rank, comm: DistributedCommunicator) -> None:
     for dtype in (*DTYPES, torch.int32, torch.int64):
         numbers = rank.all(
@@ -215,7 +297,7 @@ def hosts_agree(rank: Rank, comm: DistributedCommunicator) -> None:
 
 
 SUM_CHECKS = (exact, close, views, not_a_number, in_graphs, in_any_order)
-COMM_CHECKS = (gather_and_broadcast, hosts_agree)
+COMM_CHECKS = (add_norms, add_norms_in_graphs, gather_and_broadcast, hosts_agree)
 COMMS = ("default", "torch", "nccl", "mixed")
 CASES = [
     *(f"{x.__name__}-{name}" for x in SUM_CHECKS for name in (*COMMS, "one_shot", "two_shot")),

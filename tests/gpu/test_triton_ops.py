@@ -196,7 +196,8 @@ def test_what_filters_leave(filters: str, dtype: torch.dtype, device: torch.devi
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [(1, 1024, 600), (2, 48, 80), (4, 3072, 64), (1, 5120, 30)]
+    ("rows", "inputs", "outputs"),
+    [(1, 1024, 600), (2, 48, 80), (2, 3072, 64), (1, 6400, 30), (1, 17408, 3)],
 )
 def test_linear_of_few_rows(
     rows: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device

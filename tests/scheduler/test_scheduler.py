@@ -84,6 +84,18 @@ def test_chunks_are_smaller_while_more_requests_decode_than_wait() -> None:
     assert spans(scheduler.plan())[3:] == [(3, 16, 18), (4, 0, 2)]
 
 
+def test_large_chunks_go_on_while_few_of_the_tokens_wait_for_them() -> None:
+    """Two requests of 200 and 100 tokens may wait three times in all: a second large chunk would
+    be the third and fourth."""
+    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=128)
+    for uid, max_tokens in enumerate((200, 100)):
+        add(scheduler, uid, [uid] * 3, max_tokens=max_tokens)
+    assert spans(scheduler.plan()) == [(0, 0, 3), (1, 0, 3)]
+    add(scheduler, 2, [2] * 40)
+    assert spans(scheduler.plan())[2:] == [(2, 0, 16)]
+    assert spans(scheduler.plan())[2:] == [(2, 16, 20)]
+
+
 def test_a_prefix_that_arrives_twice_is_computed_once() -> None:
     scheduler = make(max_prefill_tokens=8)
     prompt = list(range(18))

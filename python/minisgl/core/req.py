@@ -36,6 +36,7 @@ class Req:
     pages: the request's page table, one page id per `page_size` tokens that have room.
     handle: what the prefix cache keeps locked for this request while it holds pages.
     table_idx: its row in the engine's page table and token table, -1 while not running.
+    num_stalls: large chunks that its tokens had to wait for.
     num_flights: launched steps that carry it and are not committed yet (0 to 2).
     leaving: no more rows are planned; its pages go back when the last flight is home, and then it
     is gone (`ended`) or waits to be resumed (retracted).
@@ -62,6 +63,7 @@ class Req:
     num_cached: int = 0
     num_chunks: int = 0
     num_retractions: int = 0
+    num_stalls: int = 0
     accepted_at: float = 0.0
     launched_at: float = 0.0
     first_token_at: float = 0.0

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minisgl.kernel.ops import Ops
+
 
 @dataclass(frozen=True, slots=True)
 class DistributedInfo:
@@ -23,6 +25,18 @@ class DistributedInfo:
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}"
+
+    def share(self, num_rows: int) -> range:
+        """Which of so many rows are this rank's: as many for each, but fewer for the last ones."""
+        most = -(-num_rows // self.size)
+        return range(num_rows)[self.rank * most : (self.rank + 1) * most]
+
+    def share_of(self, x: Tensor, num_rows: int) -> Tensor:
+        """This rank's share of `num_rows` rows: of x that has them all, or else x."""
+        if len(x) != num_rows:
+            return x
+        share = self.share(num_rows)
+        return x[share.start : share.stop]
 
 
 class DistributedCommunicator(ABC):
@@ -50,6 +64,31 @@ class DistributedCommunicator(ABC):
     @abstractmethod
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, on each rank."""
+
+    def add_norm(
+        self, ops: Ops, x_TD: Tensor, residual_TD: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`Ops.add_rms_norm` of the ranks' sum of x; without a residual, `Ops.rms_norm`.
+
+        The residual that comes back may be this rank's share of the rows alone, which is then for
+        the next call, of as many rows, and for `take_rows`.
+        """
+        x_TD = self.all_reduce(x_TD)
+        if residual_TD is None:
+            return ops.rms_norm(x_TD, weight, eps), x_TD
+        return ops.add_rms_norm(x_TD, residual_TD, weight, eps)
+
+    def take_rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
+        """residual[rows], [S, D], on each rank, of what `add_norm` gave of `num_rows` rows."""
+        if len(residual) == num_rows:
+            return residual[rows_S]
+        share = self.info.share(num_rows)
+        taken_SD = residual.new_zeros(len(rows_S), residual.shape[1])
+        if share:
+            is_here_S = (rows_S >= share.start) & (rows_S < share.stop)
+            at_S = (rows_S - share.start).clamp(0, len(share) - 1)
+            taken_SD = residual[at_S].masked_fill(~is_here_S[:, None], 0)
+        return self.all_reduce(taken_SD)
 
     @abstractmethod
     def all_min(self, value: int) -> int:

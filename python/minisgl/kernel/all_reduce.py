@@ -1,6 +1,8 @@
-"""What the hosts know of `csrc/cuda/all_reduce.cu`: how it is compiled, and its constants."""
+"""What the hosts know of `csrc/cuda/all_reduce.cu`: how to compile it, constants, arguments."""
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 
@@ -8,14 +10,35 @@ from minisgl.kernel.jit import load_cubin
 
 THREADS = 128
 """In a block, each with a pack: 10 KB, a row of Qwen3-32B, is then on 5 multiprocessors."""
+ROW_THREADS = 640
+"""In a block that has a row, at most: one row of Qwen3-32B gives each a pack."""
+ROW_ITEMS = 4  # packs of a row that a thread holds, at most
 PACK_BYTES = 16  # the widest that one thread loads or stores
 EMPTY = 0xFFFFFFFF  # a word of the shared memory where nothing has arrived
 ALGORITHMS = ("one_shot", "two_shot")
 TYPES = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 
 
+class Rows(ctypes.Structure):
+    """struct Rows: addresses of x, residual and weight; rows, packs in each, whether there is a
+    residual; eps."""
+
+    _fields_ = (
+        ("x", ctypes.c_int64),
+        ("residual", ctypes.c_int64),
+        ("weight", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("packs", ctypes.c_int64),
+        ("has_residual", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+    )
+
+
 def all_reduce_cubin(device: torch.device, num_ranks: int) -> bytes:
-    """Kernels "ALGORITHM_TYPE" for this device and so many ranks. Raises JitUnavailable."""
+    """Kernels "ALGORITHM_TYPE" and "add_norm_ALGORITHM_TYPE" for this device and so many ranks.
+
+    Raises JitUnavailable.
+    """
     major, minor = torch.cuda.get_device_capability(device)
-    defines = (f"NUM_RANKS={num_ranks}", f"NUM_THREADS={THREADS}")
+    defines = (f"NUM_RANKS={num_ranks}", f"NUM_THREADS={THREADS}", f"ROW_THREADS={ROW_THREADS}")
     return load_cubin("all_reduce", f"sm_{major}{minor}", defines)

@@ -31,12 +31,12 @@ class CudaOps(Ops):
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        if gemv.fuses(*x.shape):
+        if gemv.reaches(*x.shape):
             return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias)
         return super().norm_linear(x, residual, norm_weight, eps, weight, bias)
 
@@ -44,12 +44,12 @@ class CudaOps(Ops):
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        if gemv.fuses(*x.shape):
+        if gemv.reaches(*x.shape):
             return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=True)
         return super().norm_linear_silu(x, residual, norm_weight, eps, weight, bias)
 
@@ -57,12 +57,12 @@ class CudaOps(Ops):
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        if gemv.fuses(*x.shape):
+        if gemv.reaches(*x.shape):
             return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=False)
         return super().norm_linear_gelu(x, residual, norm_weight, eps, weight, bias)
 

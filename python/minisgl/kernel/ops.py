@@ -69,12 +69,15 @@ class Ops:
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """(linear(rms_norm(x + residual)), x + residual); no residual counts as zero."""
+        """(linear(rms_norm(x + residual)), x + residual); no residual counts as zero. No
+        norm_weight: x is normed already, and there is no residual."""
+        if norm_weight is None:
+            return self.linear(x, weight, bias), x
         if residual is None:
             return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias), x
         x, residual = self.add_rms_norm(x, residual, norm_weight, eps)
@@ -84,7 +87,7 @@ class Ops:
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
@@ -97,7 +100,7 @@ class Ops:
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         weight: Tensor,
         bias: Tensor | None,

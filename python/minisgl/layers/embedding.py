@@ -43,12 +43,12 @@ class _VocabShare(BaseOP):
 
 
 class VocabParallelEmbedding(_VocabShare):
-    """int ids [T] -> [T, D]. A rank looks up the ids that it holds; the sum has all of them."""
+    """int ids [T] -> [T, D]. A rank looks up the ids that it holds: its part of a sum."""
 
     def forward(self, ids_T: Tensor) -> Tensor:
         if self.comm.size == 1:
             return self.ops.embed(ids_T, self.weight)
-        return self.comm.all_reduce(self.ops.embed_share(ids_T, self.weight, self.share))
+        return self.ops.embed_share(ids_T, self.weight, self.share)
 
 
 class ParallelLMHead(StateLessOP):

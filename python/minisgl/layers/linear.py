@@ -1,7 +1,8 @@
 """Linear layers, split over ranks by columns (outputs) or rows (inputs) as in Megatron-LM (2019).
 
 A column-parallel layer's output is this rank's share; a row-parallel layer takes such a share and
-sums over the ranks, so a pair of them (q/k/v then o, gate/up then down) costs one all-reduce.
+gives a part of a sum over the ranks, which the norm after it takes: a pair of them (q/k/v then o,
+gate/up then down) costs one all-reduce.
 Weights are [out, in], as checkpoints have them.
 
 Axes: T tokens, D hidden size, F intermediate size, N query heads, K key/value heads, H head dim.
@@ -9,11 +10,18 @@ Axes: T tokens, D hidden size, F intermediate size, N query heads, K key/value h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from minisgl.layers.base import BaseOP, BuildContext, Part
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
+
+NormLinear = Callable[
+    [Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor | None], tuple[Tensor, Tensor]
+]
+"""`Ops.norm_linear`, or with an activation behind it."""
 
 
 class _Linear(BaseOP):
@@ -31,10 +39,15 @@ class _Linear(BaseOP):
         return self.ops.linear(x, self.weight, self.bias)
 
     def forward_normed(
-        self, norm: RMSNormFused, x: Tensor, residual: Tensor | None
+        self, norm: RMSNormFused, x: Tensor, residual: Tensor | None, op: NormLinear | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(forward(norm(x + residual)), x + residual): together where that is one kernel."""
-        return self.ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
+        """What `norm` gives, with this layer after its first: on one rank as one op, by default
+        `Ops.norm_linear`, and with the sum over several ranks as two."""
+        op = op or self.ops.norm_linear
+        if self.comm.size == 1:
+            return op(x, residual, norm.weight, norm.eps, self.weight, self.bias)
+        x, residual = norm.forward(x, residual)
+        return op(x, None, None, norm.eps, self.weight, self.bias)[0], residual
 
     def _declare_merged(
         self, pieces: list[tuple[str, int, range]], in_size: int, bias: bool
@@ -100,7 +113,7 @@ class LinearQKVMerged(_Linear):
 
 
 class LinearRowParallel(_Linear):
-    """[T, `share` of the inputs] -> [T, D], summed over the ranks.
+    """[T, `share` of the inputs] -> [T, D], this rank's part of the sum over the ranks.
 
     share: what this rank has of the `in_size` inputs, as the layer before gives them.
     """
@@ -124,4 +137,4 @@ class LinearRowParallel(_Linear):
     def forward(self, x: Tensor) -> Tensor:
         # The bias must enter the sum once.
         bias = self.bias if self.comm.rank == 0 else None
-        return self.comm.all_reduce(self.ops.linear(x, self.weight, bias))
+        return self.ops.linear(x, self.weight, bias)

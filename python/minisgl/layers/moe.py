@@ -2,7 +2,7 @@
 
 Ranks share the experts in one of two ways. By width, as other layers (`--tp` alone): each rank has
 some columns of every expert. By expert (`--ep`): each has all of some experts. Either way every
-rank routes every token, computes what it has, and one all-reduce adds all, the shared expert
+rank routes every token, computes what it has, and the norm after it adds all, the shared expert
 included. So both need no exchange of tokens (docs/decisions/0011 has the numbers).
 
 Axes: T tokens, D hidden size, E experts, L those of this rank, F intermediate size of an expert.
@@ -104,7 +104,7 @@ class MoE(BaseOP):
     def forward(
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Of norm(x + residual); and x + residual."""
+        """This rank's part of the output for norm(sum(x) + residual); and that residual."""
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
         experts = Experts(
             gate_up_LGD=self.gate_up,
@@ -117,7 +117,7 @@ class MoE(BaseOP):
         out_TD = self._backend.forward(x_TD, self.ops.linear(x_TD, self.router), experts)
         if self.shared:
             out_TD = out_TD + self.shared.forward(x_TD)
-        return self.comm.all_reduce(out_TD), residual_TD
+        return out_TD, residual_TD
 
 
 class SharedExpert(BaseOP):

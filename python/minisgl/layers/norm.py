@@ -26,10 +26,20 @@ class RMSNorm(_Norm):
 
 
 class RMSNormFused(_Norm):
-    """Adds the residual, then norms, which saves a pass over memory."""
+    """Sums x over the ranks, adds the residual, then norms: where it can, in one kernel.
+
+    So what a block passes on is this rank's part of a sum, and a residual of which a rank may have
+    its share of the rows alone (see `DistributedCommunicator.add_norm`).
+    """
+
+    def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
+        super().__init__(build, size=size, eps=eps, name=name)
+        self.comm = build.comm
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual). There is no residual before the first block."""
-        if residual is None:
-            return self.ops.rms_norm(x, self.weight, self.eps), x
-        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+        """(norm(sum(x) + residual), sum(x) + residual). No residual before the first block."""
+        return self.comm.add_norm(self.ops, x, residual, self.weight, self.eps)
+
+    def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
+        """[S, D] of a residual that `forward` gave of `num_rows` rows."""
+        return self.comm.take_rows(residual, rows_S, num_rows)

@@ -1,7 +1,8 @@
 """One decoder for every family: pre-norm blocks of attention and gated MLP, built from a spec.
 
-Norms are fused with the residual addition before them, so a block passes on two tensors: what the
-last step computed, and the residual that it is still to be added to.
+Norms are fused with what comes before them, the sum over the ranks and the residual addition, so a
+block passes on two tensors: this rank's part of what the last step computed, and the residual that
+the sum is still to be added to.
 
 Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 """
@@ -207,11 +208,15 @@ class Attention(BaseOP):
         batch: Batch,
         rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Of norm(x + residual); and x + residual. Both of the tokens rows_S, or of all."""
+        """This rank's part of the output for norm(sum(x) + residual); and that residual.
+
+        Both of the tokens rows_S, or of all.
+        """
         qkv, residual = self.qkv.forward_normed(norm, x_TD, residual_TD)
         attended = self.attend.forward(qkv, batch)
         if rows_S is not None:
-            attended, residual = attended[rows_S], residual[rows_S]
+            residual = norm.rows(residual, rows_S, len(attended))
+            attended = attended[rows_S]
         return self.out.forward(attended), residual
 
 
@@ -241,11 +246,8 @@ class GatedMLP(BaseOP):
     def forward(
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of norm(x + residual); and x + residual."""
-        gate_up = self.gate_up
-        x_TF, residual_TD = self.gate(
-            x_TD, residual_TD, norm.weight, norm.eps, gate_up.weight, gate_up.bias
-        )
+        """This rank's part of the output for norm(sum(x) + residual); and that residual."""
+        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.gate)
         return self.down.forward(x_TF), residual_TD
 
 

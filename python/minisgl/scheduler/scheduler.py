@@ -34,6 +34,11 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
+STALLED_SHARE = 0.01
+"""Of tokens, that may wait for a large chunk: the 99th percentile of what lies between two tokens
+is then that of all others. docs/decisions/0009 has what it does to four workloads."""
+LIKELY_OUTPUTS = 256  # tokens; many allow as many as the context holds, and few give them
+
 
 class Scheduler:
     """The state of all requests of one engine. Mutable, single-threaded, no torch, no I/O."""
@@ -124,24 +129,45 @@ class Scheduler:
             return None
         plan = PlanBuilder(self._step)
         behind = self._plan_decodes(plan)
-        budget = self._prefill_budget(num_decodes=len(plan.uids))
+        budget = self._prefill_budget(plan.uids, behind)
         if behind is not None:
             budget = self._plan_chunk(plan, behind, budget)
         if budget:
             self._admit(plan, budget)
         if not plan.uids:
             return None
+        self._count_stalls(plan)
         self._step += 1
         self.stats.num_steps += 1
         return plan.build()
 
-    def _prefill_budget(self, num_decodes: int) -> int:
+    def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
         """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
-        waiting one nearer to its start: the smaller chunk is for when the former are more."""
-        config = self.config
-        if config.max_stalling_tokens is None or num_decodes <= len(self._waiting):
-            return config.max_prefill_tokens
-        return min(config.max_stalling_tokens, config.max_prefill_tokens)
+        waiting one nearer to its start. The large chunk is for when the latter are more, and for as
+        long as such stalls stay rare among the tokens that decoding requests give."""
+        large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
+        if small is None or small >= large:
+            return large
+        wanted = behind.num_known - behind.num_computed if behind else 0
+        for req in self._waiting:
+            if wanted > small:
+                break
+            wanted += req.num_tokens
+        if wanted <= small:
+            return small
+        if len(decoding) > len(self._waiting):
+            stalled = [self._requests[uid] for uid in decoding]
+            num_stalls = sum(req.num_stalls + 1 for req in stalled)
+            if num_stalls > STALLED_SHARE * sum(map(_likely_outputs, stalled)):
+                return small
+        return large
+
+    def _count_stalls(self, plan: PlanBuilder) -> None:
+        """Of the decoding requests, by a chunk larger than the small one."""
+        small = self.config.max_stalling_tokens
+        if small is not None and sum(map(len, plan.chunks)) > small:
+            for uid in plan.uids[: len(plan.decode_ids)]:
+                self._requests[uid].num_stalls += 1
 
     def _plan_decodes(self, plan: PlanBuilder) -> Req | None:
         """One token for each running request that is up to date; returns the one that is not.
@@ -410,6 +436,11 @@ class Scheduler:
             assert 0 <= req.num_flights <= 2, req
         for req in self._waiting:
             assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req
+
+
+def _likely_outputs(req: Req) -> int:
+    """Tokens that a request gives in all, as far as one can tell before it does."""
+    return min(req.max_len - req.num_prompt, max(LIKELY_OUTPUTS, len(req.output)))
 
 
 def _order(req: Req) -> tuple[int, int]:

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
 
 LOG2_E = 1.4426950408889634
 MIN_PIECE = 64
@@ -40,19 +40,20 @@ MAX_PIECES = 64
 PROGRAMS_PER_CORE = 8
 """Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
 time, and a long row's pieces do not outlast the others."""
-MANY, SOME, FEW = (128, 4, 3), (32, 1, 4), (32, 2, 3)
+MANY, SOME, FEW = (128, 4, 3), (32, 1, 4), (64, 2, 4)
 """Keys a turn, warps and stages of a decode program, for many, some and few rows times heads. Of 16
 on one H200, heads of 128, contexts of 300 to 1,400, in us; what the bytes take at 4.3 TB/s last:
 
     rows x heads     256 x 8   96 x 8   64 x 8   256 x 2   24 x 8   64 x 2   1 x 8
     MANY               222.7     91.6     69.7      75.0     34.9     34.3    10.1
     SOME               240.7    104.9     65.9      70.0     33.4     26.0    14.3
-    FEW                254.9    103.2     80.1      75.4     36.6     32.8    10.5
+    (32, 2, 3)         254.9    103.2     80.1      75.4     36.6     32.8    10.5
     (64, 2, 6)         222.6     93.1     67.3      77.2     38.2     31.8     9.3
     bytes              205.3     74.8     50.1      51.3     20.6     12.5     1.3
 
-(64, 2, 6) takes 192 KB of shared memory, and with programmatic dependent launch it takes them while
-the kernel before still runs: one stream of Qwen3-0.6B gained 2 % with it, of 14B it lost 4 %.
+Of one row it is the whole step that counts, since kernels overlap: with contexts of 400, Qwen3-0.6B
+takes 656 us with FEW, 668 with (64, 2, 2), 677 with (64, 4, 1), 721 with (32, 2, 2), 747 with (32,
+2, 3); a quarter of 32B 4,768, 4,781, 4,773, 4,884 and 4,968. With 4 rows and more they are equal.
 """
 MANY_FROM, SOME_FROM = 768, 64  # the latter was not measured: 8 and 128 were
 WIDE, WIDE_FLOAT32 = (32, 2, 3), (32, 2, 2)
@@ -60,6 +61,8 @@ WIDE, WIDE_FLOAT32 = (32, 2, 3), (32, 2, 2)
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
 
+
+MERGED = tl.constexpr(4)  # slots a turn of a merge
 
 # Which of a block's keys a query sees.
 WHOLE = tl.constexpr(0)  # all
@@ -130,7 +133,8 @@ def decode(
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
     block_h = max(power_of_2(head_dim), 16)
-    block_n, num_warps, stages = decode_block(num_rows * num_kv_heads, block_h, q_BNH.dtype)
+    form = decode_block(num_rows * num_kv_heads, block_h, q_BNH.dtype)
+    block_n, num_warps, stages = form
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
     partial = mass = q_BNH
@@ -167,6 +171,7 @@ def decode(
         (
             *common, slots, pieces, bool(window), cascade, max(power_of_2(group), 16), block_h,
             block_n, power_of_2(slots), MIN_PIECE, rotation is not None, normed,
+            form == FEW and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=num_warps, num_stages=stages,
     )  # fmt: skip
@@ -249,7 +254,8 @@ def _decode(
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
     SLOTS: tl.constexpr, PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
-    MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     # The rows were uploaded before the step's first kernel: no need to wait for the one before.
@@ -259,25 +265,37 @@ def _decode(
     last = tl.minimum(first + piece, end)
     if first < last:
         table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
-        begin(PDL)
         g = tl.arange(0, BLOCK_G)
         h = tl.arange(0, BLOCK_H)
         head = kv_head * G + g
+        if ROTATE:
+            cos, sin = _turn(cos_sin_ptr + (end - 1) * H, H)
+            if NORM:
+                q_weight, k_weight = _pair(q_weight_ptr, H), _pair(k_weight_ptr, H)
+            else:
+                q_weight, k_weight = (cos, cos), (cos, cos)
+            if EARLY:
+                LINES: tl.constexpr = H * k_ptr.dtype.element_ty.primitive_bitwidth // 1024
+                n = first + tl.arange(0, BLOCK_N)
+                near = n < last
+                page = tl.load(table + n // Z, mask=near, other=0).to(tl.int64)
+                at = ((page * Z + n % Z) * K + kv_head) * H
+                line = at[:, None] + (tl.arange(0, LINES) * (H // LINES))[None, :]
+                near = tl.broadcast_to(near[:, None], [BLOCK_N, LINES])
+                fetch_lines(k_ptr + line, near)
+                fetch_lines(v_ptr + line, near)
+        begin(PDL)
         q_at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
         in_q = (g[:, None] < G) & (h[None, :] < H)
         if ROTATE:
             base = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
-            q = _rotated(
-                base + head[:, None] * H, g[:, None] < G, cos_sin_ptr + (end - 1) * H,
-                q_weight_ptr, eps, H, NORM,
-            )  # fmt: skip
+            q = _rotated(base + head[:, None] * H, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
             slot = tl.load(slots_ptr + row).to(tl.int64)
             if (last == end) & (slot >= 0):
                 one = tl.arange(0, 1)[:, None]
                 k_new = _rotated(
-                    base + (K * G + kv_head + one) * H, one < 1, cos_sin_ptr + (end - 1) * H,
-                    k_weight_ptr, eps, H, NORM,
-                )  # fmt: skip
+                    base + (K * G + kv_head + one) * H, one < 1, cos, sin, k_weight, eps, H, NORM
+                )
                 v_new = tl.load(base + (K * G + K + kv_head) * H + h)
                 at_new = (slot * K + kv_head) * H
                 tl.store(k_ptr + at_new + one * H + h[None, :], k_new)
@@ -311,18 +329,58 @@ def _decode(
                 if before == count - 1:
                     tl.store(done_ptr + row * K + kv_head, 0)
                     tl.debug_barrier()
-                    used = tl.arange(0, BLOCK_S) < count
-                    for j in tl.static_range(G):
-                        head_at = row.to(tl.int64) * K * G + kv_head * G + j
-                        _merge_head(
-                            partial_ptr, mass_ptr, out_ptr, head_at, used, H, SLOTS, BLOCK_S,
-                            BLOCK_H,
-                        )  # fmt: skip
+                    out = _merged(
+                        partial_ptr, mass_ptr, row.to(tl.int64) * K * G + head, g < G, h, count,
+                        SLOTS, BLOCK_S, BLOCK_H,
+                    )  # fmt: skip
+                    tl.store(out_ptr + q_at, out.to(out_ptr.dtype.element_ty), mask=in_q)
+    elif index == 0:
+        begin(PDL)  # a grid that waits for nothing would let the one after it start too early
+
+
+@triton.jit
+def _merged(
+    partial_ptr, mass_ptr, head_at, in_g, h, count, SLOTS: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """Outputs [heads, H] from the sums of the first `count` slots, several of them at a time."""
+    s = tl.arange(0, BLOCK_S)
+    log_mass = tl.load(
+        mass_ptr + head_at[:, None] * SLOTS + s[None, :],
+        mask=in_g[:, None] & (s < count)[None, :], other=-float("inf"),
+    )  # fmt: skip
+    top = tl.where(in_g, tl.max(log_mass, 1), 0.0)
+    mass = tl.sum(tl.exp2(log_mass - top[:, None]), 1)
+    acc = tl.zeros([head_at.shape[0], BLOCK_H], tl.float32)
+    for start in range(0, count, MERGED):
+        for j in tl.static_range(MERGED):
+            there = in_g & (start + j < count)
+            at = head_at * SLOTS + start + j
+            weight = tl.exp2(tl.load(mass_ptr + at, mask=there, other=-float("inf")) - top)
+            partial = tl.load(
+                partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=there[:, None], other=0.0
+            )
+            acc += partial * weight[:, None]
+    return acc / mass[:, None]
+
+
+@triton.jit
+def _pair(ptr, H: tl.constexpr):
+    """Elements [1, H] at ptr, and those that they rotate with."""
+    h = tl.arange(0, H)[None, :]
+    return tl.load(ptr + h), tl.load(ptr + (h + H // 2) % H)
+
+
+@triton.jit
+def _turn(cos_sin_ptr, H: tl.constexpr):
+    """Cosines and sines [1, H] of one position."""
+    h = tl.arange(0, H)[None, :] % (H // 2)
+    return tl.load(cos_sin_ptr + h), tl.load(cos_sin_ptr + H // 2 + h)
 
 
 @triton.jit
 def _rotated(
-    row_ptr, inside, cos_sin_ptr, weight_ptr, eps, H: tl.constexpr, NORM: tl.constexpr
+    row_ptr, inside, cos, sin, weight, eps, H: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
     """Heads [X, H] at row_ptr [X, 1], normed and rotated, as `norm_rope_store` rounds them."""
     h = tl.arange(0, H)[None, :]
@@ -333,10 +391,9 @@ def _rotated(
     if NORM:
         x32, y32 = x.to(tl.float32), y.to(tl.float32)
         scale = tl.rsqrt(tl.sum(x32 * x32, 1)[:, None] / H + eps)
-        x = tl.load(weight_ptr + h) * (x32 * scale).to(dtype)
-        y = tl.load(weight_ptr + partner) * (y32 * scale).to(dtype)
-    cos = tl.load(cos_sin_ptr + h % (H // 2)).to(dtype)
-    sin = tl.load(cos_sin_ptr + H // 2 + h % (H // 2)).to(dtype)
+        x = weight[0] * (x32 * scale).to(dtype)
+        y = weight[1] * (y32 * scale).to(dtype)
+    cos, sin = cos.to(dtype), sin.to(dtype)
     crossed = (y * sin).to(dtype)
     return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)
 

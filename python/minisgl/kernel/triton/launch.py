@@ -72,6 +72,25 @@ def begin(PDL: tl.constexpr):
         gdc_wait()
 
 
+@triton.jit
+def fetch_lines(address, inside):
+    """Have the 128 bytes at each address brought into the L2 cache; nothing waits for them.
+
+    What is there need not be constant: whoever loads it later sees what it is then. Not for the
+    interpreter.
+    """
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred some;
+        setp.ne.s32 some, $2, 0;
+        @some prefetch.global.L2 [$1];
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r", [address.to(tl.uint64, bitcast=True), inside.to(tl.int32)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 def power_of_2(value: int) -> int:
     """The next one."""
     return int(triton.next_power_of_2(value))

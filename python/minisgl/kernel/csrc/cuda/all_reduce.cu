@@ -21,7 +21,13 @@
 //
 // Sums are made in the order of the ranks, in float32: every rank has the same bits.
 //
-// Compiled by NVRTC with NUM_RANKS and NUM_THREADS defined (peer.py); no header is needed.
+// The sums of a decoder's rows go on to a residual addition and a norm, which `add_norm_*` do where
+// the sum is made: in one_shot each rank for all rows, in two_shot for the rows of its share, whose
+// residuals it alone has. There a block has a row, and the argument above holds for rows in place
+// of packs: they have rooms and turns of their own, and all calls have rows of one length.
+//
+// Compiled by NVRTC with NUM_RANKS, NUM_THREADS and ROW_THREADS defined (all_reduce.py); no header
+// is needed.
 
 constexpr int N = NUM_RANKS;
 constexpr unsigned EMPTY = 0xffffffffu;  // a NaN in every dtype here
@@ -89,6 +95,14 @@ __device__ Pack* part(const Ranks& ranks, int of, unsigned turn, int phase, int 
   return ranks.memory[of] + ((turn * 2 + phase) * N + sender) * ranks.capacity;
 }
 
+// Lets the kernel after this one begin, and waits for the one before (programmatic dependent launch).
+__device__ void start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ unsigned take_turn(const Ranks& ranks) {
   Pack* turns = ranks.memory[ranks.rank] + 4 * N * ranks.capacity;
   unsigned& next = reinterpret_cast<unsigned*>(turns)[blockIdx.x];
@@ -98,13 +112,15 @@ __device__ unsigned take_turn(const Ranks& ranks) {
   return turn;
 }
 
-// How a word holds numbers: `add` them to floats, `round` floats to a word.
+// How a word holds COUNT numbers: `add` them to floats, `round` floats to a word.
 struct Float32 {
+  static constexpr int COUNT = 1;
   __device__ static void add(float (&sum)[2], unsigned word) { sum[0] += __uint_as_float(word); }
   __device__ static unsigned round(const float (&sum)[2]) { return __float_as_uint(sum[0]); }
 };
 
 struct BFloat16 {
+  static constexpr int COUNT = 2;
   __device__ static void add(float (&sum)[2], unsigned word) {
     sum[0] += __uint_as_float(word << 16);
     sum[1] += __uint_as_float(word & 0xffff0000u);
@@ -117,6 +133,7 @@ struct BFloat16 {
 };
 
 struct Float16 {
+  static constexpr int COUNT = 2;
   __device__ static void add(float (&sum)[2], unsigned word) {
     float low, high;
     asm("{ .reg .f16 low, high;\n"
@@ -201,10 +218,204 @@ __device__ void two_shot(Pack* x, long long count, const Ranks& ranks) {
   }
 }
 
+// --- rows: sum, add the residual, norm -------------------------------------------------------------
+
+constexpr int ITEMS = 4;  // packs of a row that a thread holds, at most
+
+struct Rows {
+  Pack* x;               // the ranks' parts of a sum; then the normed rows
+  Pack* residual;        // of this rank's rows: added if `has_residual`; then the sum with it
+  const Pack* weight;    // of the norm
+  long long count, packs, has_residual;  // rows, packs in each
+  float eps;
+};
+
+template <class T>
+__device__ Pack plus(Pack a, Pack b) {
+  for (int w = 0; w < 4; ++w) {
+    float both[2] = {0, 0};
+    T::add(both, a.words[w]);
+    T::add(both, b.words[w]);
+    a.words[w] = T::round(both);
+  }
+  return a;
+}
+
+template <class T>
+__device__ float squares(Pack x) {
+  float total = 0;
+  for (int w = 0; w < 4; ++w) {
+    float value[2] = {0, 0};
+    T::add(value, x.words[w]);
+    total += value[0] * value[0] + value[1] * value[1];
+  }
+  return total;
+}
+
+// weight * (x * scale), where each product is rounded.
+template <class T>
+__device__ Pack scaled(Pack x, float scale, Pack weight) {
+  for (int w = 0; w < 4; ++w) {
+    float value[2] = {0, 0}, factor[2] = {0, 0};
+    T::add(value, x.words[w]);
+    for (float& v : value) v *= scale;
+    unsigned normed = T::round(value);
+    value[0] = value[1] = 0;
+    T::add(value, normed);
+    T::add(factor, weight.words[w]);
+    for (int i = 0; i < 2; ++i) value[i] *= factor[i];
+    x.words[w] = T::round(value);
+  }
+  return x;
+}
+
+__device__ float block_sum(float x) {
+  __shared__ float of_warp[32];
+  for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  float total = 0;
+  for (int warp = 0; warp < int(blockDim.x + 31) / 32; ++warp) total += of_warp[warp];
+  return total;
+}
+
+// What is added to a row and multiplies it: loaded before the row is waited for.
+struct Before {
+  Pack residual[ITEMS], weight[ITEMS];
+
+  __device__ Before(const Rows& rows) {
+    const int packs = int(rows.packs);
+    const Pack* from = rows.residual + (long long)(blockIdx.x) * packs;
+#pragma unroll
+    for (int k = 0; k < ITEMS; ++k) {
+      const int p = threadIdx.x + k * blockDim.x;
+      if (p >= packs) break;
+      if (rows.has_residual) residual[k] = from[p];
+      weight[k] = rows.weight[p];
+    }
+  }
+};
+
+// A row's sums, in place, to what the norm makes of them with the residual.
+template <class T>
+__device__ void add_norm(Pack (&row)[ITEMS], const Rows& rows, const Before& before) {
+  const int packs = int(rows.packs);
+  Pack* residual = rows.residual + (long long)(blockIdx.x) * packs;
+  float square = 0;
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p >= packs) break;
+    if (rows.has_residual) row[k] = plus<T>(row[k], before.residual[k]);
+    residual[p] = row[k];
+    square += squares<T>(row[k]);
+  }
+  const float scale = rsqrtf(block_sum(square) / (packs * 4 * T::COUNT) + rows.eps);
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p < packs) row[k] = scaled<T>(row[k], scale, before.weight[k]);
+  }
+}
+
+template <class T>
+__device__ void add_norm_one_shot(const Rows& rows, const Ranks& ranks) {
+  const int rank = int(ranks.rank), packs = int(rows.packs);
+  Pack* x = rows.x + (long long)(blockIdx.x) * packs;
+  const long long slot = (long long)(blockIdx.x) * packs;
+  const unsigned turn = take_turn(ranks);
+  Pack row[ITEMS];
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p >= packs) break;
+    const Pack own = x[p];
+#pragma unroll
+    for (int step = 1; step <= N; ++step) {
+      send(part(ranks, (rank + step) % N, turn, 0, rank) + slot + p, own);
+    }
+  }
+  const Before before(rows);
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p >= packs) break;
+    Pack parts[N];
+    receive(parts, part(ranks, rank, turn, 0, 0) + slot + p, ranks.capacity, N);
+    row[k] = sum<T>(parts);
+  }
+  add_norm<T>(row, rows, before);
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p < packs) x[p] = row[k];
+  }
+}
+
+template <class T>
+__device__ void add_norm_two_shot(const Rows& rows, const Ranks& ranks) {
+  const int rank = int(ranks.rank), packs = int(rows.packs);
+  const long long share = (rows.count + N - 1) / N, i = blockIdx.x, slot = i * packs;
+  int present = 0;  // shares that have an i-th row: those of the first ranks
+#pragma unroll
+  for (int r = 0; r < N; ++r) present += r * share + i < rows.count;
+  const unsigned turn = take_turn(ranks);
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p >= packs) break;
+#pragma unroll
+    for (int step = 1; step <= N; ++step) {
+      const int r = (rank + step) % N;
+      if (r >= present) continue;
+      send(part(ranks, r, turn, 0, rank) + slot + p, rows.x[(r * share + i) * packs + p]);
+    }
+  }
+  if (rank < present) {
+    const Before before(rows);
+    Pack row[ITEMS];
+#pragma unroll
+    for (int k = 0; k < ITEMS; ++k) {
+      const int p = threadIdx.x + k * blockDim.x;
+      if (p >= packs) break;
+      Pack parts[N];
+      receive(parts, part(ranks, rank, turn, 0, 0) + slot + p, ranks.capacity, N);
+      row[k] = sum<T>(parts);
+    }
+    add_norm<T>(row, rows, before);
+#pragma unroll
+    for (int k = 0; k < ITEMS; ++k) {
+      const int p = threadIdx.x + k * blockDim.x;
+      if (p >= packs) break;
+#pragma unroll
+      for (int step = 1; step <= N; ++step) {
+        send(part(ranks, (rank + step) % N, turn, 1, rank) + slot + p, row[k]);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p >= packs) break;
+    Pack done[N];
+    receive(done, part(ranks, rank, turn, 1, 0) + slot + p, ranks.capacity, present);
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      if (r < present) rows.x[(r * share + i) * packs + p] = done[r];
+    }
+  }
+}
+
 #define KERNEL(algorithm, T)                                                                     \
   extern "C" __global__ void __launch_bounds__(NUM_THREADS)                                      \
       algorithm##_##T(Pack* x, long long count, const __grid_constant__ Ranks ranks) {           \
+    start();                                                                                     \
     algorithm<T>(x, count, ranks);                                                               \
+  }                                                                                              \
+  extern "C" __global__ void __launch_bounds__(ROW_THREADS) add_norm_##algorithm##_##T(          \
+      const __grid_constant__ Rows rows, const __grid_constant__ Ranks ranks) {                  \
+    start();                                                                                     \
+    add_norm_##algorithm<T>(rows, ranks);                                                        \
   }
 KERNEL(one_shot, Float32)
 KERNEL(one_shot, BFloat16)

@@ -19,6 +19,20 @@ using Stream = void;
 struct IpcHandle {
   char bytes[64];
 };
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  union {
+    int value;
+    char bytes[64];
+  };
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream* stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
 
 struct Driver : SharedObject {
   int (*error_string)(int, const char**);
@@ -30,8 +44,7 @@ struct Driver : SharedObject {
   int (*close_handle)(Address);
   int (*load)(Module**, const void*);
   int (*get_function)(Function**, Module*, const char*);
-  int (*launch)(Function*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                Stream*, void**, void**);
+  int (*launch)(const LaunchConfig*, Function*, void**, void**);
 
   Driver() : SharedObject("libcuda.so.1") {
     find("cuGetErrorString", error_string);
@@ -43,7 +56,7 @@ struct Driver : SharedObject {
     find("cuIpcCloseMemHandle", close_handle);
     find("cuModuleLoadData", load);
     find("cuModuleGetFunction", get_function);
-    find("cuLaunchKernel", launch);
+    find("cuLaunchKernelEx", launch);
   }
 
   void check(int result, const char* call) const {
@@ -109,14 +122,19 @@ int64_t cubin_kernel(int64_t module, tvm::ffi::String name) {
   return reinterpret_cast<int64_t>(function);
 }
 
-// kernel(x, count, *ranks); ranks: the host's address of the kernel's last argument.
-void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t x, int64_t count,
-                   int64_t ranks, int64_t stream) {
-  void* arguments[] = {&x, &count, pointer<void>(ranks)};
-  int result =
-      driver().launch(pointer<Function>(function), unsigned(blocks), 1, 1, unsigned(threads), 1, 1,
-                      0, pointer<Stream>(stream), arguments, nullptr);
-  driver().check(result, "cuLaunchKernel");
+// parameters: the host's address of an array with the address of each. dependent: the kernel may
+// begin while the one before ends, and waits by itself (programmatic dependent launch).
+void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t parameters,
+                   bool dependent, int64_t stream) {
+  constexpr int kProgrammaticStreamSerialization = 6;
+  LaunchAttribute attribute{};
+  attribute.id = kProgrammaticStreamSerialization;
+  attribute.value = 1;
+  LaunchConfig config{{unsigned(blocks), 1, 1}, {unsigned(threads), 1, 1}, 0,
+                      pointer<Stream>(stream), &attribute, dependent ? 1u : 0u};
+  int result = driver().launch(&config, pointer<Function>(function), pointer<void*>(parameters),
+                               nullptr);
+  driver().check(result, "cuLaunchKernelEx");
 }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_allocate, memory_allocate);
