@@ -44,9 +44,6 @@ _NCCL_DTYPES = {
 }
 
 
-SHARED_NORM_BYTES = 8 << 20
-"""From here on norms are shared out over the ranks: below, two calls of NCCL cost more than one and
-a norm of all rows."""
 CLOSE_S = 1.0
 """How long closing waits for an abort: much less than the 2 s in which a server ends whose rank
 died, and much more than the abort of an idle communicator takes."""
@@ -129,25 +126,7 @@ class PyNcclCommunicator(_NcclCommunicator):
     ) -> tuple[Tensor, Tensor]:
         if self._peer and (algorithm := self._peer.row_algorithm(x_TD)):
             return self._peer.add_norm(x_TD, residual_TD, weight, eps, algorithm)
-        if x_TD.nbytes < SHARED_NORM_BYTES or len(x_TD) % self.size:
-            return super().add_norm(ops, x_TD, residual_TD, weight, eps)
-        # Each rank sums, adds and norms its share of the rows, then all get all normed rows: what
-        # travels is what an all-reduce sends (sequence parallelism, Korthikanti et al. 2022).
-        x_TD, num_rows = x_TD.contiguous(), len(x_TD)
-        mine = x_TD.new_empty(num_rows // self.size, x_TD.shape[1])
-        self._library.nccl_reduce_scatter(
-            self._comm, x_TD.data_ptr(), mine.data_ptr(), mine.numel(), _NCCL_DTYPES[x_TD.dtype],
-            _stream(),
-        )  # fmt: skip
-        if residual_TD is None:
-            normed, residual = ops.rms_norm(mine, weight, eps), mine
-        else:
-            residual = self.info.share_of(residual_TD, num_rows)
-            normed, residual = ops.add_rms_norm(mine, residual, weight, eps)
-        self._library.nccl_all_gather(
-            self._comm, normed.data_ptr(), x_TD.data_ptr(), normed.nbytes, _stream()
-        )
-        return x_TD, residual
+        return super().add_norm(ops, x_TD, residual_TD, weight, eps)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         x = x.contiguous()

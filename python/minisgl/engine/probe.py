@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from minisgl import __version__, env
+from minisgl import __version__, env, kernel
 from minisgl.core import Plan, SamplingParams, StepFailed
 from minisgl.utils.logger import get_logger
 
@@ -105,8 +105,11 @@ def warm_up(engine: Engine) -> None:
 def _warm_marker(engine: Engine) -> Path:
     """A file that says that a start like this one has compiled what it runs."""
     config = engine.model_config
+    kernels = hashlib.sha256()
+    for path in sorted(Path(kernel.__file__ or "").parent.glob("triton/*.py")):
+        kernels.update(path.read_bytes())
     depends = (
-        __version__, torch.__version__, engine.device.describe(), engine.attn_name, engine.dtype,
+        __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(), engine.attn_name, engine.dtype,
         engine.comm.size, engine.page_size, engine.max_running, config.hidden_size,
         config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size,
         config.vocab_size, config.architecture,

@@ -27,7 +27,6 @@ struct Nccl : SharedObject {
   int (*init_rank)(Comm**, int, UniqueId, int);
   int (*abort)(Comm*);
   int (*reduce)(const void*, void*, size_t, int, int, Comm*, Stream*);
-  int (*reduce_scatter)(const void*, void*, size_t, int, int, Comm*, Stream*);
   int (*gather)(const void*, void*, size_t, int, Comm*, Stream*);
   int (*broadcast)(const void*, void*, size_t, int, int, Comm*, Stream*);
 
@@ -37,7 +36,6 @@ struct Nccl : SharedObject {
     find("ncclCommInitRank", init_rank);
     find("ncclCommAbort", abort);
     find("ncclAllReduce", reduce);
-    find("ncclReduceScatter", reduce_scatter);
     find("ncclAllGather", gather);
     find("ncclBroadcast", broadcast);
   }
@@ -80,15 +78,6 @@ void nccl_all_reduce(int64_t comm, int64_t x, int64_t count, int64_t dtype, int6
   nccl().check(result, "ncclAllReduce");
 }
 
-// out: this rank's `count` of the sum, of which x has as many for each rank.
-void nccl_reduce_scatter(int64_t comm, int64_t x, int64_t out, int64_t count, int64_t dtype,
-                         int64_t stream) {
-  int result = nccl().reduce_scatter(pointer<void>(x), pointer<void>(out), size_t(count),
-                                     int(dtype), kSum, pointer<Comm>(comm),
-                                     pointer<Stream>(stream));
-  nccl().check(result, "ncclReduceScatter");
-}
-
 // Bytes: neither call computes. out holds num_bytes of each rank.
 void nccl_all_gather(int64_t comm, int64_t x, int64_t out, int64_t num_bytes, int64_t stream) {
   int result = nccl().gather(pointer<void>(x), pointer<void>(out), size_t(num_bytes), 0,
@@ -107,6 +96,5 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_unique_id, nccl_unique_id);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_init, nccl_init);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_abort, nccl_abort);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_all_reduce, nccl_all_reduce);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_reduce_scatter, nccl_reduce_scatter);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_all_gather, nccl_all_gather);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_broadcast, nccl_broadcast);
