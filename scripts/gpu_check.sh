@@ -24,7 +24,7 @@ else
         uvicorn:uvicorn prompt_toolkit:prompt_toolkit rich:rich ninja:ninja \
         huggingface_hub:huggingface_hub transformers:transformers pytest:pytest \
         httptools:httptools prometheus_client:prometheus-client aiohttp:aiohttp numpy:numpy \
-        pytest_timeout:pytest-timeout xdist:pytest-xdist; do
+        pytest_timeout:pytest-timeout xdist:pytest-xdist openai:openai; do
         "$python" -c "import ${pair%%:*}" 2>/dev/null || missing+=("${pair##*:}")
     done
     [ ${#missing[@]} -eq 0 ] ||
