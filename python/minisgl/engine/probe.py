@@ -110,9 +110,9 @@ def _warm_marker(engine: Engine) -> Path:
         kernels.update(path.read_bytes())
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
-        engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running, config.hidden_size,
-        config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size,
-        config.vocab_size, config.architecture,
+        engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,
+        config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+        config.intermediate_size, config.vocab_size, config.architecture,
     )  # fmt: skip
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
     return env.cache_dir() / f"warm-{key}"
