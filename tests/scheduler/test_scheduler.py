@@ -86,14 +86,18 @@ def test_chunks_are_smaller_while_more_requests_decode_than_wait() -> None:
 
 def test_large_chunks_go_on_while_few_of_the_tokens_wait_for_them() -> None:
     """Two requests of 200 and 100 tokens may wait three times in all: a second large chunk would
-    be the third and fourth."""
+    be the third and fourth. And a chunk that starts nobody is small."""
     scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=128)
     for uid, max_tokens in enumerate((200, 100)):
         add(scheduler, uid, [uid] * 3, max_tokens=max_tokens)
     assert spans(scheduler.plan()) == [(0, 0, 3), (1, 0, 3)]
-    add(scheduler, 2, [2] * 40)
-    assert spans(scheduler.plan())[2:] == [(2, 0, 16)]
-    assert spans(scheduler.plan())[2:] == [(2, 16, 20)]
+    add(scheduler, 2, [2] * 40, max_tokens=50)
+    assert spans(scheduler.plan())[2:] == [(2, 0, 4)]
+    for _ in range(5):
+        scheduler.plan()
+    assert spans(scheduler.plan())[2:] == [(2, 24, 40)]  # a large one, which starts it
+    add(scheduler, 3, [3] * 12)
+    assert spans(scheduler.plan())[3:] == [(3, 0, 4)]
 
 
 def test_a_prefix_that_arrives_twice_is_computed_once() -> None:

@@ -83,7 +83,7 @@ class CudaDevice(Device):
     """Mutable: stream, staging ring and the pinned buffers of ids. One thread enqueues."""
 
     probe_tokens = 4096
-    stall_target_s = 0.012  # with decode rows and launches less than the 19.5 ms of peers' ITL p99
+    stall_target_s = 0.01  # with decode rows and launches less than the 19.5 ms of peers' ITL p99
     min_chunk_tokens = 1024
     warm_up_rows = (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256)  # of `gemv`; of `attention.num_pieces`
     default_memory_ratio = 0.9

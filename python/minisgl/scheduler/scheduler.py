@@ -34,9 +34,10 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
+STALLED_PER_START = 4
 STALLED_SHARE = 0.01
 """Of tokens, that may wait for a large chunk: the 99th percentile of what lies between two tokens
-is then that of all others. docs/decisions/0009 has what it does to four workloads."""
+is then that of all others. docs/decisions/0009 has what both do to four workloads."""
 LIKELY_OUTPUTS = 256  # tokens; many allow as many as the context holds, and few give them
 
 
@@ -143,24 +144,24 @@ class Scheduler:
 
     def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
         """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
-        waiting one nearer to its start. The large chunk is for when the latter are more, and for as
-        long as such stalls stay rare among the tokens that decoding requests give."""
+        waiting one nearer to its start. The large chunk is for when the latter are more. It also is
+        while it starts many, and such stalls are rare among the tokens of those that decode."""
         large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
-        if small is None or small >= large:
+        if small is None or small >= large or len(decoding) <= len(self._waiting):
             return large
         wanted = behind.num_known - behind.num_computed if behind else 0
+        num_starts = int(0 < wanted <= large)
         for req in self._waiting:
-            if wanted > small:
-                break
             wanted += req.num_tokens
-        if wanted <= small:
+            if wanted > large:
+                break
+            num_starts += 1
+        if wanted <= small or len(decoding) > STALLED_PER_START * num_starts:
             return small
-        if len(decoding) > len(self._waiting):
-            stalled = [self._requests[uid] for uid in decoding]
-            num_stalls = sum(req.num_stalls + 1 for req in stalled)
-            if num_stalls > STALLED_SHARE * sum(map(_likely_outputs, stalled)):
-                return small
-        return large
+        stalled = [self._requests[uid] for uid in decoding]
+        num_stalls = sum(req.num_stalls + 1 for req in stalled)
+        is_rare = num_stalls <= STALLED_SHARE * sum(map(_likely_outputs, stalled))
+        return large if is_rare else small
 
     def _count_stalls(self, plan: PlanBuilder) -> None:
         """Of the decoding requests, by a chunk larger than the small one."""
