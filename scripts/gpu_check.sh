@@ -44,6 +44,7 @@ for shape in ${SHAPES:-qwen3-0.6b qwen3-14b qwen3-30b-a3b}; do
     "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "$repeats" \
         --json "$out/offline-$shape.json"
 done
+"$python" -m minisgl.benchmark attention --json "$out/attention.json"
 "$python" -m minisgl.benchmark moe --json "$out/moe.json" \
     --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
 "$python" -m minisgl.benchmark serving --starts 4 --client-processes 6 --repeats "$repeats" \

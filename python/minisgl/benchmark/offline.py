@@ -12,16 +12,15 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from minisgl.benchmark.floor import Shape, floor_s
-from minisgl.benchmark.gpu_time import events_s
+from minisgl.benchmark.gpu_time import card_rates
 from minisgl.benchmark.report import write_json
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
@@ -140,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
             )
         )
     build_s = time.perf_counter() - started
-    rates = _card_rates()
+    rates = card_rates()
     print(f"{args.shape}: engine built in {build_s:.1f} s; {rates}")
     rows = [_measure(engine, shape_of(values), work, args.repeats) for work in chosen]
     if args.json:
@@ -224,20 +223,3 @@ def _run(engine: Engine, work: Workload, seed: int) -> tuple[float, int]:
     seconds = time.perf_counter() - start
     assert scheduler.stats.num_finished == len(work.requests), scheduler.stats
     return seconds, scheduler.stats.num_steps
-
-
-def _card_rates() -> dict[str, float]:
-    """Measured here and now: copy bandwidth (read plus written) and bf16 products of 8,192."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return {
-        "copy_tb_s": round(2 * source.nbytes / _time_s(lambda: target.copy_(source)) / 1e12, 2),
-        "gemm_tflop_s": round(2 * 8192**3 / _time_s(lambda: a @ b) / 1e12),
-    }
-
-
-def _time_s(work: Callable[[], object], count: int = 10) -> float:
-    for _ in range(3):
-        work()
-    return events_s(work, count)

@@ -1,0 +1,271 @@
+"""Attention of a GPU, each backend beside the bytes that it must read or the products it must make.
+
+Decode runs in CUDA graphs, as in the engine, over the pools of several layers, so that no cache
+holds what is read; prompts run eagerly. The median of several timings on the GPU's clock. Every
+output is compared with the first backend's. With the package flashinfer-python also FlashInfer's
+own kernels, which are no backend here (docs/decisions/0012), and what their plan takes on the host.
+
+Axes: as in `minisgl.attention.paged`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttnLayer, create_attention_backend
+from minisgl.benchmark.gpu_time import card_rates, events_s
+from minisgl.benchmark.report import write_json
+from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import create_ops
+from minisgl.kvcache.pool import MHAKVCache
+
+HEADS = ((16, 8), (40, 8), (16, 2))  # of Qwen3-0.6B, of 14B, of 32B on four GPUs
+DECODE = [(rows, length) for length in (512, 4096) for rows in (1, 16, 64, 256)]
+PREFILL = [(1, 4096), (4, 4096)]
+NAMES = {"triton": "triton", "fa": "fa", "trtllm": "triton,trtllm"}
+HEAD_DIM, PAGE_SIZE, DTYPE = 128, 16, torch.bfloat16
+POOL_BYTES = 256 << 20  # of all layers together: five times the L2 cache of an H200
+REPEATS, CALLS = 7, 16
+TOLERANCE = 2e-2  # of the largest output: bfloat16, and sums in another order
+
+Run = Callable[[int], Tensor]  # of a layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """rows: (start, end) of each, equal; layers: pools to go around."""
+
+    heads: tuple[int, int]
+    rows: list[tuple[int, int]]
+    layers: int
+    device: torch.device
+
+    @property
+    def is_decode(self) -> bool:
+        """One token a row."""
+        return self.rows[0][1] - self.rows[0][0] == 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Of keys and values."""
+        return len(self.rows) * self.rows[0][1] * self.heads[1] * HEAD_DIM * DTYPE.itemsize * 2
+
+    @property
+    def flops(self) -> int:
+        """Of both products, below the diagonal."""
+        start, end = self.rows[0]
+        pairs = (end * (end + 1) - start * (start + 1)) // 2
+        return 4 * len(self.rows) * pairs * self.heads[0] * HEAD_DIM
+
+
+class Step:
+    """The tensors of one step. Mutable: the pool, which attention reads."""
+
+    def __init__(self, case: Case) -> None:
+        rows, device = case.rows, case.device
+        (num_q, num_kv), (start, end) = case.heads, rows[0]
+        self.case, self.num_tokens = case, len(rows) * (end - start)
+        pages = -(-end // PAGE_SIZE)
+        self.pool = MHAKVCache(
+            num_layers=case.layers, num_pages=pages * len(rows), page_size=PAGE_SIZE,
+            num_kv_heads=num_kv, head_dim=HEAD_DIM, dtype=DTYPE, device=device,
+        )  # fmt: skip
+        for i in range(case.layers):
+            self.pool.layer(i).k.normal_()
+            self.pool.layer(i).v.normal_()
+        self.table = torch.randperm(pages * len(rows), device=device).int().view(len(rows), pages)
+        self.q = torch.randn(self.num_tokens, num_q, HEAD_DIM, device=device).to(DTYPE)
+        # Of a prompt: what its last layer stored, which backends may read instead of the pool.
+        self.k, self.v = (
+            torch.randn(self.num_tokens, num_kv, HEAD_DIM, device=device).to(DTYPE) for _ in "kv"
+        )
+        self.starts, self.ends = [start] * len(rows), [end] * len(rows)
+        if not case.is_decode:
+            self._store()
+
+    def _store(self) -> None:
+        slots = self.table[:, :, None].long() * PAGE_SIZE
+        slots = (slots + torch.arange(PAGE_SIZE, device=slots.device)).flatten(1)
+        slots = slots[:, : self.ends[0]].flatten()
+        for i in range(self.case.layers):
+            pool = self.pool.layer(i)
+            pool.k.flatten(0, 1)[slots], pool.v.flatten(0, 1)[slots] = self.k, self.v
+
+    def ours(self, name: str) -> Run:
+        """Raises ConfigError where there is no such backend."""
+        case, device = self.case, self.case.device
+        backend: Any = create_attention_backend(
+            NAMES[name], create_ops(device), device, dtype=DTYPE, head_dim=HEAD_DIM,
+            page_size=PAGE_SIZE,
+        )  # fmt: skip
+        count, length = len(case.rows), self.ends[0] - self.starts[0]
+        plan = Plan(
+            step=0, uids=list(range(count)), table_idxs=list(range(count)), starts=self.starts,
+            ends=self.ends, token_ids=np.zeros(self.num_tokens, np.int32),
+            num_decodes=count if case.is_decode else 0, sample_rows=[], output_idxs=[],
+        )  # fmt: skip
+        rows = np.array([range(count), np.arange(count) * length, [length] * count, self.ends])
+        batch = Batch(
+            input_ids=torch.zeros(self.num_tokens, dtype=torch.int32, device=device),
+            positions=torch.zeros(self.num_tokens, dtype=torch.int32, device=device),
+            slots=torch.full((self.num_tokens,), -1, dtype=torch.int32, device=device),
+            sample_positions=torch.zeros(0, dtype=torch.int64, device=device),
+            attn_metadata=backend.prepare(plan),
+            context=Context(kv_pool=self.pool, page_table=self.table, attn=backend),
+            sampling=BatchSamplingArgs(all_greedy=True),
+            rows=torch.from_numpy(rows.astype(np.int32)).to(device),
+        )
+        layers = [
+            AttnLayer(layer_id=i, num_q_heads=case.heads[0], num_kv_heads=case.heads[1],
+                      head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5)
+            for i in range(case.layers)
+        ]  # fmt: skip
+        out = torch.empty_like(self.q)
+
+        def run(layer: int) -> Tensor:
+            if case.is_decode:
+                backend.decode(self.q, layers[layer], batch, out)
+            else:
+                backend.extend(self.q, self.k, self.v, layers[layer], batch, out)
+            return out
+
+        return run
+
+    def flashinfer(self) -> tuple[Run, Callable[[], object]]:
+        """(a run of what is planned, the plan). Raises ImportError."""
+        import flashinfer
+
+        case, count, pages = self.case, len(self.case.rows), self.table.shape[1]
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device=case.device)
+        host = partial(torch.arange, dtype=torch.int32)
+        indptr, indices = host(count + 1) * pages, self.table.flatten()
+        last = torch.full((count,), (self.ends[0] - 1) % PAGE_SIZE + 1, dtype=torch.int32)
+        wrapper: Any
+        if case.is_decode:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                workspace, "NHD", use_tensor_cores=True
+            )
+            plan = partial(
+                wrapper.plan, indptr, indices, last, *case.heads, HEAD_DIM, PAGE_SIZE,
+                q_data_type=DTYPE, data_type=DTYPE,
+            )  # fmt: skip
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+            tokens = host(count + 1) * (self.ends[0] - self.starts[0])
+            plan = partial(
+                wrapper.plan, tokens, indptr, indices, last, *case.heads, HEAD_DIM, PAGE_SIZE,
+                causal=True, q_data_type=DTYPE,
+            )  # fmt: skip
+        plan()
+        out = torch.empty_like(self.q)
+
+        def run(layer: int) -> Tensor:
+            pool = self.pool.layer(layer)
+            wrapper.run(self.q, (pool.k, pool.v), out=out)
+            return out
+
+        return run, plan
+
+
+def timed_us(run: Run, layers: int, *, in_graph: bool) -> float:
+    """Microseconds of one call: the median of several timings of all calls."""
+    calls = -(-CALLS // layers) * layers if in_graph else layers
+
+    def all_calls() -> None:
+        for i in range(calls):
+            run(i % layers)
+
+    all_calls()
+    torch.cuda.synchronize()
+    repeat: Callable[[], object] = all_calls
+    if in_graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            all_calls()
+        repeat = graph.replay
+        repeat()
+    return statistics.median(events_s(repeat) for _ in range(REPEATS)) * 1e6 / calls
+
+
+def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
+    step = Step(case)
+    floor = case.num_bytes / rates["copy_tb_s"] / 1e6
+    if not case.is_decode:
+        floor = case.flops / rates["gemm_tflop_s"] / 1e6
+    want: Tensor | None = None
+    for name in (*NAMES, "flashinfer"):
+        row: dict[str, Any] = {
+            "heads": "/".join(map(str, case.heads)), "rows": len(case.rows),
+            "context": step.ends[0], "decode": case.is_decode, "backend": name,
+            "floor_us": round(floor, 1),
+        }  # fmt: skip
+        if name == "trtllm" and not case.is_decode:
+            continue
+        try:
+            if name == "flashinfer":
+                run, plan = step.flashinfer()
+                start = time.perf_counter()
+                for _ in range(REPEATS):
+                    plan()
+                row["plan_us"] = round((time.perf_counter() - start) / REPEATS * 1e6)
+            else:
+                run = step.ours(name)
+            got = run(0).float()
+            want = got.clone() if want is None else want
+            error = float((got - want).abs().max() / want.abs().max())
+            assert error < TOLERANCE, f"{name} differs by {error}"
+            row["us"] = round(timed_us(run, case.layers, in_graph=case.is_decode), 1)
+        except (ConfigError, ImportError) as reason:
+            row["missing"] = str(reason)
+        yield row
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark attention", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--json", type=Path, help="write the results here as well")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("torch finds no CUDA device; `benchmark kernels` measures attention on a CPU")
+        return 1
+    device = torch.device("cuda")
+    rates = card_rates()
+    print(f"{rates}")
+    print(f"{'heads':>6} {'rows':>5} {'context':>8} {'':8} {'backend':10} {'us':>8} of its floor")
+    results = []
+    cases = [([(length - 1, length)] * rows, True) for rows, length in DECODE]
+    cases += [([(0, length)] * rows, False) for rows, length in PREFILL]
+    cuda: Any = torch.cuda  # whose streams have no annotations
+    with torch.inference_mode(), cuda.stream(cuda.Stream()):
+        for heads in HEADS:
+            for rows, is_decode in cases:
+                case = Case(heads=heads, rows=rows, layers=1, device=device)
+                layers = min(max(-(-POOL_BYTES // case.num_bytes), 2), 64) if is_decode else 2
+                case = Case(heads=heads, rows=rows, layers=layers, device=device)
+                for row in measure(case, rates):
+                    results.append(row)
+                    what = "decode" if is_decode else "prompt"
+                    shown = row.get("missing", "")
+                    if "us" in row:
+                        shown = f"{row['us']:8.1f} {row['floor_us'] / row['us']:.2f}"
+                    print(
+                        f"{row['heads']:>6} {row['rows']:>5} {row['context']:>8} {what:8} "
+                        f"{row['backend']:10} {shown}",
+                        flush=True,
+                    )
+    if args.json:
+        write_json(args.json, {**rates, "rows": results})
+    return 0
