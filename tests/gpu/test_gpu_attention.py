@@ -43,7 +43,7 @@ class _Pool:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("case", [*CASES, *LONG], ids=lambda case: case.name)
-@pytest.mark.parametrize("name", ["triton", "fa", "triton,trtllm"])
+@pytest.mark.parametrize("name", ["triton", "fa", "triton,trtllm", "fi,triton"])
 def test_backend_matches_sdpa(
     name: str, case: Case, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
+from minisgl.attention.flash_infer import FlashInferBackend
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
@@ -21,7 +22,8 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 CUDA_BACKENDS = ("triton", "fa")
-DECODE_BACKENDS = ("trtllm",)  # for the second place alone
+PREFILL_BACKENDS = ("fi",)  # for the first place of two
+DECODE_BACKENDS = ("trtllm",)  # for the second place
 
 
 def create_cuda_backend(
@@ -36,9 +38,14 @@ def create_cuda_backend(
             return FlashAttentionBackend(ops, device, dtype, head_dim)
         raise ConfigError(
             f"unknown attention backend {part!r} for a GPU; one of auto, torch, "
-            f"{', '.join(CUDA_BACKENDS)}, or two of them as prefill,decode; as decode also "
-            f"{', '.join(DECODE_BACKENDS)}"
+            f"{', '.join(CUDA_BACKENDS)}, or two of them as prefill,decode; as prefill also "
+            f"{', '.join(PREFILL_BACKENDS)}, as decode also {', '.join(DECODE_BACKENDS)}"
         )
+
+    def create_prefill(part: str) -> PagedAttnBackend:
+        if part == "fi":
+            return FlashInferBackend(ops, device, dtype, head_dim)
+        return create(part)
 
     def create_decode(part: str) -> PagedAttnBackend:
         if part == "trtllm":
@@ -49,10 +56,9 @@ def create_cuda_backend(
         return TorchAttnBackend(ops)
     if name != "auto":
         prefill, _, decode = name.partition(",")
-        backend = create(prefill)
-        if decode and decode != prefill:
-            backend = HybridBackend(ops, backend, create_decode(decode))
-        return backend
+        if not decode or decode == prefill:
+            return create(prefill)
+        return HybridBackend(ops, create_prefill(prefill), create_decode(decode))
     # FlashAttention 3 is 1.5 times as fast as ours on prompts, ours reads the cache at 4.3 TB/s in
     # decode (docs/performance-cuda.md).
     triton = create("triton")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +27,15 @@ class PagedMetadata(BaseAttnMetadata):
     """Of the rows after the decode rows; what is known on the device is in `Batch.rows`.
 
     lengths: tokens of each. num_fresh: how many at the end begin at position 0. longest: the end
-    of the longest context. memo: tensors that the
-    first layer derives and the others use.
+    of the longest context. memo: what the first layer derives and the others use.
     """
 
     lengths: list[int]
     num_fresh: int
     longest: int
-    memo: dict[str, Tensor] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict)
 
-    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self.memo:
             self.memo[name] = make()
         return self.memo[name]
@@ -124,6 +124,9 @@ class HybridBackend(PagedAttnBackend):
         super().__init__(ops)
         self.name = f"{prefill.name},{decode.name}"
         self._prefill, self._decode = prefill, decode
+
+    def prepare(self, plan: Plan) -> PagedMetadata:
+        return self._prefill.prepare(plan)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         self._decode.decode(q_DNH, layer, batch, out_DNH)

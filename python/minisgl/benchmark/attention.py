@@ -3,7 +3,7 @@
 Decode runs in CUDA graphs, as in the engine, over the pools of several layers, so that no cache
 holds what is read; prompts run eagerly. The median of several timings on the GPU's clock. Every
 output is compared with the first backend's. With the package flashinfer-python also FlashInfer's
-own kernels, which are no backend here (docs/decisions/0012), and what their plan takes on the host.
+decode, which is no backend here (docs/decisions/0012), and what its plans take on the host.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -34,7 +34,8 @@ from minisgl.kvcache.pool import MHAKVCache
 HEADS = ((16, 8), (40, 8), (16, 2))  # of Qwen3-0.6B, of 14B, of 32B on four GPUs
 DECODE = [(rows, length) for length in (512, 4096) for rows in (1, 16, 64, 256)]
 PREFILL = [(1, 4096), (4, 4096)]
-NAMES = {"triton": "triton", "fa": "fa", "trtllm": "triton,trtllm"}
+DECODERS = {"triton": "triton", "fa": "fa", "trtllm": "triton,trtllm"}
+PREFILLERS = {"triton": "triton", "fa": "fa", "fi": "fi,triton"}
 HEAD_DIM, PAGE_SIZE, DTYPE = 128, 16, torch.bfloat16
 POOL_BYTES = 256 << 20  # of all layers together: five times the L2 cache of an H200
 REPEATS, CALLS = 7, 16
@@ -107,7 +108,7 @@ class Step:
         """Raises ConfigError where there is no such backend."""
         case, device = self.case, self.case.device
         backend: Any = create_attention_backend(
-            NAMES[name], create_ops(device), device, dtype=DTYPE, head_dim=HEAD_DIM,
+            name, create_ops(device), device, dtype=DTYPE, head_dim=HEAD_DIM,
             page_size=PAGE_SIZE,
         )  # fmt: skip
         count, length = len(case.rows), self.ends[0] - self.starts[0]
@@ -144,30 +145,20 @@ class Step:
         return run
 
     def flashinfer(self) -> tuple[Run, Callable[[], object]]:
-        """(a run of what is planned, the plan). Raises ImportError."""
+        """(decode as planned, the plan). Raises ImportError."""
         import flashinfer
 
         case, count, pages = self.case, len(self.case.rows), self.table.shape[1]
         workspace = torch.empty(256 << 20, dtype=torch.uint8, device=case.device)
-        host = partial(torch.arange, dtype=torch.int32)
-        indptr, indices = host(count + 1) * pages, self.table.flatten()
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=True
+        )
+        starts = torch.arange(count + 1, dtype=torch.int32) * pages
         last = torch.full((count,), (self.ends[0] - 1) % PAGE_SIZE + 1, dtype=torch.int32)
-        wrapper: Any
-        if case.is_decode:
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                workspace, "NHD", use_tensor_cores=True
-            )
-            plan = partial(
-                wrapper.plan, indptr, indices, last, *case.heads, HEAD_DIM, PAGE_SIZE,
-                q_data_type=DTYPE, data_type=DTYPE,
-            )  # fmt: skip
-        else:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-            tokens = host(count + 1) * (self.ends[0] - self.starts[0])
-            plan = partial(
-                wrapper.plan, tokens, indptr, indices, last, *case.heads, HEAD_DIM, PAGE_SIZE,
-                causal=True, q_data_type=DTYPE,
-            )  # fmt: skip
+        plan = partial(
+            wrapper.plan, starts, self.table.flatten(), last, *case.heads, HEAD_DIM, PAGE_SIZE,
+            q_data_type=DTYPE, data_type=DTYPE,
+        )  # fmt: skip
         plan()
         out = torch.empty_like(self.q)
 
@@ -205,14 +196,13 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
     if not case.is_decode:
         floor = case.flops / rates["gemm_tflop_s"] / 1e6
     want: Tensor | None = None
-    for name in (*NAMES, "flashinfer"):
+    backends = {**DECODERS, "flashinfer": ""} if case.is_decode else PREFILLERS
+    for name, full_name in backends.items():
         row: dict[str, Any] = {
             "heads": "/".join(map(str, case.heads)), "rows": len(case.rows),
             "context": step.ends[0], "decode": case.is_decode, "backend": name,
             "floor_us": round(floor, 1),
         }  # fmt: skip
-        if name == "trtllm" and not case.is_decode:
-            continue
         try:
             if name == "flashinfer":
                 run, plan = step.flashinfer()
@@ -221,7 +211,7 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
                     plan()
                 row["plan_us"] = round((time.perf_counter() - start) / REPEATS * 1e6)
             else:
-                run = step.ours(name)
+                run = step.ours(full_name)
             got = run(0).float()
             want = got.clone() if want is None else want
             error = float((got - want).abs().max() / want.abs().max())
@@ -237,6 +227,10 @@ def main(argv: list[str]) -> int:
         prog="python -m minisgl.benchmark attention", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--json", type=Path, help="write the results here as well")
+    every = [f"{q}/{kv}" for q, kv in HEADS]
+    parser.add_argument(
+        "--heads", nargs="+", choices=every, default=every, help="query/key heads (default: all)"
+    )
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("torch finds no CUDA device; `benchmark kernels` measures attention on a CPU")
@@ -251,6 +245,8 @@ def main(argv: list[str]) -> int:
     cuda: Any = torch.cuda  # whose streams have no annotations
     with torch.inference_mode(), cuda.stream(cuda.Stream()):
         for heads in HEADS:
+            if "/".join(map(str, heads)) not in args.heads:
+                continue
             for rows, is_decode in cases:
                 case = Case(heads=heads, rows=rows, layers=1, device=device)
                 layers = min(max(-(-POOL_BYTES // case.num_bytes), 2), 64) if is_decode else 2

@@ -34,7 +34,7 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
-STALLED_PER_START = 4
+STALLED_PER_START = 8
 STALLED_SHARE = 0.01
 """Of tokens, that may wait for a large chunk: the 99th percentile of what lies between two tokens
 is then that of all others. docs/decisions/0009 has what both do to four workloads."""

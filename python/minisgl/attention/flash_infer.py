@@ -1,0 +1,127 @@
+"""FlashInfer's paged attention (Ye et al., MLSys 2025), for prompts and chunks alone.
+
+It runs on every GPU since Ampere, where FlashAttention 3 needs Hopper; FlashInfer compiles its
+kernels when they are first needed, with the CUDA toolkit. A step is planned on the host, 0.3 to
+1.2 ms: little beside a prompt, too much beside a decode step (docs/decisions/0012). The plan goes
+to the GPU from pinned memory that the next one overwrites, so steps take turns with two.
+
+Axes: as in `minisgl.attention.paged`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import AttnLayer
+from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
+from minisgl.core import Batch, Plan
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+
+HEAD_DIMS = (64, 128, 256)
+WORKSPACE_BYTES = 256 << 20  # twice what FlashInfer's documentation asks for: rows of 40,000 tokens
+MIN_ARCH = (8, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashInferMetadata(PagedMetadata):
+    """turn: 0 and 1, step by step. table_idxs, ends: of the rows after the decode rows."""
+
+    turn: int
+    table_idxs: list[int]
+    ends: list[int]
+
+
+class FlashInferBackend(PagedAttnBackend):
+    """Mutable: the wrappers, each with the plan of a step."""
+
+    name = "fi"
+
+    def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Raises ConfigError where the package, the GPU or the model does not do."""
+        super().__init__(ops)
+        if torch.cuda.get_device_capability(device) < MIN_ARCH:
+            raise ConfigError("attention backend 'fi' needs an Ampere GPU or later; choose triton")
+        if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
+            raise ConfigError(
+                "attention backend 'fi' takes bfloat16 and float16 and head dims "
+                f"{', '.join(map(str, HEAD_DIMS))}; here are {str(dtype)[6:]} and {head_dim}; "
+                "choose triton"
+            )
+        try:
+            from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+        except ImportError as error:
+            raise ConfigError(
+                f"attention backend 'fi' needs the package flashinfer-python: {error}; install it "
+                "with pip install 'minisgl[flashinfer]', or choose triton"
+            ) from error
+        self._create: Any = BatchPrefillWithPagedKVCacheWrapper
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._wrappers: dict[tuple[int, int], Any] = {}  # by turn and window
+
+    def prepare(self, plan: Plan) -> FlashInferMetadata:
+        common = super().prepare(plan)
+        return FlashInferMetadata(
+            lengths=common.lengths,
+            num_fresh=common.num_fresh,
+            longest=common.longest,
+            turn=plan.step % 2,
+            table_idxs=plan.table_idxs[plan.num_decodes :],
+            ends=plan.ends[plan.num_decodes :],
+        )
+
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+        raise AssertionError("fi is only ever the first half of a HybridBackend")
+
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        metadata: FlashInferMetadata = batch.attn_metadata
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        window = -1 if layer.window is None else layer.window - 1
+        planned = metadata.once(f"fi {window}", lambda: self._plan(window, layer, batch, q_TNH))
+        first = len(q_TNH) - sum(metadata.lengths)
+        planned.run(q_TNH[first:], (pool.k, pool.v), out=out_TNH[first:])
+
+    def _plan(self, window: int, layer: AttnLayer, batch: Batch, q_TNH: Tensor) -> Any:
+        """The wrapper, planned for all layers of this window."""
+        metadata: FlashInferMetadata = batch.attn_metadata
+        table = batch.context.page_table
+        page_size = batch.context.kv_pool.layer(layer.layer_id).k.shape[1]
+        ends = np.array(metadata.ends)
+        num_pages = -(-ends // page_size)
+        page_starts = np.cumsum(num_pages) - num_pages
+        rows = np.repeat(np.array(metadata.table_idxs), num_pages)
+        columns = np.arange(num_pages.sum()) - np.repeat(page_starts, num_pages)
+        entries = torch.from_numpy(rows * table.shape[1] + columns).pin_memory()
+        pages = table.view(-1)[entries.to(table.device, non_blocking=True)]
+        key = (metadata.turn, window)
+        if key not in self._wrappers:
+            self._wrappers[key] = self._create(self._workspace, "NHD")
+        wrapper = self._wrappers[key]
+        wrapper.plan(
+            _offsets(np.array(metadata.lengths)),
+            _offsets(num_pages),
+            pages,
+            torch.from_numpy((ends - 1) % page_size + 1).int(),
+            layer.num_q_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            page_size,
+            causal=True,
+            sm_scale=layer.scale,
+            window_left=window,
+            q_data_type=q_TNH.dtype,
+        )
+        return wrapper
+
+
+def _offsets(sizes: np.ndarray[Any, Any]) -> Tensor:
+    """Where each begins, and where the last ends."""
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes)))).int()
