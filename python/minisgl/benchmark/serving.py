@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -117,14 +118,23 @@ def _lengths(workload: str) -> list[tuple[int, int]]:
     raise SystemExit(f"unknown workload {workload!r}; {__file__} begins with those there are")
 
 
-def _sessions(lengths: Sequence[tuple[int, int]], seed: int) -> list[Session]:
-    """All at once, with fresh ids."""
-    rng = np.random.default_rng([seed, len(lengths)])
+def _sessions(workload: str, lengths: Sequence[tuple[int, int]], run: int) -> list[Session]:
+    """All at once, with ids that no other workload and no other run has."""
+    rng = np.random.default_rng([run, *workload.encode()])
     sessions = []
     for prompt, output in lengths:
         ids = rng.integers(FIRST_ID, LAST_ID, prompt, dtype=np.int32)
         sessions.append(Session(turns=(Turn(ids=ids, max_tokens=output),), at_s=0.0))
     return sessions
+
+
+def _median(values: list[Any]) -> Any:
+    """Of equal dicts of numbers: each number's own median."""
+    if isinstance(values[0], dict):
+        return {key: _median([value[key] for value in values]) for key in values[0]}
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return values[0]
+    return round(statistics.median(values), 4)
 
 
 def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +148,7 @@ def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[st
         bandwidth=H200_BANDWIDTH * args.tp,
     )
     for run in range(args.repeats + 1):
-        sessions = _sessions(lengths, seed=run)
+        sessions = _sessions(workload, lengths, run)
         before = scrape(target.url)
         records, cpu_s = run_sharded(
             target, sessions, concurrency=None, processes=args.client_processes
@@ -149,7 +159,7 @@ def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[st
         summary["server_counters"] = difference(before, scrape(target.url))
         runs.append(summary)
     first, *rest = runs
-    median = sorted(rest, key=lambda run: run["duration_s"])[len(rest) // 2]
+    median = _median(rest)
     share = floor / median["duration_s"]
     ttft, itl = median["ttft_ms"], median["itl_ms"] or dict.fromkeys(("p50", "p99", "max"), 0.0)
     print(

@@ -40,24 +40,22 @@ MAX_PIECES = 64
 PROGRAMS_PER_CORE = 8
 """Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
 time, and a long row's pieces do not outlast the others."""
-MANY, SOME, SEVERAL, FEW = (128, 4, 3), (32, 1, 4), (32, 2, 3), (64, 2, 2)
-"""Keys a turn, warps and stages of a decode program, for many to few rows times heads. Of 16 on one
-H200, heads of 128, contexts of 300 to 1,400, in us; what the bytes take at 4.3 TB/s last:
+MANY, SOME, FEW = (128, 4, 3), (32, 1, 4), (64, 2, 4)
+"""Keys a turn, warps and stages of a decode program, for many, some and few rows times heads. Of 16
+on one H200, heads of 128, contexts of 300 to 1,400, in us; what the bytes take at 4.3 TB/s last:
 
     rows x heads     256 x 8   96 x 8   64 x 8   256 x 2   24 x 8   64 x 2   1 x 8
     MANY               222.7     91.6     69.7      75.0     34.9     34.3    10.1
     SOME               240.7    104.9     65.9      70.0     33.4     26.0    14.3
-    SEVERAL            254.9    103.2     80.1      75.4     36.6     32.8    10.5
+    (32, 2, 3)         254.9    103.2     80.1      75.4     36.6     32.8    10.5
     (64, 2, 6)         222.6     93.1     67.3      77.2     38.2     31.8     9.3
     bytes              205.3     74.8     50.1      51.3     20.6     12.5     1.3
 
 Of one row it is the whole step that counts, since kernels overlap: with contexts of 400, Qwen3-0.6B
-takes 668 us with FEW, 656 with (64, 2, 4), 677 with (64, 4, 1), 721 with (32, 2, 2), 747 with
-SEVERAL; a quarter of 32B 4,781, 4,768, 4,773, 4,884 and 4,968. But two stages take 64 KB of shared
-memory and four 128: of 16 rows and 2 heads with contexts of 4,096 then one program runs at a time.
-With 4 rows and contexts of 500 all are equal.
+takes 656 us with FEW, 668 with (64, 2, 2), 677 with (64, 4, 1), 721 with (32, 2, 2), 747 with (32,
+2, 3); a quarter of 32B 4,768, 4,781, 4,773, 4,884 and 4,968. With 4 rows and more they are equal.
 """
-MANY_FROM, SOME_FROM, SEVERAL_FROM = 768, 64, 16  # the last two between what was measured
+MANY_FROM, SOME_FROM = 768, 64  # the latter was not measured: 8 and 128 were
 WIDE, WIDE_FLOAT32 = (32, 2, 3), (32, 2, 2)
 """For other heads than those of up to 128 dims in 16 bits; not tuned, what shared memory holds."""
 SHARED_PIECES = 16
@@ -90,9 +88,7 @@ def decode_block(pairs: int, block_h: int, dtype: torch.dtype) -> tuple[int, int
         return WIDE_FLOAT32
     if block_h > 128:
         return WIDE
-    if pairs >= SOME_FROM:
-        return MANY if pairs >= MANY_FROM else SOME
-    return SEVERAL if pairs >= SEVERAL_FROM else FEW
+    return MANY if pairs >= MANY_FROM else SOME if pairs >= SOME_FROM else FEW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
