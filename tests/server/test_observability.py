@@ -160,6 +160,7 @@ def test_a_profile(http: httpx.Client, folder: Path) -> None:
     [uid] = [uid for uid, name in stopped["requests"].items() if name == "profiled"]
     [trace] = (folder / "profiles").iterdir()
     assert str(trace) == stopped["trace"]
+    assert stopped["traces"] == [str(trace)]
     events = json.loads(trace.read_text())["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("step ")}
     assert len(steps) == stopped["num_steps"]

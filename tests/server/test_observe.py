@@ -86,6 +86,10 @@ def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
     assert sum(record.tokens - record.decodes for record in records) == 180
     assert max(record.rows for record in records) == 4
     assert records[-1].running == records[-1].waiting == 0
+    assert 4 * 3 <= max(record.used_pages for record in records) <= 4 * 4  # 9 to 14 tokens each
+    assert records[-1].used_pages == 0
+    assert records[-1].cached_pages == last.num_cached_pages
+    assert {record.num_pages for record in records} == {scheduler.config.num_pages}
 
 
 def test_a_step_log_that_cannot_be(tmp_path: Path) -> None:

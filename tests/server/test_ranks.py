@@ -18,6 +18,7 @@ import psutil
 import pytest
 from running_server import RunningServer
 
+from minisgl.benchmark.counters import scrape
 from minisgl.llm import LLM, SamplingParams
 
 MODEL = "minisgl-builtin"
@@ -35,6 +36,22 @@ def alone() -> list[str]:
         return [output.text for output in llm.generate(PROMPTS, params)]
 
 
+def check_metrics(server: RunningServer) -> None:
+    deadline = time.monotonic() + 10  # a rank reports once a second, and when it is idle
+    while True:
+        samples = scrape(server.url)
+        steps = [samples.get(f'minisgl_steps_total{{rank="{rank}"}}') for rank in range(2)]
+        if steps[0] is not None and steps[0] == steps[1]:
+            break
+        assert time.monotonic() < deadline, steps
+        time.sleep(0.1)
+    for rank in range(2):
+        assert samples[f'minisgl_peak_memory_bytes{{rank="{rank}"}}'] > 50e6  # Python and torch
+        assert samples[f'minisgl_step_seconds_total{{part="wait",rank="{rank}"}}'] > 0
+    assert samples['minisgl_output_tokens_total{rank="0"}'] >= NUM_TOKENS * len(PROMPTS)
+    assert 'minisgl_output_tokens_total{rank="1"}' not in samples
+
+
 def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
     settings = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "extra_body": {"ignore_eos": True}}
     return client.completions.create(model=MODEL, prompt=prompt, **(settings | fields))
@@ -49,7 +66,7 @@ def test_ranks_serve_as_one_and_end_together(
         "MINISGL_CHECK_PLANS": "1",
         "MINISGL_DISABLE_OVERLAP_SCHEDULING": overlap_off,
     }
-    server = RunningServer(tmp_path, *FLAGS, **environment)
+    server = RunningServer(tmp_path, *FLAGS, "--profile-dir", str(tmp_path), **environment)
     with closing(server), server.client() as client:
         # Together: chunked prefill, prefix hits, decodes beside chunks.
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -62,6 +79,14 @@ def test_ranks_serve_as_one_and_end_together(
         stop = alone[-1][len(alone[-1]) // 2 :][:4]
         cut = complete(client, PROMPTS[-1], stop=stop)
         assert cut.choices[0].text == alone[-1][: alone[-1].index(stop)]
+
+        if rank:  # each rank has news of its own; what requests do is told once
+            assert client.post("/../start_profile", cast_to=object) == {"status": "profiling"}
+            complete(client, PROMPTS[1])
+            stopped: Any = client.post("/../stop_profile", cast_to=object)
+            assert [Path(trace).stem[-5:] for trace in stopped["traces"]] == ["rank0", "rank1"]
+            assert all(Path(trace).exists() for trace in stopped["traces"])
+            check_metrics(server)
 
         for _ in range(2):
             stream = complete(client, PROMPTS[0], stream=True, max_tokens=700)
@@ -85,5 +110,7 @@ def test_ranks_serve_as_one_and_end_together(
         assert f"the engine-{rank} process was killed by signal 9" in server.output["err"]
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
-        assert list(server.sockets.iterdir()) == []
+        left = [path.name for path in server.sockets.iterdir()]
+        # Sockets are in minisgl-...; the traces belong here, and the profiler leaves a folder.
+        assert not any(name.startswith("minisgl-") for name in left), left
         assert "Traceback" not in server.output["err"], server.output["err"]

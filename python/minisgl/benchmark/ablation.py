@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from rich.console import Console
 
 from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.client import Target
+from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.scheduler import measure_overlap
 from minisgl.benchmark.shards import run_sharded
@@ -34,6 +36,7 @@ from minisgl.errors import ConfigError
 
 STOP_S = 20.0
 MEMORY_EVERY_S = 0.05
+REPORT_S = 0.2  # an engine reports when its work ends; so long it may be on its way
 NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
 NUM_PROMPTS = 10
 
@@ -173,6 +176,8 @@ def run_variant(
             Target(url=server.url), work.sessions, concurrency=None, processes=1
         )
         peak_mib = round(server.peak_bytes / 2**20, 1)
+        time.sleep(REPORT_S)
+        device_bytes = scrape(server.url)['minisgl_peak_memory_bytes{rank="0"}']
     if name == "chunk":
         streams = [record for record in records if record.session < NUM_BACKGROUND]
         prompts = [record for record in records if record.session >= NUM_BACKGROUND]
@@ -181,7 +186,9 @@ def run_variant(
         run["summary"]["ttft_ms"] = summarize(prompts, Slo())["summary"]["ttft_ms"]
     else:
         run = summarize(records, Slo())
+    # Of all processes, resident; and of the engine's device, which on a CPU is part of it.
     run["summary"]["peak_memory_mib"] = peak_mib
+    run["summary"]["peak_device_memory_mib"] = round(device_bytes / 2**20, 1)
     run |= {"client": {"cpu_s": cpu_s}, "load_before": load}
     if run["errors"]:
         Console().print(f"{variant.name}: {run['errors']}", style="red", markup=False)
@@ -225,7 +232,8 @@ def main(argv: list[str]) -> int:
                     f"largest {summary['largest_itl_ms']['p50']:.1f} ms, "
                     f"{summary['output_tokens_per_s']:.0f} tokens/s, "
                     f"cached {summary['cached_share'] or 0:.1%}, "
-                    f"memory {summary['peak_memory_mib']:.0f} MiB",
+                    f"memory {summary['peak_memory_mib']:.0f} MiB, device "
+                    f"{summary['peak_device_memory_mib']:.0f} MiB",
                     flush=True,
                 )
     except ConfigError as error:

@@ -60,22 +60,26 @@ def busy_s(record: StepRecord) -> float:
 
 
 def draw(records: list[StepRecord]) -> Figure:
-    figure = Figure(figsize=(13, 9), layout="constrained")
-    parts, tokens, requests = figure.subplots(3, 1, sharex=True)
+    figure = Figure(figsize=(13, 12), layout="constrained")
+    parts, tokens, requests, pages = figure.subplots(4, 1, sharex=True)
     rows = [
         (*(getattr(r, f"{part}_us") / 1e3 for part in PARTS), r.decodes, r.tokens - r.decodes,
-         r.running, r.waiting)
+         r.running, r.waiting, r.used_pages / r.num_pages, r.cached_pages / r.num_pages)
         for r in records
     ]  # fmt: skip
-    at, (*values, decodes, prompt, running, waiting) = _with_pauses(records, np.array(rows))
+    at, (*values, decodes, prompt, running, waiting, used, cached) = _with_pauses(
+        records, np.array(rows)
+    )
     parts.stackplot(at, values, labels=PARTS, step="post")
     parts.set(ylabel="ms", title="a step's time in the loop, by part")
     tokens.stackplot(at, decodes, prompt, labels=("decode rows", "prompt tokens"), step="post")
     tokens.set(ylabel="tokens", yscale="symlog", title="what it computed")
     for name, counts in (("running", running), ("waiting", waiting)):
         requests.step(at, counts, where="post", label=name)
-    requests.set(ylabel="requests", xlabel="seconds since the loop began", title="who was there")
-    for axis in (parts, tokens, requests):
+    requests.set(ylabel="requests", title="who was there")
+    pages.stackplot(at, used, cached, labels=("used", "kept for their prefix"), step="post")
+    pages.set(ylabel="share of the KV pages", xlabel="seconds since the loop began", ylim=(0, 1))
+    for axis in (parts, tokens, requests, pages):
         axis.grid(alpha=0.3)
         axis.legend(loc="upper right")
     return figure
@@ -124,6 +128,10 @@ def trace_events(records: list[StepRecord]) -> dict[str, Any]:
         events.append(
             {"ph": "C", "pid": 0, "name": "requests", "ts": record.start_s * 1e6}
             | {"args": {"running": record.running, "waiting": record.waiting}}
+        )
+        events.append(
+            {"ph": "C", "pid": 0, "name": "KV pages", "ts": record.start_s * 1e6}
+            | {"args": {"used": record.used_pages, "cached": record.cached_pages}}
         )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 

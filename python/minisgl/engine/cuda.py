@@ -104,6 +104,9 @@ class CudaDevice(Device):
         self._ids: list[Tensor] = [torch.empty(0, dtype=torch.int32) for _ in range(RING)]
         self._num_works = 0
 
+    def peak_memory_bytes(self) -> int:
+        return int(torch.cuda.max_memory_allocated(self.torch_device))
+
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -8,7 +8,9 @@ this one computes, and the overlap loop behaves on a laptop as it does on a GPU.
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -81,6 +83,11 @@ class Device(ABC):
         """Memory that can still be allocated on the device."""
 
     @abstractmethod
+    def peak_memory_bytes(self) -> int:
+        """The most memory that this process has had at a time: of the GPU, allocated; of a CPU,
+        resident. Waits for nothing."""
+
+    @abstractmethod
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         """Host arrays as device tensors of the same dtypes, all in one transfer.
 
@@ -142,6 +149,10 @@ class CpuDevice(Device):
         self._num_threads = max(torch.get_num_threads() // num_sharing, 1)
         if num_sharing > 1:
             self._set_threads(self._num_threads)
+
+    def peak_memory_bytes(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it counts in KiB
 
     def free_bytes(self) -> int:
         free = min(psutil.virtual_memory().available, _cgroup_free_bytes())

@@ -166,7 +166,8 @@ class StatusReply(_Record, frozen=True, kw_only=True):
     num_used_pages: held by running requests. num_cached_pages: kept for whoever comes with the
     same prefix. num_prompt_tokens and num_cached_tokens count requests when they first start,
     num_prefill_tokens what was computed of prompts (again after a retraction). part_s: seconds
-    of the loop by part, in the order of `minisgl.scheduler.meter.PARTS`.
+    of the loop by part, in the order of `minisgl.scheduler.meter.PARTS`. peak_memory_bytes: of the
+    rank's device, the most that was in use at a time (`Device.peak_memory_bytes`).
     """
 
     rank: int
@@ -182,12 +183,14 @@ class StatusReply(_Record, frozen=True, kw_only=True):
     num_prefill_tokens: int
     num_output_tokens: int
     part_s: list[float]
+    peak_memory_bytes: int = 0
 
 
 class ProfileReply(_Record, frozen=True, kw_only=True):
-    """What came of a `ProfileMsg`. trace: the file that was written, by "stop"."""
+    """What came of a `ProfileMsg` on a rank. trace: the file that was written, by "stop"."""
 
     seq: int
+    rank: int = 0
     failed: Failed | None = None
     trace: str | None = None
     num_steps: int = 0

@@ -73,8 +73,18 @@ class ZmqOutbox:
         self._queue.close()
 
 
+class FollowerOutbox(ZmqOutbox):
+    """Of a rank that follows: rank 0 has sent the same events, but each rank has its own news."""
+
+    def send(self, events: list[Event]) -> None:
+        pass
+
+    def pong(self, seq: int) -> None:
+        pass
+
+
 class NoOutbox:
-    """Of a rank that follows: rank 0 says the same."""
+    """Of a rank on another machine than the detokenizer."""
 
     def send(self, events: list[Event]) -> None:
         pass

@@ -36,7 +36,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     start_s and settle_s: when these two series of parts began, on a clock that starts with the
     loop. tokens: computed, prompt and decode. output_tokens: given to requests. running and
-    waiting: requests after the step.
+    waiting: requests after the step; used_pages and cached_pages: what these hold of the KV pool's
+    num_pages, and what is kept for whoever comes with the same prefix.
     """
 
     step: int
@@ -54,12 +55,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     running: int
     waiting: int
+    used_pages: int
+    cached_pages: int
+    num_pages: int
 
 
 class LoopMeter:
     """Mutable: it adds up. The loop calls `begin`, a `lap` after each part, and `end`.
 
     on_report: get a `StatusReply` each `REPORT_EVERY_S`. on_step: gets a record of each step.
+    peak_memory_bytes: asked for each report.
     """
 
     def __init__(
@@ -68,12 +73,14 @@ class LoopMeter:
         rank: int = 0,
         on_report: Sequence[Callable[[StatusReply], None]] = (),
         on_step: Callable[[StepRecord], None] | None = None,
+        peak_memory_bytes: Callable[[], int] = int,
     ) -> None:
         self.part_s = [0.0] * len(PARTS)
         self.num_prefill_tokens = 0
         self._rank = rank
         self._on_report = on_report
         self._on_step = on_step
+        self._peak_memory_bytes = peak_memory_bytes
         self._turn_s = [0.0] * len(PARTS)
         self._epoch = self._last = self._begin = time.perf_counter()
         self._due = 0.0
@@ -126,6 +133,9 @@ class LoopMeter:
                 output_tokens=num_output_tokens - self._num_output_tokens,
                 running=scheduler.num_running,
                 waiting=scheduler.num_waiting,
+                used_pages=scheduler.num_used_pages,
+                cached_pages=scheduler.num_cached_pages,
+                num_pages=scheduler.config.num_pages,
             )
         )
         self._num_output_tokens = num_output_tokens
@@ -156,4 +166,5 @@ class LoopMeter:
             num_prefill_tokens=self.num_prefill_tokens,
             num_output_tokens=stats.num_output_tokens,
             part_s=self.part_s[:],
+            peak_memory_bytes=self._peak_memory_bytes(),
         )

@@ -14,11 +14,18 @@ from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.engine import connect, plan_engine_memory, resolve_dtype
 from minisgl.errors import MinisglError
-from minisgl.message import BeatMsg, ProfileMsg, ProfileReply
+from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply
 from minisgl.models import ModelConfig
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.beat import CHECK_EVERY, Follower, Leader
-from minisgl.scheduler.io import Message, NoOutbox, Source, SourceInbox, ZmqOutbox
+from minisgl.scheduler.io import (
+    FollowerOutbox,
+    Message,
+    NoOutbox,
+    Source,
+    SourceInbox,
+    ZmqOutbox,
+)
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.server.args import ServerArgs
@@ -52,17 +59,20 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
     engine = Engine(config, progress=_Progress() if leads else None)
     source, executor, clock = _ties(engine, endpoints, config.ranks)
-    outbox = ZmqOutbox(endpoints) if leads else NoOutbox()
+    outbox = _outbox(args, endpoints, rank)
 
     def on_profile(message: ProfileMsg) -> None:
         outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
 
     inbox = SourceInbox(source, on_profile)
+    listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
+    if leads:
+        listeners += [StatusLine(), *([step_log.flush] if step_log else [])]
     meter = LoopMeter(
-        on_report=[outbox.pass_on, StatusLine(), *([step_log.flush] if step_log else [])]
-        if leads
-        else [],
+        rank=rank,
+        on_report=listeners,
         on_step=step_log,
+        peak_memory_bytes=engine.device.peak_memory_bytes,
     )
     is_torn = False
     try:
@@ -86,6 +96,12 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
             engine.close()
         if step_log:
             step_log.close()
+
+
+def _outbox(args: ServerArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | NoOutbox:
+    if rank == 0:
+        return ZmqOutbox(endpoints)
+    return FollowerOutbox(endpoints) if args.node_rank == 0 else NoOutbox()
 
 
 def _ties(
@@ -146,12 +162,12 @@ def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> Pr
     try:
         if message.action == "start":
             engine.profiler.start()
-            return ProfileReply(seq=message.seq)
+            return ProfileReply(seq=message.seq, rank=rank)
         engine.settle()
         trace, num_steps = engine.profiler.stop(folder.resolve(), rank)
-        return ProfileReply(seq=message.seq, trace=str(trace), num_steps=num_steps)
+        return ProfileReply(seq=message.seq, rank=rank, trace=str(trace), num_steps=num_steps)
     except MinisglError as error:
-        return ProfileReply(seq=message.seq, failed=Failed.of(message.seq, error))
+        return ProfileReply(seq=message.seq, rank=rank, failed=Failed.of(message.seq, error))
 
 
 def _dry_run(config: EngineConfig) -> str:

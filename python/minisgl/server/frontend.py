@@ -138,8 +138,8 @@ class Frontend:
     """Hands prompts to the tokenizers and replies to the calls that wait for them.
 
     tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
-    messages keep their order. `observer` is told of everything. `failure` is set once a worker is
-    gone, for good.
+    messages keep their order. num_ranks: of this machine, each of which answers a `ProfileMsg`.
+    `observer` is told of everything. `failure` is set once a worker is gone, for good.
     """
 
     def __init__(
@@ -147,13 +147,16 @@ class Frontend:
         tokenizers: Sequence[PushQueue],
         replies: AsyncPullQueue[UserReply],
         observer: Observer | None = None,
+        *,
+        num_ranks: int = 1,
     ) -> None:
         self.observer = observer or Observer()
+        self._num_ranks = num_ranks
         self._tokenizers = tokenizers
         self._replies = replies
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}
-        self._asked: dict[int, asyncio.Future[PongMsg | ProfileReply]] = {}
+        self._asked: dict[int, asyncio.Queue[PongMsg | ProfileReply | EngineError]] = {}
         self.failure: EngineError | None = None
 
     @property
@@ -205,27 +208,38 @@ class Frontend:
     async def ping(self, timeout_s: float) -> bool:
         """Whether a message gets round the whole pipeline in time."""
         try:
-            await self._ask(PingMsg(seq=next(self._uids)), timeout_s)
+            await self._ask(PingMsg(seq=next(self._uids)), 1, timeout_s)
         except (TimeoutError, EngineError):
             return False
         return True
 
-    async def profile(self, action: Literal["start", "stop"], timeout_s: float) -> ProfileReply:
-        """Raises TimeoutError, and EngineError when a worker is gone."""
-        reply = await self._ask(ProfileMsg(seq=next(self._uids), action=action), timeout_s)
-        assert isinstance(reply, ProfileReply)
-        return reply
+    async def profile(
+        self, action: Literal["start", "stop"], timeout_s: float
+    ) -> list[ProfileReply]:
+        """Replies rank by rank. Raises TimeoutError, and EngineError when a worker is gone."""
+        message = ProfileMsg(seq=next(self._uids), action=action)
+        replies = await self._ask(message, self._num_ranks, timeout_s)
+        found = [reply for reply in replies if isinstance(reply, ProfileReply)]
+        return sorted(found, key=lambda reply: reply.rank)
 
-    async def _ask(self, message: PingMsg | ProfileMsg, timeout_s: float) -> PongMsg | ProfileReply:
+    async def _ask(
+        self, message: PingMsg | ProfileMsg, num_replies: int, timeout_s: float
+    ) -> list[PongMsg | ProfileReply]:
         if self.failure:
             raise self.failure
         seq = message.seq
-        answer: asyncio.Future[PongMsg | ProfileReply]
-        answer = self._asked[seq] = asyncio.get_running_loop().create_future()
+        answers: asyncio.Queue[PongMsg | ProfileReply | EngineError]
+        answers = self._asked[seq] = asyncio.Queue()
+        replies: list[PongMsg | ProfileReply] = []
         try:
             self._tokenizers[seq % len(self._tokenizers)].put([message])
             async with asyncio.timeout(timeout_s):
-                return await answer
+                while len(replies) < num_replies:
+                    reply = await answers.get()
+                    if isinstance(reply, EngineError):
+                        raise reply
+                    replies.append(reply)
+            return replies
         finally:
             del self._asked[seq]
 
@@ -234,9 +248,8 @@ class Frontend:
         self.failure = error
         for call in set(self._calls.values()):
             call.fail(error)
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
+        for answers in self._asked.values():
+            answers.put_nowait(error)
 
     def _dispatch(self, reply: UserReply, now: float) -> None:
         if isinstance(reply, PongMsg | ProfileReply | StatusReply):
@@ -259,9 +272,9 @@ class Frontend:
         if isinstance(reply, StatusReply):
             self.observer.status[reply.rank] = reply
             return
-        answer = self._asked.get(reply.seq)
-        if answer is not None and not answer.done():
-            answer.set_result(reply)
+        answers = self._asked.get(reply.seq)
+        if answers is not None:
+            answers.put_nowait(reply)
 
     def _abort(self, uids: list[int]) -> None:
         for uid in uids:

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from minisgl import __version__
 from minisgl.errors import EngineError
+from minisgl.message import ProfileReply
 from minisgl.scheduler.meter import PARTS
 from minisgl.server.frontend import Frontend
 from minisgl.server.models import ServedModel
@@ -45,9 +46,11 @@ _RANK_COUNTERS: Final = {
 
 
 class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """trace: the file on the server. requests: X-Request-Id by the uid in the steps' names."""
+    """traces: the files on the server, rank by rank; trace: the first of them. requests:
+    X-Request-Id by the uid in the steps' names."""
 
     trace: str
+    traces: list[str]
     num_steps: int
     requests: dict[int, str]
 
@@ -73,10 +76,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def stop_profile() -> Response:
         """Write the trace into --profile-dir and say where; 409 if no profile runs."""
         try:
-            trace, num_steps = await _profile(frontend, "stop", STOP_TIMEOUT_S)
+            replies = await _profile(frontend, "stop", STOP_TIMEOUT_S)
         finally:
             requests = frontend.observer.noted_ids()
-        answer = ProfileAnswer(trace=trace, num_steps=num_steps, requests=requests)
+        traces = [reply.trace or "" for reply in replies]
+        answer = ProfileAnswer(
+            trace=traces[0], traces=traces, num_steps=replies[0].num_steps, requests=requests
+        )
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     return routes
@@ -84,14 +90,15 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 async def _profile(
     frontend: Frontend, action: Literal["start", "stop"], timeout_s: float
-) -> tuple[str, int]:
+) -> list[ProfileReply]:
     try:
-        reply = await frontend.profile(action, timeout_s)
+        replies = await frontend.profile(action, timeout_s)
     except TimeoutError:
-        raise EngineError(f"no answer from the engine within {timeout_s:g} s") from None
-    if reply.failed:
-        raise reply.failed.to_error()
-    return reply.trace or "", reply.num_steps
+        raise EngineError(f"no answer from every rank within {timeout_s:g} s") from None
+    for reply in replies:
+        if reply.failed:
+            raise reply.failed.to_error()
+    return replies
 
 
 class MetricsPage(Collector):
@@ -151,10 +158,17 @@ class MetricsPage(Collector):
             name: CounterMetricFamily(f"minisgl_{name}", help_, labels=["rank"])
             for name, help_ in _RANK_COUNTERS.items()
         }
+        peak = GaugeMetricFamily(
+            "minisgl_peak_memory_bytes",
+            "Most memory of the rank's device in use at a time",
+            labels=["rank"],
+        )
         for rank, status in sorted(self._observer.status.items()):
             label = str(rank)
-            running.add_metric([label], status.num_running)
-            waiting.add_metric([label], status.num_waiting)
+            if rank == 0:  # the others have the same requests
+                running.add_metric([label], status.num_running)
+                waiting.add_metric([label], status.num_waiting)
+            peak.add_metric([label], status.peak_memory_bytes)
             used, cached = status.num_used_pages, status.num_cached_pages
             pages.add_metric([label, "used"], used)
             pages.add_metric([label, "cached"], cached)
@@ -162,8 +176,9 @@ class MetricsPage(Collector):
             for part, seconds in zip(PARTS, status.part_s, strict=True):
                 part_s.add_metric([label, part], seconds)
             for name, counter in counters.items():
-                counter.add_metric([label], getattr(status, f"num_{name}"))
-        yield from (running, waiting, pages, part_s, *counters.values())
+                if rank == 0 or name == "steps":
+                    counter.add_metric([label], getattr(status, f"num_{name}"))
+        yield from (running, waiting, pages, peak, part_s, *counters.values())
 
 
 def _counts(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:
