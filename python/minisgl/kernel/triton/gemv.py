@@ -24,8 +24,8 @@ so and 1.22 with cuBLAS, with 3 rows 1.28 and 1.21; of a quarter of 32B with 2 r
 MAX_INPUTS = 32768
 """A multiprocessor's registers hold two such rows in bfloat16."""
 TILE_BYTES = 48 << 10
-"""Weights that one program holds, at most. A step of Qwen3-14B with one row takes 7.46 ms with 24 KB,
-7.47 with 32, 7.01 with 48 and 64."""
+"""Weights that one program holds, at most. A step of Qwen3-14B with one row takes 7.46 ms with 24
+KB, 7.47 with 32, 7.01 with 48 and 64."""
 
 
 def reaches(num_rows: int, inputs: int) -> bool:
