@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import itertools
 import pickle
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import minisgl
 from minisgl.server.args import ServerArgs, parse_args
 
 
@@ -56,7 +60,10 @@ def test_defaults_and_every_flag() -> None:
         ("--max-seq-len 1", "at least 2"),
         ("--memory-ratio 1.1", "above 0 and at most 1"),
         ("--memory-ratio nan", "above 0 and at most 1"),
-        ("--attn fa,cpu", "two of the last as prefill,decode; got 'fa,cpu'"),
+        ("--attn fa,cpu", "or PREFILL,DECODE with triton, fa or fi, and triton, fa or trtllm"),
+        ("--attn fi", "got 'fi'"),
+        ("--attn trtllm,triton", "got 'trtllm,triton'"),
+        ("--attn fa,", "got 'fa,'"),
         ("--dtype int4", "invalid choice: 'int4'"),
         ("--served-model-name ", "printable name"),
         ("--num-pages 5 --memory-ratio 0.5", "give one of them"),
@@ -97,6 +104,18 @@ def test_help_tells_meaning_and_default(
         default = dataclasses.asdict(ServerArgs())[action.dest]
         if default is not None:
             assert re.search(rf"\(default: {re.escape(str(default))}\)", help_), action.dest
+
+
+def test_every_attention_backend_can_be_asked_for() -> None:
+    """Their names stand where Triton is imported, which a CPU's torch lacks: read, not imported."""
+    source = (Path(minisgl.__file__).parent / "attention" / "cuda.py").read_text(encoding="utf-8")
+    found = dict(re.findall(r"(?m)^(\w+)_BACKENDS = (\(.*?\))", source))
+    both, prefill, decode = (ast.literal_eval(found[x]) for x in ("CUDA", "PREFILL", "DECODE"))
+    assert both
+    for name in both:
+        assert parse_args(["--attn", name]).attn == name
+    for pair in itertools.product((*both, *prefill), (*both, *decode)):
+        assert parse_args(["--attn", ",".join(pair)]).attn == ",".join(pair)
 
 
 def test_neither_the_api_process_nor_the_shell_imports_torch() -> None:

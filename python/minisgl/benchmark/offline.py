@@ -106,6 +106,7 @@ def workloads() -> list[Workload]:
         Workload(name="single", requests=((128, 512),), temperature=0.0),
         Workload(name="prefill", requests=((4096, 1),) * 32, temperature=0.0),
         Workload(name="shared", requests=((4160, 32),) * 128, temperature=0.0, shared=4096),
+        Workload(name="long", requests=((32_768, 256),) * 8, temperature=0.0),
     ]
 
 

@@ -181,8 +181,9 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         metavar="NAME[,NAME]",
         type=_attention,
         help="attention backend: torch is the plain reference; cpu the compiled kernel of a CPU; "
-        "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are a GPU's, two of "
-        "them are one for prompts and one for decode; auto is the fastest that works here "
+        "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are a GPU's. Two names "
+        "are one for prompts, which may be fi (FlashInfer), and one for decode, which may be "
+        "trtllm (TensorRT-LLM's). auto is the fastest that works here, of triton and fa "
         f"(default: {defaults.attn})",
     )
     group.add_argument(
@@ -369,12 +370,14 @@ def _ratio(text: str) -> float:
 
 
 def _attention(text: str) -> str:
-    parts = text.split(",")
-    on_gpu = all(part in ("triton", "fa") for part in parts)
-    if text not in ("auto", "torch", "cpu") and not (on_gpu and len(parts) <= 2):
+    # As `minisgl.attention` has them, which this process does not import.
+    prefill, comma, decode = text.partition(",")
+    is_pair = prefill in ("triton", "fa", "fi") and decode in ("triton", "fa", "trtllm")
+    is_one = not comma and text in ("auto", "torch", "cpu", "triton", "fa")
+    if not (is_one or is_pair):
         raise argparse.ArgumentTypeError(
-            "must be auto, torch, cpu, triton, fa or two of the last as prefill,decode; "
-            f"got {text!r}"
+            "must be auto, torch, cpu, triton or fa, or PREFILL,DECODE with triton, fa or fi, and "
+            f"triton, fa or trtllm; got {text!r}"
         )
     return text
 
