@@ -119,8 +119,8 @@ class LoopMeter:
         self._on_step(
             StepRecord(
                 step=plan.step,
-                start_s=round(start - self._epoch, 6),
-                settle_s=round(self._last - wait - commit - send - self._epoch, 6),
+                start_s=round(start - self._epoch, 7),
+                settle_s=round(self._last - wait - commit - send - self._epoch, 7),
                 receive_us=round(receive * 1e6, 1),
                 plan_us=round(plan_s * 1e6, 1),
                 launch_us=round(launch * 1e6, 1),
