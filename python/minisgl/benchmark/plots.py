@@ -45,6 +45,7 @@ def draw(results: Results) -> Iterator[tuple[str, Figure]]:
             yield f"{name}-sweep", sweep(result)
         elif _kind(result, "scheduler"):
             yield f"{name}-steps", steps(result)
+            yield f"{name}-tree", tree_share(result)
         elif _kind(result, "ablation"):
             firsts = {variant["name"]: variant["runs"][0] for variant in result["variants"]}
             yield f"{name}-latency", latency(firsts)
@@ -112,14 +113,29 @@ def steps(result: dict[str, Any]) -> Figure:
     return figure
 
 
+def tree_share(result: dict[str, Any]) -> Figure:
+    """What a request costs the scheduler, with the prefix tree and without."""
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axis = figure.subplots()
+    names = [row["name"] for row in result["tree_share"]]
+    pages = np.array([row["cache_us_a_request"] for row in result["tree_share"]])
+    total = np.array([row["scheduling_us_a_request"] for row in result["tree_share"]])
+    axis.barh(names, pages, label="finding, keeping and evicting pages")
+    axis.barh(names, total - pages, left=pages, label="the rest")
+    axis.set(title="scheduling of a request", xlabel="µs")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
 def medians(result: dict[str, Any]) -> Figure:
     """The variants of an ablation: the median of its rounds as bars, the rounds as dots."""
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
     shown = (
         ("TTFT p50, ms", "ttft_ms", "p50"),
         ("TTFT p99, ms", "ttft_ms", "p99"),
         ("largest ITL, p50, ms", "largest_itl_ms", "p50"),
         ("output tokens/s", "output_tokens_per_s", None),
+        ("peak memory, MiB", "peak_memory_mib", None),
     )
     names = [variant["name"] for variant in result["variants"]]
     for axis, (title, key, field) in zip(figure.subplots(1, len(shown)), shown, strict=True):
