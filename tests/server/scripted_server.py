@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from minisgl.core import SamplingParams
 from minisgl.errors import EngineError
@@ -24,6 +26,8 @@ from minisgl.message import (
     FrontendMsg,
     PingMsg,
     PongMsg,
+    ProfileMsg,
+    ProfileReply,
     TextPrompt,
     TextReply,
     TokenizeMsg,
@@ -52,12 +56,20 @@ def text_of(message: TokenizeMsg) -> str:
 
 
 class ScriptedServer:
-    """Mutable: it records what reached the pipeline."""
+    """Mutable: it records what reached the pipeline. profiling: the ranks' answers to all that
+    is about profiles.
+    """
 
     def __init__(
-        self, *, defaults: SamplingParams | None = None, observer: Observer | None = None
+        self,
+        *,
+        defaults: SamplingParams | None = None,
+        observer: Observer | None = None,
+        num_ranks: int = 1,
     ) -> None:
         self._observer = observer
+        self._num_ranks = num_ranks
+        self.profiling: Sequence[ProfileReply] = ()
         self.received: list[TokenizeMsg] = []
         self.aborted: list[int] = []
         self.silent = threading.Event()  # set: the pipeline reads and says nothing
@@ -111,7 +123,7 @@ class ScriptedServer:
         self._loop = asyncio.get_running_loop()
         tokenizer = PushQueue(self._endpoints.tokenizer(0))
         replies: AsyncPullQueue[UserReply] = AsyncPullQueue(self._endpoints.api, UserReply)
-        self._frontend = Frontend([tokenizer], replies, self._observer)
+        self._frontend = Frontend([tokenizer], replies, self._observer, num_ranks=self._num_ranks)
         http = HttpServer(create_app(self._frontend, self._model))
         dispatch = asyncio.create_task(self._frontend.run())
         listen(self._bound)
@@ -134,6 +146,9 @@ class ScriptedServer:
                     continue
                 if isinstance(message, PingMsg):
                     self._outbox.put([PongMsg(seq=message.seq)])
+                elif isinstance(message, ProfileMsg):
+                    answers = [msgspec.structs.replace(r, seq=message.seq) for r in self.profiling]
+                    self._outbox.put(answers)
                 elif isinstance(message, AbortMsg):
                     self.aborted.append(message.uid)
                     running.pop(message.uid, None)

@@ -5,7 +5,9 @@ The oracle is the engine alone, in this process. Every plan of the ranks is comp
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +54,26 @@ def check_metrics(server: RunningServer) -> None:
     assert 'minisgl_output_tokens_total{rank="1"}' not in samples
 
 
+def check_a_rank_that_cannot_write(client: openai.OpenAI, folder: Path) -> None:
+    client.post("/../start_profile", cast_to=object)
+    time.sleep(1)  # this second's name is taken by a trace
+    now = time.time()
+    for second in range(60):  # folders where rank 1 would write
+        name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now + second))
+        (folder / f"{name}-rank1.json").mkdir()
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.post("/../stop_profile", cast_to=object)
+    told = re.search(
+        r"rank 1 failed: cannot write the trace \S+-rank1.json: Is a directory; "
+        r"rank 0 wrote (\S+-rank0.json)",
+        str(caught.value),
+    )
+    assert told, caught.value
+    assert json.loads(Path(told[1]).read_text())["traceEvents"]
+    with pytest.raises(openai.ConflictError, match="no profile is running"):
+        client.post("/../stop_profile", cast_to=object)
+
+
 def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
     settings = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "extra_body": {"ignore_eos": True}}
     return client.completions.create(model=MODEL, prompt=prompt, **(settings | fields))
@@ -86,6 +108,7 @@ def test_ranks_serve_as_one_and_end_together(
             stopped: Any = client.post("/../stop_profile", cast_to=object)
             assert [Path(trace).stem[-5:] for trace in stopped["traces"]] == ["rank0", "rank1"]
             assert all(Path(trace).exists() for trace in stopped["traces"])
+            check_a_rank_that_cannot_write(client, tmp_path)
             check_metrics(server)
 
         for _ in range(2):

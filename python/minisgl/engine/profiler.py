@@ -6,6 +6,7 @@ NVTX range too, for Nsight Systems.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -56,15 +57,36 @@ class StepProfiler:
         if self._profile is None:
             raise _conflict("no profile is running; POST /start_profile starts one")
         profile, self._profile = self._profile, None
-        profile.stop()
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-rank{rank}.json"
         try:
+            profile.stop()
             folder.mkdir(parents=True, exist_ok=True)
-            profile.export_chrome_trace(str(path))
+            _write(profile, path)
         except (OSError, RuntimeError) as error:
-            raise EngineError(f"cannot write the trace {path}: {error}") from error
+            raise EngineError(f"cannot write the trace {path}: {_reason(error)}") from error
         logger.info("a profile of %d steps is in %s", self._num_steps, path)
         return path, self._num_steps
+
+
+def _write(profile: torch.profiler.profile, path: Path) -> None:
+    """All of it or nothing. Raises OSError, where torch would only log that it failed.
+
+    torch writes into another file and renames that: what is in `path` then is whole.
+    """
+    path.write_bytes(b"")  # if this fails, the error says why
+    try:
+        profile.export_chrome_trace(str(path))
+        if not (path.exists() and path.stat().st_size):
+            raise OSError("torch could not write all of it; is the disk full?")
+    except (OSError, RuntimeError):
+        for left in (path, path.with_name(f"{path.name}.tmp")):
+            with contextlib.suppress(OSError):
+                left.unlink()
+        raise
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _conflict(message: str) -> InvalidRequest:

@@ -11,6 +11,7 @@ went away (`abort`); a worker died (`fail_all`). After that, replies to its uids
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import time
@@ -208,23 +209,31 @@ class Frontend:
     async def ping(self, timeout_s: float) -> bool:
         """Whether a message gets round the whole pipeline in time."""
         try:
-            await self._ask(PingMsg(seq=next(self._uids)), 1, timeout_s)
-        except (TimeoutError, EngineError):
+            return bool(await self._ask(PingMsg(seq=next(self._uids)), 1, timeout_s))
+        except EngineError:
             return False
-        return True
 
     async def profile(
         self, action: Literal["start", "stop"], timeout_s: float
     ) -> list[ProfileReply]:
-        """Replies rank by rank. Raises TimeoutError, and EngineError when a worker is gone."""
+        """One reply for each rank, in order; a rank that says nothing in time has failed.
+
+        Raises EngineError when a worker is gone.
+        """
         message = ProfileMsg(seq=next(self._uids), action=action)
         replies = await self._ask(message, self._num_ranks, timeout_s)
-        found = [reply for reply in replies if isinstance(reply, ProfileReply)]
-        return sorted(found, key=lambda reply: reply.rank)
+        said = {reply.rank: reply for reply in replies if isinstance(reply, ProfileReply)}
+        too_late = EngineError(f"no answer from the engine within {timeout_s:g} s")
+        failed = Failed.of(message.seq, too_late)
+        return [
+            said.get(rank) or ProfileReply(seq=message.seq, rank=rank, failed=failed)
+            for rank in range(self._num_ranks)
+        ]
 
     async def _ask(
         self, message: PingMsg | ProfileMsg, num_replies: int, timeout_s: float
     ) -> list[PongMsg | ProfileReply]:
+        """The replies that come in time, `num_replies` at most."""
         if self.failure:
             raise self.failure
         seq = message.seq
@@ -233,12 +242,13 @@ class Frontend:
         replies: list[PongMsg | ProfileReply] = []
         try:
             self._tokenizers[seq % len(self._tokenizers)].put([message])
-            async with asyncio.timeout(timeout_s):
-                while len(replies) < num_replies:
-                    reply = await answers.get()
-                    if isinstance(reply, EngineError):
-                        raise reply
-                    replies.append(reply)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while len(replies) < num_replies:
+                        reply = await answers.get()
+                        if isinstance(reply, EngineError):
+                            raise reply
+                        replies.append(reply)
             return replies
         finally:
             del self._asked[seq]

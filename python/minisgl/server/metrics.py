@@ -74,7 +74,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
-        """Write the trace into --profile-dir and say where; 409 if no profile runs."""
+        """Write the traces into --profile-dir and say where; 409 if no profile runs."""
         try:
             replies = await _profile(frontend, "stop", STOP_TIMEOUT_S)
         finally:
@@ -91,14 +91,22 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 async def _profile(
     frontend: Frontend, action: Literal["start", "stop"], timeout_s: float
 ) -> list[ProfileReply]:
-    try:
-        replies = await frontend.profile(action, timeout_s)
-    except TimeoutError:
-        raise EngineError(f"no answer from every rank within {timeout_s:g} s") from None
-    for reply in replies:
-        if reply.failed:
-            raise reply.failed.to_error()
+    """Raises what every rank says alike, or an EngineError with what each says."""
+    replies = await frontend.profile(action, timeout_s)
+    failed = replies[0].failed
+    if any(reply.failed != failed for reply in replies):
+        raise EngineError("; ".join(map(_told, sorted(replies, key=lambda r: r.failed is None))))
+    if failed:
+        raise failed.to_error()
     return replies
+
+
+def _told(reply: ProfileReply) -> str:
+    if reply.failed:
+        return f"rank {reply.rank} failed: {reply.failed.message}"
+    if reply.trace:
+        return f"rank {reply.rank} wrote {reply.trace}"
+    return f"rank {reply.rank} is profiling; POST /stop_profile ends it"
 
 
 class MetricsPage(Collector):

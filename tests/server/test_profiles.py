@@ -1,0 +1,99 @@
+"""Profiles that some rank cannot start, stop or write: what the client is told, what is left."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from scripted_server import ScriptedServer
+
+from minisgl.core import Failed
+from minisgl.engine.profiler import StepProfiler
+from minisgl.errors import EngineError
+from minisgl.message import ProfileReply
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(num_ranks=2) as server:
+        yield server
+
+
+def failed(rank: int, message: str, status: int = 500) -> ProfileReply:
+    code = "profile_state" if status == 409 else "engine_error"
+    reason = Failed(uid=0, message=message, code=code, status=status)
+    return ProfileReply(seq=0, rank=rank, failed=reason)
+
+
+def wrote(rank: int) -> ProfileReply:
+    return ProfileReply(seq=0, rank=rank, trace=f"/t-rank{rank}.json", num_steps=3)
+
+
+FULL = "cannot write the trace /x: No space left on device"
+SILENT = "no answer from the engine within 0.2 s"
+NONE = "no profile is running"
+
+
+@pytest.mark.parametrize(
+    ("action", "replies", "status", "message"),
+    [
+        ("stop", [wrote(0), failed(1, FULL)], 500, f"rank 1 failed: {FULL}; rank 0 wrote /t-rank0"),
+        ("stop", [failed(0, FULL), wrote(1)], 500, f"rank 0 failed: {FULL}; rank 1 wrote /t-rank1"),
+        ("stop", [failed(0, "a"), failed(1, "b")], 500, "rank 0 failed: a; rank 1 failed: b"),
+        ("stop", [failed(0, NONE, 409), wrote(1)], 500, f"rank 0 failed: {NONE}; rank 1 wrote"),
+        ("stop", [failed(0, NONE, 409), failed(1, NONE, 409)], 409, NONE),
+        ("stop", [wrote(1)], 500, f"rank 0 failed: {SILENT}; rank 1 wrote /t-rank1.json"),
+        ("stop", [], 500, SILENT),
+        ("start", [ProfileReply(seq=0), failed(1, "c")], 500, "rank 1 failed: c; rank 0 is prof"),
+        ("start", [ProfileReply(seq=0)], 500, f"rank 1 failed: {SILENT}; rank 0 is profiling"),
+    ],
+)
+def test_ranks_that_differ_are_told_apart(
+    action: str,
+    replies: list[ProfileReply],
+    status: int,
+    message: str,
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("START_TIMEOUT_S", "STOP_TIMEOUT_S"):
+        monkeypatch.setattr(f"minisgl.server.metrics.{name}", 0.2)
+    server.profiling = replies[::-1]  # in whatever order they come
+    response = httpx.post(f"{server.url}/{action}_profile")
+    error = response.json()["error"]
+    assert (response.status_code, error["message"][: len(message)]) == (status, message)
+    assert error["code"] == ("profile_state" if status == 409 else "engine_error")
+
+
+def profile_once() -> StepProfiler:
+    profiler = StepProfiler()
+    profiler.start()
+    for _ in range(100):
+        torch.ones(3)
+    return profiler
+
+
+def test_a_trace_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    profiler = profile_once()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # bytes: as if the disk were full
+    try:
+        with pytest.raises(EngineError, match=r"cannot write .*-rank3.json: torch could not"):
+            profiler.stop(tmp_path, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+    path, _ = profile_once().stop(tmp_path, 3)
+    assert json.loads(path.read_text())["traceEvents"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngineError, match=r"cannot write the trace .*-rank0.json: Not a directory"):
+        profile_once().stop(tmp_path / "file" / "traces", 0)
