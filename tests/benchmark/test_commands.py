@@ -232,6 +232,22 @@ def test_a_step_file_that_is_none_is_told(
     assert len(timeline.read_steps(path)) == 1
 
 
+def test_a_step_file_of_another_version_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    record = dict.fromkeys(StepRecord.__struct_fields__, 1)
+    older = {name: 1 for name in record if not name.endswith("_pages")}
+    path.write_text(f"{json.dumps(record | {'newer': 1})}\n{json.dumps(older)}\n")
+    assert timeline.main([str(path)]) == 2
+    told = "".join(capsys.readouterr().err.split())  # where it wraps depends on the path
+    message = (
+        "steps.jsonl:2 lacks these fields: used_pages, cached_pages, num_pages. Another version "
+        "of minisgl wrote this log; record it anew, with --log-steps of this one"
+    )
+    assert told.endswith(message.replace(" ", ""))
+
+
 @pytest.mark.parametrize("name", benchmarks())
 def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:

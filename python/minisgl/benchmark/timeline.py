@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import html
 import io
 import json
@@ -47,10 +48,23 @@ def read_steps(path: Path) -> list[StepRecord]:
         except msgspec.MsgspecError as error:
             if number == len(lines) and not line.endswith(b"}"):
                 break  # the server was killed while it wrote
-            raise ConfigError(f"{path}:{number} is no step of --log-steps: {error}") from error
+            raise ConfigError(f"{path}:{number} {_fault(line, error)}") from error
     if not records:
         raise ConfigError(f"{path} holds no step; was a request served while it was written?")
     return records
+
+
+def _fault(line: bytes, error: msgspec.MsgspecError) -> str:
+    """What to say of a line that does not decode."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        found = msgspec.json.decode(line, type=dict[str, Any])
+        missing = [name for name in StepRecord.__struct_fields__ if name not in found]
+        if missing and {"step", "start_s", "settle_s"} <= found.keys():  # of every version
+            return (
+                f"lacks these fields: {', '.join(missing)}. Another version of minisgl wrote this "
+                "log; record it anew, with --log-steps of this one"
+            )
+    return f"is no step of --log-steps: {error}"
 
 
 def busy_s(record: StepRecord) -> float:
