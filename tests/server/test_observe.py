@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
+from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.meter import LoopMeter, StepRecord
+from minisgl.scheduler.meter import PARTS, LoopMeter, StepRecord
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.server.metrics import MetricsPage
 from minisgl.server.observe import LONG, Histogram, Observer
@@ -138,12 +138,29 @@ def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
 
 
 def test_metrics_of_two_ranks() -> None:
+    """Each tells of its device; requests are the same on all, so rank 0 alone tells of them."""
     observer = Observer()
-    for rank in (1, 0):
-        observer.status[rank] = msgspec.structs.replace(status(7), rank=rank)
+    for rank, num_steps in ((1, 50), (0, 40)):  # one is ahead, so that it shows whose is told
+        observer.status[rank] = msgspec.structs.replace(status(num_steps), rank=rank)
     page = MetricsPage(observer, 'a "quoted" name').render("")[0].decode()
-    assert re.findall(r"minisgl_steps_total(\S+) (\S+)", page) == [
-        ('{rank="0"}', "7.0"),
-        ('{rank="1"}', "7.0"),
-    ]
     assert json.dumps('a "quoted" name') in page
+    values: dict[str, dict[str, list[float]]] = {}
+    for family in text_string_to_metric_families(page):
+        for name, labels, value, *_ in family.samples:
+            if "rank" in labels:
+                ranks = values.setdefault(name.removeprefix("minisgl_"), {})
+                ranks.setdefault(labels["rank"], []).append(value)
+    pages = [25, 5, 70]  # used, cached, free
+    assert values == {
+        "requests_running": {"0": [2]},
+        "requests_waiting": {"0": [1]},
+        "retractions_total": {"0": [4]},
+        "prompt_tokens_total": {"0": [4000]},
+        "cached_tokens_total": {"0": [1600]},
+        "prefill_tokens_total": {"0": [2400]},
+        "output_tokens_total": {"0": [80]},
+        "steps_total": {"0": [40], "1": [50]},
+        "step_seconds_total": {"0": [0.4] * len(PARTS), "1": [0.5] * len(PARTS)},
+        "kv_pages": {"0": pages, "1": pages},
+        "peak_memory_bytes": {"0": [0], "1": [0]},
+    }
