@@ -186,7 +186,7 @@ class PeerAllReduce:
         array = (ctypes.c_int64 * len(parameters))(*parameters)
         stream = torch.cuda.current_stream().cuda_stream
         address = ctypes.addressof(array)
-        self._library.kernel_launch(kernel, blocks, threads, address, self._dependent, stream)
+        self._library.kernel_launch(kernel, blocks, threads, 0, 1, address, self._dependent, stream)
 
     def close(self) -> None:
         """What was enqueued is done: nobody writes here any more."""

@@ -106,7 +106,8 @@ def _warm_marker(engine: Engine) -> Path:
     """A file that says that a start like this one has compiled what it runs."""
     config = engine.model_config
     kernels = hashlib.sha256()
-    for path in sorted(Path(kernel.__file__ or "").parent.glob("triton/*.py")):
+    folder = Path(kernel.__file__ or "").parent
+    for path in (*sorted(folder.glob("triton/*.py")), *sorted(folder.glob("csrc/cuda/*.cu"))):
         kernels.update(path.read_bytes())
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),

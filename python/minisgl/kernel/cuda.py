@@ -1,4 +1,4 @@
-"""The GPU's twins of `Ops`, in Triton; what is not here is torch's, which is good at it."""
+"""The GPU's twins of `Ops`, in Triton and CUDA; what is not here torch is good at."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
+from minisgl.kernel.jit import JitUnavailable
 from minisgl.kernel.ops import Ops
+from minisgl.kernel.thin import ThinProducts
 from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step, threshold
+from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     import torch
 
+logger = get_logger(__name__)
+
 
 class CudaOps(Ops):
-    """Stateless, as `Ops`. Safe to capture in a CUDA graph: nothing waits for the device."""
+    """As `Ops`. Safe to capture in a CUDA graph: nothing waits for the device."""
 
     name = "triton"
+
+    def __init__(self, thin: ThinProducts | None = None) -> None:
+        """thin: None leaves products of more than two rows to cuBLAS."""
+        self._thin = thin
 
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
         return embed.embed_share(ids_T, weight_LD, share)
@@ -25,6 +34,8 @@ class CudaOps(Ops):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dim() == 2 and gemv.reaches(*x.shape) and x.is_contiguous():
             return gemv.linear(x, weight, bias)
+        if self._thin and (form := self._thin.form(x, weight)):
+            return self._thin.linear(x, weight, bias, form)
         return super().linear(x, weight, bias)
 
     def norm_linear(
@@ -51,7 +62,10 @@ class CudaOps(Ops):
     ) -> tuple[Tensor, Tensor]:
         if gemv.reaches(*x.shape):
             return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=True)
-        return super().norm_linear_silu(x, residual, norm_weight, eps, weight, bias)
+        x, residual = self._norm(x, residual, norm_weight, eps)
+        if self._thin and (form := self._thin.form(x, weight, gated=True)):
+            return self._thin.linear(x, weight, bias, form), residual
+        return self.silu_and_mul(self.linear(x, weight, bias)), residual
 
     def norm_linear_gelu(
         self,
@@ -101,6 +115,19 @@ class CudaOps(Ops):
         if any(x is not None for x in filters):
             limits = threshold.thresholds(logits_SV, args.temperatures, *filters)
         return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs, limits)
+
+
+def create_cuda_ops(device: torch.device) -> CudaOps:
+    """For `device`, with what can be compiled there."""
+    import torch
+
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return CudaOps()
+    try:
+        return CudaOps(ThinProducts(device))
+    except (JitUnavailable, RuntimeError) as error:
+        logger.info("products of few rows are cuBLAS's: %s", error)
+        return CudaOps()
 
 
 def num_cores(device: torch.device) -> int:

@@ -73,8 +73,9 @@ def load_library(library: Library = CPU) -> Any:
         raise JitUnavailable(f"{path} does not load: {error}") from error
 
 
-def load_cubin(name: str, arch: str, defines: Iterable[str] = ()) -> bytes:
-    """The kernels of `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"), with macros as NAME=VALUE.
+def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = "") -> bytes:
+    """The kernels of `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"), with macros as NAME=VALUE
+    and with what else the source needs `before` it.
 
     The source includes nothing: there may be no CUDA headers. Raises JitUnavailable.
     """
@@ -89,7 +90,7 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = ()) -> bytes:
         ) from error
     from tvm_ffi.cpp.nvrtc import nvrtc_compile
 
-    source = (CSRC / "cuda" / f"{name}.cu").read_text()
+    source = before + (CSRC / "cuda" / f"{name}.cu").read_text()
     options = ["-std=c++17", *(f"-D{define}" for define in defines)]
 
     def compile_cubin(folder: Path) -> Path:

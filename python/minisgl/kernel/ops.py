@@ -76,12 +76,18 @@ class Ops:
     ) -> tuple[Tensor, Tensor]:
         """(linear(rms_norm(x + residual)), x + residual); no residual counts as zero. No
         norm_weight: x is normed already, and there is no residual."""
-        if norm_weight is None:
-            return self.linear(x, weight, bias), x
-        if residual is None:
-            return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias), x
-        x, residual = self.add_rms_norm(x, residual, norm_weight, eps)
+        x, residual = self._norm(x, residual, norm_weight, eps)
         return self.linear(x, weight, bias), residual
+
+    def _norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual), where there are such."""
+        if weight is None:
+            return x, x
+        if residual is None:
+            return self.rms_norm(x, weight, eps), x
+        return self.add_rms_norm(x, residual, weight, eps)
 
     def norm_linear_silu(
         self,
@@ -248,9 +254,9 @@ def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) 
 def create_ops(device: torch.device) -> Ops:
     """The fastest twin for `device`; called once, where the engine is built."""
     if device.type == "cuda":
-        from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+        from minisgl.kernel.cuda import create_cuda_ops  # Triton, which a CPU's torch lacks
 
-        return CudaOps()
+        return create_cuda_ops(device)
     from minisgl.kernel.cpu import CpuOps
     from minisgl.kernel.jit import JitUnavailable, load_library
 

@@ -1,5 +1,5 @@
-// What the peer-memory all-reduce asks of the CUDA driver: memory that other processes can open,
-// and the launch of a kernel that NVRTC compiled. Declarations: cuda.h.
+// What our CUDA kernels ask of the CUDA driver: memory that other processes can open, descriptions
+// of tensors for the bulk copy engine, and launches of what NVRTC compiled. Declarations: cuda.h.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
@@ -24,6 +24,7 @@ struct LaunchAttribute {
   char pad[4];
   union {
     int value;
+    unsigned sizes[3];
     char bytes[64];
   };
 };
@@ -32,6 +33,10 @@ struct LaunchConfig {
   Stream* stream;
   LaunchAttribute* attributes;
   unsigned num_attributes;
+};
+
+struct alignas(64) TensorMap {
+  char bytes[128];
 };
 
 struct Driver : SharedObject {
@@ -44,7 +49,11 @@ struct Driver : SharedObject {
   int (*close_handle)(Address);
   int (*load)(Module**, const void*);
   int (*get_function)(Function**, Module*, const char*);
+  int (*set_attribute)(Function*, int, int);
   int (*launch)(const LaunchConfig*, Function*, void**, void**);
+  int (*max_clusters)(int*, Function*, const LaunchConfig*);
+  int (*encode_tiled)(TensorMap*, int, unsigned, void*, const uint64_t*, const uint64_t*,
+                      const unsigned*, const unsigned*, int, int, int, int);
 
   Driver() : SharedObject("libcuda.so.1") {
     find("cuGetErrorString", error_string);
@@ -56,7 +65,10 @@ struct Driver : SharedObject {
     find("cuIpcCloseMemHandle", close_handle);
     find("cuModuleLoadData", load);
     find("cuModuleGetFunction", get_function);
+    find("cuFuncSetAttribute", set_attribute);
     find("cuLaunchKernelEx", launch);
+    find("cuOccupancyMaxActiveClusters", max_clusters);
+    find("cuTensorMapEncodeTiled", encode_tiled);
   }
 
   void check(int result, const char* call) const {
@@ -70,6 +82,15 @@ struct Driver : SharedObject {
 const Driver& driver() {
   static const Driver instance;
   return instance;
+}
+
+LaunchAttribute cluster_of(int64_t blocks) {
+  constexpr int kClusterDimension = 4;
+  LaunchAttribute attribute{};
+  attribute.id = kClusterDimension;
+  attribute.sizes[0] = unsigned(blocks);
+  attribute.sizes[1] = attribute.sizes[2] = 1;
+  return attribute;
 }
 
 }  // namespace
@@ -122,16 +143,53 @@ int64_t cubin_kernel(int64_t module, tvm::ffi::String name) {
   return reinterpret_cast<int64_t>(function);
 }
 
-// parameters: the host's address of an array with the address of each. dependent: the kernel may
-// begin while the one before ends, and waits by itself (programmatic dependent launch).
-void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t parameters,
-                   bool dependent, int64_t stream) {
+// Lets a kernel's blocks have more than 48 KB of shared memory.
+void kernel_allow(int64_t function, int64_t shared_bytes) {
+  constexpr int kMaxDynamicSharedSizeBytes = 8;
+  int result = driver().set_attribute(pointer<Function>(function), kMaxDynamicSharedSizeBytes,
+                                      int(shared_bytes));
+  driver().check(result, "cuFuncSetAttribute");
+}
+
+// A matrix of 16-bit numbers, rows after rows, as the bulk copy engine finds it: boxes of `box_rows`
+// rows and 64 columns go to shared memory in its swizzle of 128 bytes, and what lies outside is 0.
+Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_rows) {
+  constexpr int kUint16 = 1, kNoInterleave = 0, kSwizzle128B = 3, kPromoteTo256B = 3, kZeros = 0;
+  const uint64_t sizes[] = {uint64_t(columns), uint64_t(rows)}, strides[] = {2 * sizes[0]};
+  const unsigned box[] = {64, unsigned(box_rows)}, steps[] = {1, 1};
+  TensorMap map;
+  int result = driver().encode_tiled(&map, kUint16, 2, pointer<void>(address), sizes, strides, box,
+                                     steps, kNoInterleave, kSwizzle128B, kPromoteTo256B, kZeros);
+  driver().check(result, "cuTensorMapEncodeTiled");
+  return Bytes(map.bytes, sizeof(map.bytes));
+}
+
+// Clusters of `cluster` blocks that the device runs at once.
+int64_t kernel_clusters(int64_t function, int64_t threads, int64_t shared_bytes, int64_t cluster) {
+  LaunchAttribute attribute = cluster_of(cluster);
+  LaunchConfig config{{unsigned(cluster), 1, 1}, {unsigned(threads), 1, 1}, unsigned(shared_bytes),
+                      nullptr, &attribute, 1};
+  int count = 0;
+  int result = driver().max_clusters(&count, pointer<Function>(function), &config);
+  driver().check(result, "cuOccupancyMaxActiveClusters");
+  return count;
+}
+
+// parameters: the host's address of an array with the address of each. cluster: blocks that share
+// their shared memory. dependent: the kernel may begin while the one before ends, and waits by
+// itself (programmatic dependent launch).
+void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t shared_bytes,
+                   int64_t cluster, int64_t parameters, bool dependent, int64_t stream) {
   constexpr int kProgrammaticStreamSerialization = 6;
-  LaunchAttribute attribute{};
-  attribute.id = kProgrammaticStreamSerialization;
-  attribute.value = 1;
-  LaunchConfig config{{unsigned(blocks), 1, 1}, {unsigned(threads), 1, 1}, 0,
-                      pointer<Stream>(stream), &attribute, dependent ? 1u : 0u};
+  LaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (dependent) {
+    attributes[count].id = kProgrammaticStreamSerialization;
+    attributes[count++].value = 1;
+  }
+  if (cluster > 1) attributes[count++] = cluster_of(cluster);
+  LaunchConfig config{{unsigned(blocks), 1, 1}, {unsigned(threads), 1, 1}, unsigned(shared_bytes),
+                      pointer<Stream>(stream), attributes, count};
   int result = driver().launch(&config, pointer<Function>(function), pointer<void*>(parameters),
                                nullptr);
   driver().check(result, "cuLaunchKernelEx");
@@ -144,4 +202,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_open, memory_open);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_close, memory_close);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_load, cubin_load);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_kernel, cubin_kernel);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_allow, kernel_allow);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(tensor_map, tensor_map);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_clusters, kernel_clusters);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_launch, kernel_launch);

@@ -1,0 +1,359 @@
+// Products of up to 64 rows, out[M, F] = x[M, D] w[F, D]^T, whose time is that of reading w; or of a
+// gate and an up half of w, [2 F, D], with silu(gate) * up behind them.
+//
+// A block has WIDTH rows of w. One thread has the bulk copy engine bring 64 inputs of them and of x
+// into shared memory, turn after turn, and two warpgroups multiply (wgmma). It brings as many
+// weights as there is room for before it waits for the kernel that makes x (programmatic dependent
+// launch). How the warpgroups share the work:
+//
+//   turn about  each has every other turn, and every other stage: half as many waits in a row
+//   HALVES      one has the gate's columns and one the up's: wider blocks, which read x less often
+//
+// Blocks with the SPLIT parts of one tile's inputs are a cluster. They send each other sums through
+// its shared memory, and each adds up a share of the columns, in the order of the parts.
+//
+// Compiled by NVRTC, without headers, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and
+// with `multiply`, whose operands are as many as its columns, before it (thin.py). HALVES is for
+// GATED products with a SPLIT of 1.
+
+constexpr int WIDTH = HALVES ? 2 * N : N;
+constexpr int BOX = WIDTH / 2;  // rows of w that one copy brings
+constexpr int CHUNKS = N / 8;   // of 8 columns: 4 sums a thread
+constexpr int PAIRS = GATED && !HALVES ? CHUNKS / 2 : CHUNKS;  // chunks that come out
+constexpr int INPUTS = 64;      // of a turn: 128 bytes, which is what the swizzle spans
+constexpr int W_BYTES = WIDTH * INPUTS * 2;
+constexpr int OWNED = (PAIRS + SPLIT - 1) / SPLIT;  // pairs that one block of a cluster adds up
+
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+// A stage holds x's rows, a multiple of 8, and then the weights, which are also what the matrix
+// instructions read beyond the last row: those sums go nowhere.
+struct Ring {
+  unsigned base, full, empty;  // in shared memory: stages, and barriers of 8 bytes
+  int stages, x_bytes;
+
+  __device__ int stage_bytes() const { return x_bytes + W_BYTES; }
+};
+
+struct Product {
+  unsigned short* out;
+  const unsigned short* bias;  // or null
+  int rows, outputs;
+};
+
+__device__ unsigned shared_address(const void* pointer) {
+  unsigned long long address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(pointer));
+  return unsigned(address);
+}
+
+__device__ void expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ void wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again; }" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// 64 inputs from `input` of the rows from `row`; what is outside of the tensor is 0.
+__device__ void copy(unsigned to, const TensorMap& map, int input, int row, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(input), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// A matrix of rows of 128 bytes, swizzled, as wgmma finds it; 8 rows are 1,024 bytes.
+__device__ unsigned long long matrix(unsigned address) {
+  return (1ull << 62) | (64ull << 32) | (1ull << 16) | (address >> 4);
+}
+
+// Of all threads of all blocks of the cluster.
+__device__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+__device__ void warpgroups_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+__device__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+__device__ unsigned in_block(unsigned address, int part) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(part));
+  return there;
+}
+
+// Two numbers, rounded, in a word.
+__device__ unsigned round(float low, float high) {
+  unsigned word;
+#if BFLOAT16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
+  return word;
+}
+
+__device__ float number(unsigned short bits) {
+#if BFLOAT16
+  return __uint_as_float(unsigned(bits) << 16);
+#else
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+#endif
+}
+
+__device__ float silu(float x) {
+  float power;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
+  return x / (1 + power);
+}
+
+// A chunk's sums of a thread: columns c and c + 1 of rows r and r + 8.
+struct Four {
+  float at[4];
+
+  __device__ void add(const Four& other) {
+    for (int i = 0; i < 4; ++i) at[i] += other.at[i];
+  }
+
+  __device__ void add_bias(const unsigned short* bias) {
+    for (int i = 0; i < 4; ++i) at[i] += number(bias[i % 2]);
+  }
+
+  __device__ void round_each() {
+    for (int i = 0; i < 4; i += 2) {
+      const unsigned word = round(at[i], at[i + 1]);
+      at[i] = number((unsigned short)(word));
+      at[i + 1] = number((unsigned short)(word >> 16));
+    }
+  }
+};
+
+__device__ void send(unsigned to, const Four& x) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.at[0]),
+               "f"(x.at[1]), "f"(x.at[2]), "f"(x.at[3])
+               : "memory");
+}
+
+__device__ void keep(unsigned at, const Four& x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x.at[0]), "f"(x.at[1]),
+               "f"(x.at[2]), "f"(x.at[3])
+               : "memory");
+}
+
+__device__ Four kept(unsigned at) {
+  Four x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.at[0]), "=f"(x.at[1]), "=f"(x.at[2]), "=f"(x.at[3])
+               : "r"(at)
+               : "memory");
+  return x;
+}
+
+// Where a warpgroup finds what the other has of a chunk.
+__device__ unsigned between_groups(unsigned base, int chunk) {
+  return base + (chunk * 128 + threadIdx.x % 128) * 16;
+}
+
+// Where the block that owns a pair finds what block `part` has of it: of two chunks if GATED.
+__device__ unsigned between_blocks(unsigned base, int part, int owner, int chunk) {
+  const int sender = part < owner ? part : part - 1;
+  const int pair = chunk % PAIRS - (owner * PAIRS + SPLIT - 1) / SPLIT;
+  const int place = (sender * OWNED + pair) * (CHUNKS / PAIRS) + chunk / PAIRS;
+  return base + (place * 128 + threadIdx.x % 128) * 16;
+}
+
+__device__ void store(const Product& product, int row, int column, Four x, Four up) {
+  if (column >= product.outputs) return;
+  if (product.bias != nullptr) {
+    x.add_bias(product.bias + column);
+    if (GATED) up.add_bias(product.bias + product.outputs + column);
+  }
+  if (GATED) {  // each step is rounded, as where it is a tensor of its own
+    x.round_each();
+    up.round_each();
+    for (float& gate : x.at) gate = silu(gate);
+    x.round_each();
+    for (int i = 0; i < 4; ++i) x.at[i] *= up.at[i];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + half * 8 < product.rows) {
+      auto* to = product.out + (long long)(row + half * 8) * product.outputs + column;
+      *reinterpret_cast<unsigned*>(to) = round(x.at[half * 2], x.at[half * 2 + 1]);
+    }
+  }
+}
+
+// first, count: turns. The up half's rows are `outputs` behind the gate's.
+__device__ void produce(const TensorMap& x, const TensorMap& w, const Ring& ring, int output,
+                        int outputs, int first, int count) {
+  const int ahead = count < ring.stages ? count : ring.stages;
+  auto copy_weights = [&](int turn, int stage) {
+    const unsigned barrier = ring.full + stage * 8;
+    const unsigned to = ring.base + stage * ring.stage_bytes() + ring.x_bytes;
+    const int input = (first + turn) * INPUTS;
+    expect(barrier, ring.stage_bytes());
+    copy(to, w, input, output, barrier);
+    copy(to + W_BYTES / 2, w, input, output + (GATED ? outputs : BOX), barrier);
+  };
+  auto copy_x = [&](int turn, int stage) {
+    copy(ring.base + stage * ring.stage_bytes(), x, (first + turn) * INPUTS, 0,
+         ring.full + stage * 8);
+  };
+  for (int turn = 0; turn < ahead; ++turn) copy_weights(turn, turn);
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  for (int turn = 0; turn < ahead; ++turn) copy_x(turn, turn);
+  for (int turn = ahead, stage = 0, parity = 0; turn < count; ++turn) {
+    wait(ring.empty + stage * 8, parity);
+    copy_weights(turn, stage);
+    copy_x(turn, stage);
+    if (++stage == ring.stages) stage = 0, parity ^= 1;
+  }
+}
+
+// What a warpgroup multiplies of `count` turns.
+__device__ void consume(float (&sums)[N / 2], const Ring& ring, int group, int count) {
+  constexpr int STEP = HALVES ? 1 : 2;
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) sums[i] = 0;
+  int stage = HALVES ? 0 : group;
+  for (int turn = stage, parity = 0; turn < count; turn += STEP) {
+    wait(ring.full + stage * 8, parity);
+    const unsigned at = ring.base + stage * ring.stage_bytes();
+    const unsigned long long a = matrix(at);
+    const unsigned long long b = matrix(at + ring.x_bytes + (HALVES ? group * (W_BYTES / 2) : 0));
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < 4; ++k) multiply(sums, a + k * 2, b + k * 2);  // 16 inputs, 32 bytes
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" :::
+                     "memory");
+    if (threadIdx.x % 128 == 0) arrive(ring.empty + stage * 8);
+    if ((stage += STEP) >= ring.stages) stage -= ring.stages, parity ^= 1;
+  }
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+__device__ Four four(const float (&sums)[N / 2], int chunk) {
+  const float* sum = &sums[chunk * 4];
+  return {{sum[0], sum[1], sum[2], sum[3]}};
+}
+
+// Adds up what the blocks of a cluster have, each a share of the pairs, and stores it.
+__device__ void finish_in_blocks(const float (&sums)[N / 2], const Product& product, unsigned base,
+                                 int part, int group, int column, int row) {
+  if constexpr (SPLIT > 1) {
+    cluster_barrier();  // nobody reads shared memory any more
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      const int owner = chunk % PAIRS * SPLIT / PAIRS;
+      if (owner == part || chunk % PAIRS % 2 != group) continue;
+      send(in_block(between_blocks(base, part, owner, chunk), owner), four(sums, chunk));
+    }
+    cluster_barrier();
+  }
+#pragma unroll
+  for (int pair = 0; pair < PAIRS; ++pair) {
+    const int owner = pair * SPLIT / PAIRS;
+    if (owner != part || pair % 2 != group) continue;
+    Four totals[2]{};  // the second is up's
+#pragma unroll
+    for (int from = 0; from < SPLIT; ++from) {
+#pragma unroll
+      for (int chunk = pair; chunk < CHUNKS; chunk += PAIRS) {
+        totals[chunk / PAIRS].add(from == part
+                                      ? four(sums, chunk)
+                                      : kept(between_blocks(base, from, owner, chunk)));
+      }
+    }
+    store(product, row, column + pair * 8, totals[0], totals[1]);
+  }
+}
+
+// Adds up what warpgroups and blocks have, or puts gate and up together, and stores it. Each
+// warpgroup goes on with every other pair. column, row: of a thread's first sum.
+__device__ void finish(float (&sums)[N / 2], const Product& product, unsigned base, int part,
+                       int group, int column, int row) {
+  warpgroups_barrier();  // neither reads stages any more
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    if (chunk % PAIRS % 2 != group) keep(between_groups(base, chunk), four(sums, chunk));
+  }
+  warpgroups_barrier();
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    if (chunk % PAIRS % 2 != group) continue;
+    const Four mine = four(sums, chunk), other = kept(between_groups(base, chunk));
+    if constexpr (HALVES) {
+      store(product, row, column + chunk * 8, group == 0 ? mine : other,
+            group == 0 ? other : mine);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[chunk * 4 + i] += other.at[i];
+    }
+  }
+  if constexpr (!HALVES) finish_in_blocks(sums, product, base, part, group, column, row);
+}
+
+// Grid: tiles x SPLIT, in clusters of SPLIT. inputs: a multiple of 64; outputs: of 8.
+extern "C" __global__ void __launch_bounds__(288, 1)
+    thin_product(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+                 const Product product, int inputs, int stages) {
+  extern __shared__ unsigned char memory[];
+  const unsigned base = (shared_address(memory) + 1023) & ~1023u;
+  Ring ring{base, 0, 0, stages, (product.rows + 7) / 8 * 8 * INPUTS * 2};
+  ring.full = base + stages * ring.stage_bytes();
+  ring.empty = ring.full + stages * 8;
+  const int part = blockIdx.x % SPLIT, output = blockIdx.x / SPLIT * (GATED ? BOX : WIDTH);
+  const int turns = inputs / INPUTS;
+  const int first = part * turns / SPLIT, count = (part + 1) * turns / SPLIT - first;
+  if (threadIdx.x == 256) {
+    asm volatile("prefetch.tensormap [%0];\nprefetch.tensormap [%1];" ::"l"(&w), "l"(&x)
+                 : "memory");
+    for (int stage = 0; stage < stages; ++stage) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ring.full + stage * 8));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ring.empty + stage * 8),
+                   "r"(HALVES ? 2 : 1));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+
+  // The next kernel may begin when this one is nearly done. Earlier, its blocks would crowd on the
+  // multiprocessors that have none of these.
+  if (threadIdx.x >= 256) {
+    if (threadIdx.x == 256) produce(x, w, ring, output, product.outputs, first, count);
+    __syncwarp();
+    let_next_begin();
+    if (SPLIT > 1) {
+      cluster_barrier();
+      cluster_barrier();
+    }
+    return;
+  }
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+  const int row = threadIdx.x % 128 / 32 * 16 + lane / 4, column = output + lane % 4 * 2;
+  float sums[N / 2];
+  consume(sums, ring, group, count);
+  let_next_begin();
+
+  finish(sums, product, base, part, group, column, row);
+}

@@ -1,0 +1,226 @@
+"""Products of up to 64 rows on Hopper: what the host knows of `csrc/cuda/thin.cu`.
+
+How a product is cut is decided by the shape of its weights, by a model of its time. So a row comes
+out the same however many there are, and few kernels are compiled: by NVRTC, at their first use, and
+cached on disk.
+
+Axes: M rows, D inputs, F outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.jit import CUDA, load_cubin, load_library
+
+MAX_ROWS = 64
+SMALL, LARGE = 16 << 20, 60 << 20
+"""Numbers in a product's weights; between the two cuBLAS is better. With 64 rows the products of a
+layer of Qwen3-0.6B, all small, took 10.7 of 33.6 us less than with cuBLAS, the large ones of 14B
+(gate and up, down) 19 of 198. With 96 to 192 rows neither gained anything."""
+INPUTS = 64  # of a turn
+SHARED_BYTES = 227 << 10  # that a block can have
+LEFT_BYTES = 16 << 10  # of it, for the kernel before, during which weights are fetched
+NUM_THREADS = 288  # two warpgroups and a warp
+MAX_SPLIT = 8  # blocks of a cluster, on every GPU that has clusters
+TYPES = (torch.bfloat16, torch.float16)
+
+
+class _Product(ctypes.Structure):
+    """struct Product: addresses of the outputs and the bias or 0, rows, outputs."""
+
+    _fields_ = (
+        ("out", ctypes.c_int64),
+        ("bias", ctypes.c_int64),
+        ("rows", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a product is cut; see thin.cu.
+
+    columns: N of its matrix instructions. split: parts of the inputs.
+    """
+
+    columns: int
+    split: int
+    gated: bool
+    halves: bool
+
+    @property
+    def width(self) -> int:
+        """Rows of the weights that a block has."""
+        return self.columns * (2 if self.halves else 1)
+
+    def num_blocks(self, outputs: int) -> int:
+        return -(-outputs // (self.width // (2 if self.gated else 1))) * self.split
+
+    def num_turns(self, inputs: int) -> int:
+        """Of the block that has most."""
+        return -(-inputs // INPUTS // self.split)
+
+    def stage_bytes(self, rows: int) -> int:
+        return (_in_8s(rows) + self.width) * INPUTS * 2
+
+    def stages(self, rows: int, inputs: int) -> int:
+        """Turns for which there is room and use. Even where warpgroups multiply turn about, so that
+        a stage is always the same one's: a barrier tells apart two turns of its stage, not three,
+        and who leaves one to the other could take it for the one after."""
+        room = SHARED_BYTES - LEFT_BYTES - 1024 - self._beyond_bytes(rows)
+        stages = min(room // (self.stage_bytes(rows) + 16), self.num_turns(inputs))
+        return stages if self.halves else max(stages - stages % 2, 2)
+
+    def shared_bytes(self, rows: int, inputs: int) -> int:
+        """Stages with two barriers each, or sums on their way between warpgroups and blocks."""
+        ring = self.stages(rows, inputs) * (self.stage_bytes(rows) + 16) + self._beyond_bytes(rows)
+        between_groups = self.columns * 256
+        chunks = self.columns // 8
+        pairs = chunks // 2 if self.gated and not self.halves else chunks
+        owned = -(-pairs // self.split) * (chunks // pairs)
+        between_blocks = (self.split - 1) * owned * 2048
+        return max(ring, between_groups, between_blocks) + 1024  # to align them
+
+    def _beyond_bytes(self, rows: int) -> int:
+        """What the last stage's matrix instructions read where weights do not fill their tiles."""
+        return max(MAX_ROWS * INPUTS * 2 - self.stage_bytes(rows), 0)
+
+
+@lru_cache(maxsize=256)
+def choose_form(outputs: int, inputs: int, gated: bool, max_blocks: tuple[int, ...]) -> Form | None:
+    """The form that should be fastest, or None where this kernel is not for such a product.
+
+    outputs: what comes out, so that a gated product has weights for twice as many. max_blocks: that
+    the device runs at once in clusters of 1, 2, ...
+    """
+    numbers = outputs * inputs * (2 if gated else 1)
+    if inputs % INPUTS or outputs % 8 or SMALL < numbers < LARGE:
+        return None
+    forms = [
+        Form(columns, split, gated, halves=False)
+        for columns in range(16, 257, 16)
+        for split in range(1, MAX_SPLIT + 1)
+        if split * INPUTS <= inputs
+    ]
+    if gated:
+        forms += [Form(columns, 1, gated, halves=True) for columns in range(16, 257, 8)]
+    possible = [
+        form
+        for form in forms
+        if form.num_blocks(outputs) <= max_blocks[form.split - 1]
+        and form.shared_bytes(MAX_ROWS, inputs) <= SHARED_BYTES
+    ]
+    return min(possible, key=lambda form: _seconds(form, outputs, inputs), default=None)
+
+
+def _seconds(form: Form, outputs: int, inputs: int) -> float:
+    """A model of the time of 64 rows; its constants were fitted to measurements on an H200."""
+    numbers = outputs * inputs * (2 if form.gated else 1)
+    turn = max(
+        form.stage_bytes(MAX_ROWS) / 80e9,  # into a multiprocessor
+        2 * form.width * INPUTS * MAX_ROWS / 4.5e12,  # its arithmetic
+        0.3e-6 if form.halves else 0.15e-6,  # from a barrier to the next
+    )
+    from_memory = numbers * 2 / min(4.1e12, 36e9 * form.num_blocks(outputs))
+    seconds = 2e-6 + max(form.num_turns(inputs) * turn, from_memory)
+    if form.split > 1:
+        sent = (form.split - 1) / form.split * form.width * MAX_ROWS * 4
+        seconds += 0.5e-6 + sent / 10e9  # from block to block
+    return seconds
+
+
+def kernel_source(form: Form, dtype: torch.dtype) -> str:
+    """What goes before thin.cu: the matrix instruction, with an operand for each of its sums."""
+    name = "bf16" if dtype == torch.bfloat16 else "f16"
+    count = form.columns // 2
+    names = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    return (
+        f"__device__ void multiply(float (&sums)[{count}], unsigned long long a,"
+        " unsigned long long b) {\n"
+        '  asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;\\n"\n'
+        f'      "wgmma.mma_async.sync.aligned.m64n{form.columns}k16.f32.{name}.{name} "\n'
+        f'      "{{{names}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}"\n'
+        f'      : {operands} : "l"(a), "l"(b));\n}}\n'
+    )
+
+
+def kernel_cubin(form: Form, dtype: torch.dtype) -> bytes:
+    """Raises JitUnavailable."""
+    numbers = {
+        "N": form.columns,
+        "SPLIT": form.split,
+        "GATED": form.gated,
+        "HALVES": form.halves,
+        "BFLOAT16": dtype == torch.bfloat16,
+    }
+    defines = [f"{name}={int(value)}" for name, value in numbers.items()]
+    return load_cubin("thin", "sm_90a", defines, kernel_source(form, dtype))
+
+
+class ThinProducts:
+    """The kernels of one device. Mutable: what has been compiled and described."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
+        torch.zeros(1, device=device)  # makes the context that the driver's calls need
+        self._library = load_library(CUDA)
+        self._kernels: dict[tuple[Form, torch.dtype], int] = {}
+        self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
+        probe = self._kernel(Form(64, 1, gated=False, halves=False), torch.bfloat16)
+        self._max_blocks = tuple(
+            size * self._library.kernel_clusters(probe, NUM_THREADS, SHARED_BYTES, size)
+            for size in range(1, MAX_SPLIT + 1)
+        )
+
+    def form(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Form | None:
+        """How to compute a product; None where cuBLAS should."""
+        if x.dim() != 2 or len(x) > MAX_ROWS or x.dtype not in TYPES or weight.dtype != x.dtype:
+            return None
+        if not (x.is_contiguous() and weight.is_contiguous()) or x.data_ptr() % 16:
+            return None
+        outputs = len(weight) // (2 if gated else 1)
+        return choose_form(outputs, x.shape[1], gated, self._max_blocks)
+
+    def linear(self, x_MD: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
+        """See `Ops.linear`; with a gated form, silu(gate) * up of what comes out there."""
+        rows, inputs = x_MD.shape
+        outputs = len(weight) // (2 if form.gated else 1)
+        out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
+        key = (weight.data_ptr(), len(weight), inputs, form.width // 2)
+        weight_map = self._weight_maps.get(key)
+        if weight_map is None:
+            weight_map = self._weight_maps[key] = bytes(self._library.tensor_map(*key))
+        x_map = bytes(self._library.tensor_map(x_MD.data_ptr(), rows, inputs, _in_8s(rows)))
+        maps = ctypes.create_string_buffer(x_map + weight_map, 256)
+        address = 0 if bias is None else bias.data_ptr()
+        product = _Product(out_MF.data_ptr(), address, rows, outputs)
+        numbers = (ctypes.c_int32 * 2)(inputs, form.stages(rows, inputs))
+        at, of = ctypes.addressof(maps), ctypes.addressof(numbers)
+        parameters = (ctypes.c_int64 * 5)(at, at + 128, ctypes.addressof(product), of, of + 4)
+        self._library.kernel_launch(
+            self._kernel(form, x_MD.dtype), form.num_blocks(outputs), NUM_THREADS,
+            form.shared_bytes(rows, inputs), form.split,
+            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+        )  # fmt: skip
+        return out_MF
+
+    def _kernel(self, form: Form, dtype: torch.dtype) -> int:
+        kernel = self._kernels.get((form, dtype))
+        if kernel is None:
+            module = self._library.cubin_load(kernel_cubin(form, dtype))
+            kernel = self._library.cubin_kernel(module, "thin_product")
+            self._library.kernel_allow(kernel, SHARED_BYTES)
+            self._kernels[form, dtype] = kernel
+        return kernel
+
+
+def _in_8s(rows: int) -> int:
+    """Rows in shared memory, whose swizzle repeats after 8."""
+    return -(-rows // 8) * 8

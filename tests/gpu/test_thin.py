@@ -1,0 +1,131 @@
+"""Products of few rows against float64: every way of cutting one, and those that shapes choose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.thin import SHARED_BYTES, Form, ThinProducts
+
+ROUNDOFF = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+TINY = {torch.bfloat16: 0.0, torch.float16: 2**-25}  # what rounding a subnormal number can cost
+SUM_ERROR = (
+    2**-18
+)  # of the sum of magnitudes: float32 sums, of which a matrix instruction cuts bits
+
+
+@pytest.fixture(scope="module")
+def thin(device: torch.device) -> ThinProducts:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is for Hopper")
+    return ThinProducts(device)
+
+
+def _check(
+    thin: ThinProducts,
+    form: Form,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype = torch.bfloat16,
+    bias: bool = False,
+) -> None:
+    torch.manual_seed(rows * outputs + inputs)
+    count = outputs * (2 if form.gated else 1)
+    x = torch.randn(rows, inputs, device="cuda").to(dtype)
+    weight = (torch.randn(count, inputs, device="cuda") * inputs**-0.5).to(dtype)
+    b = torch.randn(count, device="cuda").to(dtype) if bias else None
+    got = thin.linear(x, weight, b, form)
+    want, magnitude = x.double() @ weight.double().T, x.abs().double() @ weight.abs().double().T
+    if b is not None:
+        want += b.double()
+
+    def rounding(value: torch.Tensor) -> torch.Tensor:
+        return ROUNDOFF[dtype] * value.abs() + TINY[dtype]
+
+    error = rounding(want) + SUM_ERROR * magnitude
+    if form.gated:
+        (gate, up), (gate_error, up_error) = want.chunk(2, -1), error.chunk(2, -1)
+        active = torch.nn.functional.silu(gate)
+        # silu's slope is at most 1.1; its result is rounded, and so is the product.
+        active_error = 1.1 * gate_error + rounding(active.abs() + 1.1 * gate_error)
+        want = active * up
+        error = active_error * (up.abs() + up_error) + active.abs() * up_error
+        error += rounding(want.abs() + error)
+    assert got.shape == want.shape
+    assert got.dtype == dtype
+    worst = ((got.double() - want).abs() / error).max().item()
+    assert worst <= 1, f"{form}, {rows} rows: {worst:.2f} of the error that rounding explains"
+    assert torch.equal(thin.linear(x, weight, b, form), got)
+
+
+FORMS = [
+    *((columns, split, False, False) for columns in (16, 48, 80, 256) for split in (1, 3, 8)),
+    *((columns, split, True, False) for columns in (16, 48, 96, 208) for split in (1, 2, 5)),
+    *((columns, 1, True, True) for columns in (16, 40, 136, 256)),
+]
+
+
+@pytest.mark.parametrize("values", FORMS, ids=lambda x: "-".join(str(int(v)) for v in x))
+def test_every_form(values: tuple[int, int, bool, bool], thin: ThinProducts) -> None:
+    form = Form(*values)
+    for rows in (64, 35):
+        if form.shared_bytes(rows, 1024) <= SHARED_BYTES:
+            _check(thin, form, rows, outputs=600, inputs=1024, bias=rows == 35)
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
+@pytest.mark.parametrize("rows", [2, 3, 8, 33, 64])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated"),
+    [
+        (4096, 1024, False), (1024, 2048, False), (3072, 1024, True), (1024, 3072, False),  # 0.6B
+        (17_408, 5120, True), (5120, 17_408, False),  # 14B
+        (2560, 5120, False), (5120, 2048, False), (6400, 5120, True),  # a quarter of 32B
+        (8, 64, False), (40, 128, True), (72, 320, False), (2048, 192, True),
+    ],
+)  # fmt: skip
+def test_what_a_shape_chooses(
+    outputs: int, inputs: int, gated: bool, rows: int, dtype: torch.dtype, thin: ThinProducts
+) -> None:
+    weight = torch.empty(outputs * (1 + gated), inputs, dtype=dtype, device="cuda")
+    form = thin.form(torch.empty(rows, inputs, dtype=dtype, device="cuda"), weight, gated=gated)
+    assert form is not None
+    _check(thin, form, rows, outputs, inputs, dtype)
+
+
+def test_a_chain_in_a_graph_gives_what_it_gives_alone(thin: ThinProducts) -> None:
+    """Kernels that begin early must not read what the ones before have still to write."""
+    torch.manual_seed(0)
+    ops, hidden, inter, rows, layers = CudaOps(thin), 1024, 3072, 16, 6
+    x = torch.randn(rows, hidden, device="cuda").bfloat16()
+    norm = torch.ones(hidden, device="cuda").bfloat16()
+    weights = [
+        (torch.randn(layers, out, into, device="cuda") * into**-0.5).bfloat16()
+        for out, into in ((hidden, hidden), (2 * inter, hidden), (hidden, inter))
+    ]
+
+    def run(wait: bool) -> torch.Tensor:
+        h, residual = x, x.clone()
+        for square, gate_up, down in zip(*weights, strict=True):
+            h, residual = ops.norm_linear(h, residual, norm, 1e-6, square, None)
+            if wait:
+                torch.cuda.synchronize()
+            h, residual = ops.norm_linear_silu(h, residual, norm, 1e-6, gate_up, None)
+            if wait:
+                torch.cuda.synchronize()
+            h = ops.linear(h, down)
+        return h
+
+    want = run(wait=True)
+    assert torch.equal(run(wait=False), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(wait=False)
+    for _ in range(50):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, want)
