@@ -114,7 +114,7 @@ def test_a_chain_in_a_graph_gives_what_it_gives_alone(thin: ThinProducts) -> Non
             h, residual = ops.norm_linear(h, residual, norm, 1e-6, square, None)
             if wait:
                 torch.cuda.synchronize()
-            h, residual = ops.norm_linear_silu(h, residual, norm, 1e-6, gate_up, None)
+            h, residual = ops.norm_linear(h, residual, norm, 1e-6, gate_up, None, "silu")
             if wait:
                 torch.cuda.synchronize()
             h = ops.linear(h, down)

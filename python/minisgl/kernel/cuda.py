@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.jit import JitUnavailable
-from minisgl.kernel.ops import Ops
+from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.thin import ThinProducts
 from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step, threshold
 from minisgl.utils.logger import get_logger
@@ -31,12 +31,19 @@ class CudaOps(Ops):
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
         return embed.embed_share(ids_T, weight_LD, share)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> Tensor:
         if x.dim() == 2 and gemv.reaches(*x.shape) and x.is_contiguous():
-            return gemv.linear(x, weight, bias)
-        if self._thin and (form := self._thin.form(x, weight)):
-            return self._thin.linear(x, weight, bias, form)
-        return super().linear(x, weight, bias)
+            return gemv.norm_linear(x, None, None, 0.0, weight, bias, gate)[0]
+        if self._thin and (form := self._thin.form(x, weight, gated=gate == "silu")):
+            y = self._thin.linear(x, weight, bias, form)
+            return self.gated(y, gate) if gate and not form.gated else y
+        return super().linear(x, weight, bias, gate)
 
     def norm_linear(
         self,
@@ -46,39 +53,11 @@ class CudaOps(Ops):
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
+        gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         if gemv.reaches(*x.shape):
-            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias)
-        return super().norm_linear(x, residual, norm_weight, eps, weight, bias)
-
-    def norm_linear_silu(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        if gemv.reaches(*x.shape):
-            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=True)
-        x, residual = self._norm(x, residual, norm_weight, eps)
-        if self._thin and (form := self._thin.form(x, weight, gated=True)):
-            return self._thin.linear(x, weight, bias, form), residual
-        return self.silu_and_mul(self.linear(x, weight, bias)), residual
-
-    def norm_linear_gelu(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        if gemv.reaches(*x.shape):
-            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, silu=False)
-        return super().norm_linear_gelu(x, residual, norm_weight, eps, weight, bias)
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
+        return super().norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.rms_norm(x, weight, eps)

@@ -11,7 +11,7 @@ V vocabulary, L rows of it on a rank, S rows that sample, P positions, R rotary 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
 
 logger = get_logger(__name__)
+
+Activation = Literal["silu", "gelu_tanh"]
+"""What gates a linear layer (GLU variants, Shazeer 2020), whose outputs are a gate and an up half:
+activation(gate) * up. GELU is in its tanh form."""
 
 
 class Ops:
@@ -45,9 +49,20 @@ class Ops:
         x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
         return x_TD.masked_fill(elsewhere_T[:, None], 0)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ weight.T + bias over the last axis."""
-        return F.linear(x, weight, bias)
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> Tensor:
+        """x @ weight.T + bias over the last axis; with a `gate`, its `gated` half."""
+        y = F.linear(x, weight, bias)
+        return self.gated(y, gate) if gate else y
+
+    def gated(self, gate_up: Tensor, gate: Activation) -> Tensor:
+        """[..., 2F] to [..., F]: `silu_and_mul` or `gelu_and_mul`."""
+        return self.silu_and_mul(gate_up) if gate == "silu" else self.gelu_and_mul(gate_up)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of the last axis (Zhang & Sennrich 2019), of any leading shape.
@@ -73,47 +88,16 @@ class Ops:
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
+        gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(linear(rms_norm(x + residual)), x + residual); no residual counts as zero. No
         norm_weight: x is normed already, and there is no residual."""
-        x, residual = self._norm(x, residual, norm_weight, eps)
-        return self.linear(x, weight, bias), residual
-
-    def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual), where there are such."""
-        if weight is None:
-            return x, x
+        if norm_weight is None:
+            return self.linear(x, weight, bias, gate), x
         if residual is None:
-            return self.rms_norm(x, weight, eps), x
-        return self.add_rms_norm(x, residual, weight, eps)
-
-    def norm_linear_silu(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """(silu_and_mul of what `norm_linear` gives, x + residual)."""
-        gate_up, residual = self.norm_linear(x, residual, norm_weight, eps, weight, bias)
-        return self.silu_and_mul(gate_up), residual
-
-    def norm_linear_gelu(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """(gelu_and_mul of what `norm_linear` gives, x + residual)."""
-        gate_up, residual = self.norm_linear(x, residual, norm_weight, eps, weight, bias)
-        return self.gelu_and_mul(gate_up), residual
+            return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias, gate), x
+        x, residual = self.add_rms_norm(x, residual, norm_weight, eps)
+        return self.linear(x, weight, bias, gate), residual
 
     def apply_rope(
         self, q_TNH: Tensor, k_TKH: Tensor, cos_sin_PR: Tensor, positions_T: Tensor

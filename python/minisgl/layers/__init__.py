@@ -1,12 +1,11 @@
 """The layers of a decoder: each holds its weights and says where they are in a checkpoint.
 
-What it is for: embedding, linear, norm, rotary, attention and activation, built on `meta` from a
+What it is for: embedding, linear, norm, rotary and attention, built on `meta` from a
 `BuildContext` (ops, communicator, dtype) and loaded later. What it does not know: families,
 config.json, files. Everything of the step comes as the argument `batch`. Read next:
 `minisgl.models.decoder`, which puts them together.
 """
 
-from minisgl.layers.activation import get_gate
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.base import (
     BaseOP,
@@ -46,6 +45,5 @@ __all__ = [
     "Stack",
     "StateLessOP",
     "VocabParallelEmbedding",
-    "get_gate",
     "get_rope",
 ]

@@ -10,18 +10,12 @@ Axes: T tokens, D hidden size, F intermediate size, N query heads, K key/value h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
+from minisgl.kernel.ops import Activation
 from minisgl.layers.base import BaseOP, BuildContext, Part
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
-
-NormLinear = Callable[
-    [Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor | None], tuple[Tensor, Tensor]
-]
-"""`Ops.norm_linear`, or with an activation behind it."""
 
 
 class _Linear(BaseOP):
@@ -39,15 +33,20 @@ class _Linear(BaseOP):
         return self.ops.linear(x, self.weight, self.bias)
 
     def forward_normed(
-        self, norm: RMSNormFused, x: Tensor, residual: Tensor | None, op: NormLinear | None = None
+        self,
+        norm: RMSNormFused,
+        x: Tensor,
+        residual: Tensor | None,
+        gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What `norm` gives, with this layer after its first: on one rank as one op, by default
-        `Ops.norm_linear`, and with the sum over several ranks as two."""
-        op = op or self.ops.norm_linear
+        """What `norm` gives, with this layer, and what it is a gate of, after its first: on one
+        rank as one op, and with the sum over several ranks as two."""
         if self.comm.size == 1:
-            return op(x, residual, norm.weight, norm.eps, self.weight, self.bias)
+            return self.ops.norm_linear(
+                x, residual, norm.weight, norm.eps, self.weight, self.bias, gate
+            )
         x, residual = norm.forward(x, residual)
-        return op(x, None, None, norm.eps, self.weight, self.bias)[0], residual
+        return self.ops.linear(x, self.weight, self.bias, gate), residual
 
     def _declare_merged(
         self, pieces: list[tuple[str, int, range]], in_size: int, bias: bool

@@ -149,6 +149,6 @@ class SharedExpert(BaseOP):
         self.declare("gate", build.dtype, gate)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        act = self.ops.silu_and_mul(self.ops.linear(x_TD, self.gate_up))
+        act = self.ops.linear(x_TD, self.gate_up, gate="silu")
         open_T1 = torch.sigmoid(self.ops.linear(x_TD, self.gate))
         return open_T1 * self.ops.linear(act, self.down)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minisgl.errors import ConfigError
-from minisgl.layers.activation import Activation
+from minisgl.kernel.ops import Activation
 from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
 from minisgl.models.registry import get_model_class
 from minisgl.models.spec import Family

@@ -31,7 +31,6 @@ from minisgl.layers import (
     RotaryEmbedding,
     SharedExpert,
     VocabParallelEmbedding,
-    get_gate,
     get_rope,
 )
 from minisgl.models.spec import ModelSpec, MoeSpec
@@ -233,7 +232,7 @@ class GatedMLP(BaseOP):
             bias=spec.mlp_bias,
             names=(f"{prefix}.gate_proj", f"{prefix}.up_proj"),
         )
-        self.gate = get_gate(config.activation, build.ops)
+        self.activation = config.activation
         self.down = LinearRowParallel(
             build,
             in_size=config.intermediate_size,
@@ -247,7 +246,7 @@ class GatedMLP(BaseOP):
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor
     ) -> tuple[Tensor, Tensor]:
         """This rank's part of the output for norm(sum(x) + residual); and that residual."""
-        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.gate)
+        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.activation)
         return self.down.forward(x_TF), residual_TD
 
 

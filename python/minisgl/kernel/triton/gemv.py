@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.elementwise import activate
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
@@ -33,11 +34,6 @@ def reaches(num_rows: int, inputs: int) -> bool:
     return inputs <= (MAX_INPUTS if num_rows == 1 else MAX_INPUTS_OF_2) and num_rows <= 2
 
 
-def linear(x_MD: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Tensor:
-    """See `Ops.linear`."""
-    return norm_linear(x_MD, None, None, 0.0, weight_FD, bias)[0]
-
-
 def norm_linear(
     x_MD: Tensor,
     residual_MD: Tensor | None,
@@ -45,12 +41,10 @@ def norm_linear(
     eps: float,
     weight_FD: Tensor,
     bias: Tensor | None,
-    *,
-    silu: bool | None = None,
+    gate: Activation | None,
 ) -> tuple[Tensor, Tensor]:
-    """(linear(norm(x + residual)), x + residual). silu: the linear layer is a gate and an up half,
-    and what comes out is activation(gate) * up, with silu or gelu. At most MAX_INPUTS inputs."""
-    halves = 1 if silu is None else 2
+    """See `Ops.norm_linear`. At most MAX_INPUTS inputs."""
+    halves = 2 if gate else 1
     outputs, inputs = weight_FD.shape[0] // halves, weight_FD.shape[1]
     out_MF = torch.empty((len(x_MD), outputs), dtype=x_MD.dtype, device=x_MD.device)
     total_MD = x_MD if residual_MD is None else torch.empty_like(x_MD)
@@ -68,7 +62,7 @@ def norm_linear(
         ),
         (
             outputs, inputs, width, rest, len(x_MD), block, residual_MD is not None,
-            norm_weight is not None, bias is not None, silu is not None, bool(silu),
+            norm_weight is not None, bias is not None, bool(gate), gate == "silu",
         ),
         dtype=x_MD.dtype, num_warps=4 if row_bytes <= 32 << 10 else 8,
     )  # fmt: skip
