@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -13,6 +15,7 @@ from scripted_server import MODEL, ScriptedServer
 
 from minisgl.errors import EngineError
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, ids_from_bytes
+from minisgl.server.observe import Observer
 
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:
@@ -376,6 +379,21 @@ def test_a_client_that_gives_up_waiting_aborts_its_request(
     with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.3) as http:
         list(http.post("/v1/chat/completions", json=chat(text, stream=stream)).iter_bytes())
     assert len(server.wait_aborted(before + 1)) == before + 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+def test_a_client_that_goes_within_its_body_is_no_error(path: str, caplog: Any) -> None:
+    observer = Observer()
+    with ScriptedServer(observer=observer) as server:
+        address = urlsplit(server.url)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall(f'{head}Content-Length: 100\r\n\r\n{{"pro'.encode())
+            time.sleep(0.1)  # it is being read
+        time.sleep(0.1)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    assert not observer.errors
+    assert not caplog.records
 
 
 def test_a_finished_request_is_not_aborted(client: openai.OpenAI, server: ScriptedServer) -> None:

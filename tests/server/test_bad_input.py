@@ -172,7 +172,8 @@ def test_body_too_large(http: httpx.Client) -> None:
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
-    assert "/docs" in refused(http.get("/v1/chat"), 404)["message"]
+    for path in ("/v1/chat", f"{CHAT}/", "/"):
+        assert f"nothing at {path}; /docs" in refused(http.post(path), 404)["message"]
     wrong_method = http.get(CHAT)
     assert "POST" in refused(wrong_method, 405)["message"]
     assert wrong_method.headers["allow"] == "POST"

@@ -24,7 +24,7 @@ READY_TIMEOUT_S: Final = 3.0
 
 
 def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
-    app = DocumentedAPI(title="Mini-SGLang", redoc_url=None)
+    app = DocumentedAPI(title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
     app.include_router(openai_chat.router(frontend, model))
     app.include_router(openai_completions.router(frontend, model))
