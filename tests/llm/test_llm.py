@@ -168,6 +168,28 @@ def test_unknown_model() -> None:
         LLM("/no/such/folder", progress=False)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": 5}, "model must be a folder or a model id, got 5"),
+        ({"tp": "2"}, "tp must be a whole number of at least 1, got '2'"),
+        ({"num_pages": 1.5}, "num_pages must be a whole number"),
+        ({"num_pages": True}, "num_pages must be a whole number"),
+        ({"page_size": 0}, "page_size must be a whole number of at least 1, got 0"),
+        ({"max_running_requests": 0}, "max_running_requests must be"),
+        ({"max_prefill_length": "8"}, "max_prefill_length must be"),
+        ({"cuda_graph_max_bs": -1}, "cuda_graph_max_bs must be a whole number of at least 0"),
+        ({"memory_ratio": "0.5"}, "memory_ratio must be a number above 0"),
+        ({"memory_ratio": 0.5, "num_pages": 64}, "num_pages and memory_ratio both size"),
+        ({"attn": "fa"}, "'fa' is for a GPU.*; on a CPU choose one of auto, cpu, torch"),
+        ({"attn": "triton,trtllm"}, "'triton,trtllm' is for a GPU"),
+    ],
+)
+def test_options_of_a_wrong_kind_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM(**({"model": str(model_path()), "progress": False} | wrong))
+
+
 @pytest.mark.parametrize("option", ["cache", "dtype", "device", "attn", "model_source"])
 def test_unknown_choices_are_refused(option: str) -> None:
     before = threading.active_count()

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,7 @@ from minisgl.engine.config import (
     DEFAULT_PAGE_SIZE,
     DeviceName,
     DTypeName,
+    check_integer,
 )
 from minisgl.errors import ConfigError, InvalidRequest
 from minisgl.kvcache import CacheKind
@@ -83,8 +85,9 @@ class LLM:
         they share the cores. What only they can find wrong raises StartupFailed, and a process
         that dies raises WorkerDied in the call that waits for it.
         """
-        if tp < 1:
-            raise ConfigError(f"tp must be at least 1, got {tp}")
+        check_integer("tp", tp, 1)
+        if not isinstance(model, str | PathLike | None):
+            raise ConfigError(f"model must be a folder or a model id, got {model!r}")
         folder = model_path()
         if model is not None:
             folder = resolve_checkpoint(str(model), source=model_source)
