@@ -90,7 +90,10 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=run_worker, args=(name, theirs, body, self._log_level), name=name, daemon=True
+            target=run_worker,
+            args=(name, theirs, body, self._log_level, self.endpoints.folder),
+            name=name,
+            daemon=True,
         )
         # Starting it unblocks SIGINT in this process, so it comes before the block below.
         resource_tracker.ensure_running()
