@@ -35,7 +35,7 @@ from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
 def online_json(tmp_path: Path, stub: StubThread, name: str, *flags: str) -> Path:
     path = tmp_path / f"{name}.json"
     sizes = ["--requests", "6", "--input", "4:8", "--output", "5", "--json", str(path)]
-    assert online.main(["--url", stub.url, *sizes, *flags]) == 0
+    assert online.main(["--url", f"{stub.url}/v1", *sizes, *flags]) == 0
     return path
 
 

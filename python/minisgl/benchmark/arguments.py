@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from minisgl.server.args import integer
 
-__all__ = ["above_zero", "integer", "json_object", "natural"]
+__all__ = ["above_zero", "integer", "json_object", "natural", "server_root"]
 
 natural: Final = integer(1)
 
@@ -22,6 +22,11 @@ def above_zero(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
     return value
+
+
+def server_root(text: str) -> str:
+    """OpenAI's clients are told of a server with /v1, which our paths have."""
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def json_object(text: str) -> dict[str, Any]:

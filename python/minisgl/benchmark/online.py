@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.arguments import above_zero, integer, json_object, natural
+from minisgl.benchmark.arguments import above_zero, integer, json_object, natural, server_root
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.report import machine_load, write_json
@@ -38,7 +38,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m minisgl.benchmark online", description=__doc__.splitlines()[0]
     )
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:1919", help="the server (default: %(default)s)")
+    url = "http://127.0.0.1:1919"
+    add("--url", type=server_root, default=url, help="the server (default: %(default)s)")
     add("--model", help="its name of the model (default: the first of /v1/models)")
     add("--api", choices=("completions", "chat", "generate"), default="completions")
     add("--text", action="store_true", help="prompts as text instead of token ids")
