@@ -228,8 +228,10 @@ def test_a_refusal_by_the_scheduler_is_a_4xx(client: openai.OpenAI, stream: bool
 
 def test_one_refused_prompt_refuses_the_call(client: openai.OpenAI, server: ScriptedServer) -> None:
     before = len(server.aborted)
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=MODEL, prompt=["!hang", "!refuse", "!hang"])
+    assert raised.value.param == "prompt[1]"
+    assert "prompt[1]: too long" in str(raised.value)
     assert len(server.wait_aborted(before + 2)) == before + 2
 
 
