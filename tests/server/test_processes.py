@@ -213,6 +213,15 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     assert_nothing_left(server, [])
 
 
+def test_a_variable_that_is_wrong(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, MINISGL_DISABLE_OVERLAP_SCHEDULING="yes")
+    assert server.ended(60) == 1
+    told = "the engine could not start: MINISGL_DISABLE_OVERLAP_SCHEDULING must be 0 or 1"
+    assert told in server.output["err"]
+    assert "Serving" not in server.output["out"]
+    assert_nothing_left(server, [])
+
+
 def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
