@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,6 +212,32 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     assert server.ended() == 1
     assert "there is no folder /no/such/model" in server.output["err"]
     assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+def test_nobody_reads_what_it_prints(flags: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *flags],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    os.close(writer)
+    assert server.stderr
+    log = ""
+    while "the engine is ready" not in log:
+        line = server.stderr.readline()
+        assert line, log
+        log += line
+    if "--dry-run" not in flags:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(0.5)  # it serves
+        server.terminate()
+    _, rest = server.communicate(timeout=10)
+    assert (server.returncode, "Traceback" in log + rest) == (0, False), log + rest
 
 
 def test_a_variable_that_is_wrong(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from minisgl.server.nodes import (
 from minisgl.server.signals import Signals
 from minisgl.server.workers import Worker, Workers
 from minisgl.tokenizer.defaults import sampling_defaults
+from minisgl.utils.files import forget
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl.utils.process import leave_start_to_no_collector
@@ -87,7 +88,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
     with _workers(signals) as workers:
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
         workers.wait_ready()
-        print(workers.info["memory"], flush=True)
+        _say(workers.info["memory"])
         workers.wait_ended()
 
 
@@ -123,7 +124,7 @@ def _serve(
             def on_ready() -> None:
                 signals.first = server.stop
                 seconds = time.monotonic() - started_at
-                print(ready_text(name, url_of(bound), seconds), flush=True)
+                _say(ready_text(name, url_of(bound), seconds))
 
             asyncio.run(server.serve(on_ready))
 
@@ -307,6 +308,14 @@ Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In anoth
 
 Every endpoint: {url}/docs
 """
+
+
+def _say(text: str) -> None:
+    """Print, whether or not somebody reads it: `| head` does not end a server."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        forget(sys.stdout)
 
 
 def _interpreter() -> str:
