@@ -304,6 +304,15 @@ def test_timings_beside_usage(client: openai.OpenAI) -> None:
             assert told == [None] * (len(told) - len(last)) + last
 
 
+def test_head_is_get_without_a_body(http: httpx.Client) -> None:
+    for path in ("/health", "/v1/models", "/metrics", "/nothing"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    refused = http.head("/v1/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
 def test_request_ids(http: httpx.Client) -> None:
     given = http.get("/health", headers={"X-Request-Id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"
