@@ -281,6 +281,20 @@ def test_a_broken_template_costs_the_chat_only(
         assert answer.usage is not None
 
 
+def test_ctrl_c_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise KeyboardInterrupt")
+    python_path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "PYTHONPATH": python_path},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_ctrl_c_while_it_starts(launch: Any) -> None:
     server = launch("--num-tokenizer", "0")
     server.wait_for("(starting the engine)", "err")
