@@ -81,10 +81,10 @@ def test_arguments_of_a_wrong_type_are_refused(llm: LLM) -> None:
     for wrong in (None, 5, [None], [1.5], [[1, "a"]], np.array(3)):
         with pytest.raises(InvalidRequest, match="a prompt is a text or a list of token ids"):
             llm.generate(wrong)
-    for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}]):
+    for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}], 5, "x"):
         with pytest.raises(InvalidRequest, match="must be SamplingParams"):
             llm.generate("a", wrong)
-    for wrong in ("hi", ["hi"]):
+    for wrong in ("hi", ["hi"], None, 5, ask("hi")[0], [5], [ask("hi"), 5]):
         with pytest.raises(InvalidRequest, match="messages must be a list like"):
             llm.chat(wrong)
 
@@ -117,6 +117,11 @@ def test_the_second_turn_is_cached(llm: LLM) -> None:
 def test_a_refusal_names_the_prompt_and_leaves_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: the prompt has \d+ tokens"):
         llm.generate(["a", "b " * 5000])
+    for prompts in (["a", ""], ["a", [-1]], [[1], "\ud800", "c"]):
+        with pytest.raises(RequestError, match=r"^prompt 1: "):
+            llm.generate(prompts)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^prompt 1: messages\[0\].content is missing"):
+        llm.chat([ask("hi"), [{"role": "user"}]])
     assert (
         llm.generate("a", SamplingParams(max_tokens=2, ignore_eos=True))[0].num_output_tokens == 2
     )
