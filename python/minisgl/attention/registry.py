@@ -41,11 +41,11 @@ def create_attention_backend(
 
         return create_cuda_backend(name, ops, device, dtype, head_dim, page_size)
     if name not in ATTENTION_BACKENDS:
-        is_known = _OF_A_GPU.issuperset(name.split(","))
-        raise ConfigError(
-            f"attention backend {name!r} is {'for a GPU' if is_known else 'not known'}; on a CPU "
-            f"choose one of {', '.join(ATTENTION_BACKENDS)}"
-        )
+        if _OF_A_GPU.issuperset(name.split(",")):
+            wrong = f"attention backend {name!r} is for a GPU; on a CPU"
+        else:
+            wrong = f"unknown attention backend {name!r};"
+        raise ConfigError(f"{wrong} choose one of {', '.join(ATTENTION_BACKENDS)}")
     if name == "torch":
         return TorchAttnBackend(ops)
     try:
