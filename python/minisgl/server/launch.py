@@ -37,7 +37,7 @@ from minisgl.server.nodes import (
     settings_of,
     with_network,
 )
-from minisgl.server.signals import Signals
+from minisgl.server.signals import Signals, held
 from minisgl.server.workers import Worker, Workers
 from minisgl.tokenizer.defaults import sampling_defaults
 from minisgl.utils.files import forget
@@ -109,12 +109,14 @@ def _serve(
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
         workers.start_text(folder, args.num_tokenizer)
 
-        from minisgl.server.models import ServedModel  # FastAPI, while the workers start
+        with held():  # the import system swallows what a signal raises in its callbacks
+            from minisgl.server.models import ServedModel  # FastAPI, while the workers start
 
-        defaults = sampling_defaults(folder)
-        model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
-        server = Server(workers, bound, model, args)
+            defaults = sampling_defaults(folder)
+            model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
+            server = Server(workers, bound, model, args)
         workers.wait_ready()
+        signals.check()
         leave_start_to_no_collector()
         if foreground:
             with signals.lent():

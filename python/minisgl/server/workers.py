@@ -26,6 +26,7 @@ from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.server.args import ServerArgs
 from minisgl.server.nodes import Gone, NodeLink, ranks_of
+from minisgl.server.signals import held
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
 from minisgl.utils.zmq import Endpoints, PushQueue
@@ -101,7 +102,7 @@ class Workers:
         # so it makes no traceback there before `run_worker` ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with _main_module_hidden():
+            with held(), _main_module_hidden():  # a child that is told half prints a traceback
                 process.start()
             self.processes.append(Worker(name=name, process=process, status=ours))
         finally:
