@@ -22,4 +22,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # within the imports: later ones are the server's to translate
+        sys.exit(0)

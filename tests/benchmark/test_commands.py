@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from minisgl.benchmark import (
 from minisgl.benchmark.__main__ import benchmarks, main
 from minisgl.benchmark.stub import Script
 from minisgl.core import SamplingParams
+from minisgl.errors import ConfigError
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.meter import PARTS, LoopMeter, StepRecord
@@ -33,7 +35,7 @@ from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
 def online_json(tmp_path: Path, stub: StubThread, name: str, *flags: str) -> Path:
     path = tmp_path / f"{name}.json"
     sizes = ["--requests", "6", "--input", "4:8", "--output", "5", "--json", str(path)]
-    assert online.main(["--url", stub.url, *sizes, *flags]) == 0
+    assert online.main(["--url", f"{stub.url}/v1", *sizes, *flags]) == 0
     return path
 
 
@@ -85,6 +87,12 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "1,x"], "rates as 1,2,4"),
         (["--rate", "1", "--concurrency", "2"], "one of --rate"),
         (["--workload", "trace"], "go together"),
+        (["--requests", "0"], "must be a whole number at least 1, got '0'"),
+        (["--concurrency", "-1"], "must be a whole number at least 1, got '-1'"),
+        (["--turns", "0"], "at least 1"),
+        (["--rate", "nan"], "must be a number above 0, got 'nan'"),
+        (["--extra", "[]"], "must be a JSON object"),
+        (["--extra", "{bad"], "must be a JSON object"),
     ],
 )
 def test_a_wrong_flag_is_told(
@@ -94,6 +102,58 @@ def test_a_wrong_flag_is_told(
         online.parse_args(flags)
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "all_reduce --ranks 0",
+        "http --repeat 0",
+        "kernels --rounds 0",
+        "moe --rounds 0",
+        "offline --shape qwen3-0.6b --repeats 0",
+        "scheduler --running 1 0",
+        "serving --shape qwen3-0.6b --tp 0",
+        "startup --runs 0",
+        "stub --port 99999",
+        "versus_transformers --batch 0",
+        "watermark --page-size 0",
+    ],
+)
+def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(command.split())
+    assert exit_info.value.code == 2
+    assert "must be a whole number" in capsys.readouterr().err
+
+
+def test_a_trace_that_is_not_there_is_told(
+    start_stub: Callable[[Script], StubThread], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--workload", "trace", "--trace", "/no/such/trace"]
+    assert main(["online", "--url", start_stub(Script()).url, *flags]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the trace cannot be read: [Errno 2] No such file" in told
+
+
+def test_errors_that_are_ours_make_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise ConfigError("--device cuda: torch finds no CUDA device here")
+
+    monkeypatch.setattr(scheduler, "main", fail)
+    assert main(["scheduler"]) == 2
+    told = capsys.readouterr().err
+    assert told == "python -m minisgl.benchmark scheduler: --device cuda: torch finds no CUDA " + (
+        "device here\n"
+    )
+
+
+def test_a_port_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["stub", "--port", str(taken.getsockname()[1])]) == 1
+    assert "Address already in use" in capsys.readouterr().err
 
 
 def test_prometheus_counters_gain() -> None:

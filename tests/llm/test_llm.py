@@ -81,10 +81,10 @@ def test_arguments_of_a_wrong_type_are_refused(llm: LLM) -> None:
     for wrong in (None, 5, [None], [1.5], [[1, "a"]], np.array(3)):
         with pytest.raises(InvalidRequest, match="a prompt is a text or a list of token ids"):
             llm.generate(wrong)
-    for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}]):
+    for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}], 5, "x"):
         with pytest.raises(InvalidRequest, match="must be SamplingParams"):
             llm.generate("a", wrong)
-    for wrong in ("hi", ["hi"]):
+    for wrong in ("hi", ["hi"], None, 5, ask("hi")[0], [5], [ask("hi"), 5]):
         with pytest.raises(InvalidRequest, match="messages must be a list like"):
             llm.chat(wrong)
 
@@ -117,6 +117,11 @@ def test_the_second_turn_is_cached(llm: LLM) -> None:
 def test_a_refusal_names_the_prompt_and_leaves_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: the prompt has \d+ tokens"):
         llm.generate(["a", "b " * 5000])
+    for prompts in (["a", ""], ["a", [-1]], [[1], "\ud800", "c"]):
+        with pytest.raises(RequestError, match=r"^prompt 1: "):
+            llm.generate(prompts)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^prompt 1: messages\[0\].content is missing"):
+        llm.chat([ask("hi"), [{"role": "user"}]])
     assert (
         llm.generate("a", SamplingParams(max_tokens=2, ignore_eos=True))[0].num_output_tokens == 2
     )
@@ -166,6 +171,28 @@ def test_an_error_inside_the_loop_closes_it() -> None:
 def test_unknown_model() -> None:
     with pytest.raises(ConfigError, match=r"there is no folder"):
         LLM("/no/such/folder", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": 5}, "model must be a folder or a model id, got 5"),
+        ({"tp": "2"}, "tp must be a whole number of at least 1, got '2'"),
+        ({"num_pages": 1.5}, "num_pages must be a whole number"),
+        ({"num_pages": True}, "num_pages must be a whole number"),
+        ({"page_size": 0}, "page_size must be a whole number of at least 1, got 0"),
+        ({"max_running_requests": 0}, "max_running_requests must be"),
+        ({"max_prefill_length": "8"}, "max_prefill_length must be"),
+        ({"cuda_graph_max_bs": -1}, "cuda_graph_max_bs must be a whole number of at least 0"),
+        ({"memory_ratio": "0.5"}, "memory_ratio must be a number above 0"),
+        ({"memory_ratio": 0.5, "num_pages": 64}, "num_pages and memory_ratio both size"),
+        ({"attn": "fa"}, "'fa' is for a GPU.*; on a CPU choose one of auto, cpu, torch"),
+        ({"attn": "triton,trtllm"}, "'triton,trtllm' is for a GPU"),
+    ],
+)
+def test_options_of_a_wrong_kind_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM(**({"model": str(model_path()), "progress": False} | wrong))
 
 
 @pytest.mark.parametrize("option", ["cache", "dtype", "device", "attn", "model_source"])

@@ -104,7 +104,7 @@ def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
 
 def test_what_cannot_work_is_told() -> None:
     before = ranks()
-    with pytest.raises(ConfigError, match="tp must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="tp must be a whole number of at least 1, got 0"):
         LLM(tp=0, **OPTIONS)
     with pytest.raises(ConfigError, match="'none such'"):
         LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))

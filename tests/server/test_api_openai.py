@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -13,6 +15,7 @@ from scripted_server import MODEL, ScriptedServer
 
 from minisgl.errors import EngineError
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, ids_from_bytes
+from minisgl.server.observe import Observer
 
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:
@@ -225,8 +228,10 @@ def test_a_refusal_by_the_scheduler_is_a_4xx(client: openai.OpenAI, stream: bool
 
 def test_one_refused_prompt_refuses_the_call(client: openai.OpenAI, server: ScriptedServer) -> None:
     before = len(server.aborted)
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=MODEL, prompt=["!hang", "!refuse", "!hang"])
+    assert raised.value.param == "prompt[1]"
+    assert "prompt[1]: too long" in str(raised.value)
     assert len(server.wait_aborted(before + 2)) == before + 2
 
 
@@ -297,6 +302,15 @@ def test_timings_beside_usage(client: openai.OpenAI) -> None:
             told = [chunk.model_extra.get("timings") for chunk in stream]
             last = [timings] * (2 if options else 1)
             assert told == [None] * (len(told) - len(last)) + last
+
+
+def test_head_is_get_without_a_body(http: httpx.Client) -> None:
+    for path in ("/health", "/v1/models", "/metrics", "/nothing"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    refused = http.head("/v1/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
 def test_request_ids(http: httpx.Client) -> None:
@@ -376,6 +390,21 @@ def test_a_client_that_gives_up_waiting_aborts_its_request(
     with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.3) as http:
         list(http.post("/v1/chat/completions", json=chat(text, stream=stream)).iter_bytes())
     assert len(server.wait_aborted(before + 1)) == before + 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+def test_a_client_that_goes_within_its_body_is_no_error(path: str, caplog: Any) -> None:
+    observer = Observer()
+    with ScriptedServer(observer=observer) as server:
+        address = urlsplit(server.url)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall(f'{head}Content-Length: 100\r\n\r\n{{"pro'.encode())
+            time.sleep(0.1)  # it is being read
+        time.sleep(0.1)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    assert not observer.errors
+    assert not caplog.records
 
 
 def test_a_finished_request_is_not_aborted(client: openai.OpenAI, server: ScriptedServer) -> None:

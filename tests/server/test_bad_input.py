@@ -74,7 +74,7 @@ def hello(**fields: Any) -> dict[str, Any]:
         (CHAT, hello(top_p=0), "top_p", "above 0"),
         (CHAT, hello(top_p=1.5), "top_p", "at most 1"),
         (CHAT, hello(min_p=-0.1), "min_p", "between 0 and 1"),
-        (CHAT, hello(top_k=-1), "top_k", ">= 0"),
+        (CHAT, hello(top_k=-1), "top_k", ">= 0; 0 is for all"),
         (CHAT, hello(max_tokens=0), "max_tokens", ">= 1"),
         (CHAT, hello(max_tokens=-5), "max_tokens", ">= 1"),
         (CHAT, hello(max_tokens=10**30), "max_tokens", "int"),
@@ -159,7 +159,8 @@ def test_wrong_bytes(http: httpx.Client, body: bytes, says: str) -> None:
 def test_wrong_content_type(http: httpx.Client, kind: str | None) -> None:
     headers = {"content-type": kind} if kind else {}
     error = refused(http.post(CHAT, content=json.dumps(hello()), headers=headers), 415)
-    assert "Content-Type: application/json" in error["message"]
+    got = f"got {kind!r}:" if kind else "got none:"
+    assert f"{got} add the header 'Content-Type: application/json'" in error["message"]
 
 
 def test_body_too_large(http: httpx.Client) -> None:
@@ -172,7 +173,8 @@ def test_body_too_large(http: httpx.Client) -> None:
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
-    assert "/docs" in refused(http.get("/v1/chat"), 404)["message"]
+    for path in ("/v1/chat", f"{CHAT}/", "/"):
+        assert f"nothing at {path}; /docs" in refused(http.post(path), 404)["message"]
     wrong_method = http.get(CHAT)
     assert "POST" in refused(wrong_method, 405)["message"]
     assert wrong_method.headers["allow"] == "POST"

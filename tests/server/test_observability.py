@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,16 @@ def test_a_request_in_the_log(http: httpx.Client, server: RunningServer) -> None
     assert line["decode_ms"] == pytest.approx(answer["timings"]["decode_s"] * 1e3, abs=0.002)
     assert line["queued_ms"] + line["prefill_ms"] + line["decode_ms"] <= line["total_ms"]
     assert line["ttft_ms"] <= line["total_ms"]
+
+
+def test_what_other_packages_say_in_the_log(http: httpx.Client, server: RunningServer) -> None:
+    address = http.base_url
+    with socket.create_connection((address.host, address.port or 0)) as client:
+        client.sendall(b"HELLO\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    server.wait_for("(Invalid HTTP request)", "err")
+    [line] = [line for line in log_of(server) if "Invalid HTTP" in line["message"]]
+    assert (line["level"], line["process"]) == ("warning", "server")
 
 
 def test_a_profile(http: httpx.Client, folder: Path) -> None:

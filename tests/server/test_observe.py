@@ -97,6 +97,20 @@ def test_a_step_log_that_cannot_be(tmp_path: Path) -> None:
         StepLog(tmp_path / "nowhere" / "steps")
 
 
+@pytest.mark.parametrize("num_steps", [1, 1000])  # in the file's buffer, and beyond it
+def test_a_full_disk_ends_the_step_log_alone(
+    num_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = StepLog(Path("/dev/full"))
+    for step in range(num_steps):
+        log(StepRecord(**dict.fromkeys(StepRecord.__struct_fields__, step)))
+    log.flush(status(0))
+    log.flush(status(0))
+    log.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["--log-steps ends: /dev/full: No space left on device"]
+
+
 def status(steps: int) -> StatusReply:
     return StatusReply(
         rank=0,

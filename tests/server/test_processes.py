@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,6 +214,41 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     assert_nothing_left(server, [])
 
 
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+def test_nobody_reads_what_it_prints(flags: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *flags],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    os.close(writer)
+    assert server.stderr
+    log = ""
+    while "the engine is ready" not in log:
+        line = server.stderr.readline()
+        assert line, log
+        log += line
+    if "--dry-run" not in flags:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(0.5)  # it serves
+        server.terminate()
+    _, rest = server.communicate(timeout=10)
+    assert (server.returncode, "Traceback" in log + rest) == (0, False), log + rest
+
+
+def test_a_variable_that_is_wrong(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, MINISGL_DISABLE_OVERLAP_SCHEDULING="yes")
+    assert server.ended(60) == 1
+    told = "the engine could not start: MINISGL_DISABLE_OVERLAP_SCHEDULING must be 0 or 1"
+    assert told in server.output["err"]
+    assert "Serving" not in server.output["out"]
+    assert_nothing_left(server, [])
+
+
 def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
@@ -243,6 +279,20 @@ def test_a_broken_template_costs_the_chat_only(
                 client.chat.completions.create(**ask("Hi") | {"model": "model"})
         answer = client.completions.create(model="model", prompt="a", max_tokens=1)
         assert answer.usage is not None
+
+
+def test_ctrl_c_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise KeyboardInterrupt")
+    python_path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "PYTHONPATH": python_path},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_ctrl_c_while_it_starts(launch: Any) -> None:
@@ -298,10 +348,9 @@ def test_a_killed_worker_ends_the_server(launch: Any, worker: str) -> None:
     assert_nothing_left(server, family)
 
 
-def test_workers_do_not_outlive_a_killed_server(launch: Any) -> None:
+def test_nothing_outlives_a_killed_server(launch: Any) -> None:
     server = launch(*POOL)
     assert server.url
     family = server.family()
     server.process.kill()
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert not alive
+    assert_nothing_left(server, family)

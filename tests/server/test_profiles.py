@@ -48,7 +48,8 @@ NONE = "no profile is running"
         ("stop", [failed(0, NONE, 409), wrote(1)], 500, f"rank 0 failed: {NONE}; rank 1 wrote"),
         ("stop", [failed(0, NONE, 409), failed(1, NONE, 409)], 409, NONE),
         ("stop", [wrote(1)], 500, f"rank 0 failed: {SILENT}; rank 1 wrote /t-rank1.json"),
-        ("stop", [], 500, SILENT),
+        ("stop", [], 500, f"rank 0 failed: {SILENT}; rank 1 failed: {SILENT}"),
+        ("start", [failed(0, "c"), failed(1, "c")], 500, "rank 0 failed: c; rank 1 failed: c"),
         ("start", [ProfileReply(seq=0), failed(1, "c")], 500, "rank 1 failed: c; rank 0 is prof"),
         ("start", [ProfileReply(seq=0)], 500, f"rank 1 failed: {SILENT}; rank 0 is profiling"),
     ],
@@ -68,6 +69,23 @@ def test_ranks_that_differ_are_told_apart(
     error = response.json()["error"]
     assert (response.status_code, error["message"][: len(message)]) == (status, message)
     assert error["code"] == ("profile_state" if status == 409 else "engine_error")
+
+
+@pytest.mark.parametrize("started", [[ProfileReply(seq=0), failed(1, "c")], [wrote(0), wrote(1)]])
+def test_a_failure_tells_the_requests_of_the_traces_that_are(
+    started: list[ProfileReply], server: ScriptedServer
+) -> None:
+    server.profiling = started
+    httpx.post(f"{server.url}/start_profile")
+    for name in ("me-1", "me-2"):
+        body = {"text": "a b", "max_tokens": 2}
+        httpx.post(f"{server.url}/generate", json=body, headers={"X-Request-Id": name})
+    server.profiling = [wrote(0), failed(1, FULL)]
+    stopped = httpx.post(f"{server.url}/stop_profile")
+    assert stopped.status_code == 500
+    assert sorted(stopped.json()["requests"].values()) == ["me-1", "me-2"]
+    server.profiling = [failed(0, NONE, 409), failed(1, NONE, 409)]
+    assert list(httpx.post(f"{server.url}/stop_profile").json()) == ["error"]
 
 
 def profile_once() -> StepProfiler:
@@ -97,3 +115,28 @@ def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match=r"cannot write the trace .*-rank0.json: Not a directory"):
         profile_once().stop(tmp_path / "file" / "traces", 0)
+
+
+def test_traces_of_one_second_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda _: "20261120-212437")
+    paths = [profile_once().stop(tmp_path, 1)[0] for _ in range(3)]
+    ends = ["-rank1.json", "-2-rank1.json", "-3-rank1.json"]
+    assert [path.name for path in paths] == [f"20261120-212437{end}" for end in ends]
+    assert all(json.loads(path.read_text())["traceEvents"] for path in paths)
+
+
+def test_a_profiler_that_cannot_start_is_an_error_and_may_start_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
+
+    profiler = StepProfiler()
+    with monkeypatch.context() as broken:
+        broken.setattr("torch.profiler.profile.start", refuse)
+        with pytest.raises(EngineError, match="cannot start torch's profiler: CUPTI_ERROR"):
+            profiler.start()
+    profiler.start()
+    profiler.stop(tmp_path, 0)

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -71,6 +72,34 @@ def test_unknown_commands_show_the_help(server: ScriptedServer) -> None:
     _, output = chat(server.url, "/what\n")
     assert "no command /what" in output
     assert "/reset" in output
+
+
+def test_bytes_that_are_no_text_and_a_url_for_other_clients(server: ScriptedServer) -> None:
+    before = len(server.received)
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl.shell", "--url", f"{server.url}/v1/"],
+        input=b"caf\xe9 caf\xc3\xa9\n",
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert said(server.received[before]) == [("user", "caf\ufffd caf\u00e9")]
+
+
+def test_ctrl_c_while_a_pipe_says_nothing(server: ScriptedServer) -> None:
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "minisgl.shell", "--url", server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert shell.stdout
+    assert select.select([shell.stdout], [], [], 30)[0]  # it has greeted
+    time.sleep(0.1)  # and waits
+    shell.send_signal(signal.SIGINT)
+    _, errors = shell.communicate(timeout=10)
+    assert (shell.returncode, errors) == (130, b"")
 
 
 def test_no_server() -> None:

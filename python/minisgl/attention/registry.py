@@ -17,6 +17,8 @@ logger = get_logger(__name__)
 ATTENTION_BACKENDS = ("auto", "cpu", "torch")
 """Of the CPU; those of a GPU are `minisgl.attention.cuda.CUDA_BACKENDS`."""
 
+_OF_A_GPU = frozenset({"triton", "fa", "fi", "trtllm"})  # that module is imported on one only
+
 CPU = torch.device("cpu")
 
 
@@ -39,9 +41,11 @@ def create_attention_backend(
 
         return create_cuda_backend(name, ops, device, dtype, head_dim, page_size)
     if name not in ATTENTION_BACKENDS:
-        raise ConfigError(
-            f"unknown attention backend {name!r}; choose one of {', '.join(ATTENTION_BACKENDS)}"
-        )
+        if _OF_A_GPU.issuperset(name.split(",")):
+            wrong = f"attention backend {name!r} is for a GPU; on a CPU"
+        else:
+            wrong = f"unknown attention backend {name!r};"
+        raise ConfigError(f"{wrong} choose one of {', '.join(ATTENTION_BACKENDS)}")
     if name == "torch":
         return TorchAttnBackend(ops)
     try:

@@ -7,6 +7,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from minisgl.errors import MinisglError
+
 _FOLDER = Path(__file__).parent
 
 
@@ -25,7 +27,11 @@ def main(argv: list[str]) -> int:
     found = benchmarks()
     if argv and argv[0] in found:
         module = importlib.import_module(f"minisgl.benchmark.{argv[0]}")
-        return int(module.main(argv[1:]) or 0)
+        try:
+            return int(module.main(argv[1:]) or 0)
+        except MinisglError as error:
+            print(f"python -m minisgl.benchmark {argv[0]}: {error}", file=sys.stderr)
+            return 2
     print("python -m minisgl.benchmark NAME [--help], where NAME is one of\n")
     for name, line in found.items():
         print(f"  {name:<20} {line}")

@@ -25,6 +25,7 @@ import psutil
 from rich.console import Console
 
 from minisgl.benchmark import workload as workloads
+from minisgl.benchmark.arguments import above_zero, integer, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
@@ -201,13 +202,13 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("name", choices=ABLATIONS)
     parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
-    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--max-len", type=int, default=2048, help="the context (default: 2048)")
+    parser.add_argument("--rounds", type=natural, default=3, help="default: 3")
+    parser.add_argument("--max-len", type=natural, default=2048, help="the context (default: 2048)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
-    parser.add_argument("--scale", type=float, default=1 / 64, help="radix: default 1/64")
-    parser.add_argument("--speed", type=float, default=16.0, help="radix: default 16")
-    parser.add_argument("--start", type=int, default=0, help="radix: first request")
-    parser.add_argument("--requests", type=int, default=1000, help="radix: how many (1000)")
+    parser.add_argument("--scale", type=above_zero, default=1 / 64, help="radix: default 1/64")
+    parser.add_argument("--speed", type=above_zero, default=16.0, help="radix: default 16")
+    parser.add_argument("--start", type=integer(0), default=0, help="radix: first request")
+    parser.add_argument("--requests", type=natural, default=1000, help="radix: how many (1000)")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     variants = VARIANTS[args.name]

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
+from minisgl.benchmark.arguments import above_zero, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.online import token_span
 from minisgl.benchmark.report import machine_load, write_json
@@ -61,13 +62,18 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     # Qwen3-0.6B on one H200: 5.66 s in 1,036 steps (benchmarks/results/offline-qwen3-0.6b.json).
-    add("--step-ms", type=float, default=5.5, help="what a step takes (default: %(default)g)")
-    add("--requests", type=int, default=256, help="all at once (default: %(default)s)")
+    add("--step-ms", type=above_zero, default=5.5, help="what a step takes (default: %(default)g)")
+    add("--requests", type=natural, default=256, help="all at once (default: %(default)s)")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH")
     add("--api", choices=("completions", "chat", "generate"), default="completions")
-    add("--client-processes", type=int, default=1)
-    add("--repeat", type=int, default=3, help="runs, after one to warm up (default: %(default)s)")
+    add("--client-processes", type=natural, default=1)
+    add(
+        "--repeat",
+        type=natural,
+        default=3,
+        help="runs, after one to warm up (default: %(default)s)",
+    )
     add("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     load = machine_load()

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
+from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.report import write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.kernel.ops import Ops, create_ops
@@ -300,8 +301,8 @@ def main(argv: list[str]) -> int:
         prog="python -m minisgl.benchmark kernels", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--json", type=Path, help="write the results here as well")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=natural, default=15)
+    parser.add_argument("--threads", type=natural, default=torch.get_num_threads())
     parser.add_argument("--only", choices=("attention", "ops"))
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)

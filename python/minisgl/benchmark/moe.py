@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.kernels import compare
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--shapes", default=None, help=f"some of {','.join(SHAPES)}")
     parser.add_argument("--tokens", default=None, help="counts, with commas between")
     parser.add_argument("--dtypes", default="bfloat16", help="of a CPU's comparison")
-    parser.add_argument("--rounds", type=int, default=15, help="of a CPU's comparison")
+    parser.add_argument("--rounds", type=natural, default=15, help="of a CPU's comparison")
     parser.add_argument("--tune", type=Path, default=None, help="the table to update")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)

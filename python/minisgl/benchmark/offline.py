@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minisgl.benchmark.arguments import integer, natural
 from minisgl.benchmark.floor import Shape, floor_s
 from minisgl.benchmark.gpu_time import card_rates
 from minisgl.benchmark.report import write_json
@@ -114,11 +115,11 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark offline")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--workloads", default="throughput,single,prefill,shared")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=natural, default=3)
     parser.add_argument("--attn", default="auto")
-    parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--max-prefill-length", type=int, default=None)
-    parser.add_argument("--cuda-graph-max-bs", type=int, default=256)
+    parser.add_argument("--page-size", type=natural, default=16)
+    parser.add_argument("--max-prefill-length", type=natural, default=None)
+    parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256)
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
     setup_logging("offline")

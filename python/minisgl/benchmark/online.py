@@ -8,7 +8,6 @@ of the same lengths (a prefix cache would answer the old ones), so that `compare
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
+from minisgl.benchmark.arguments import above_zero, integer, json_object, natural, server_root
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.report import machine_load, write_json
@@ -38,41 +38,42 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m minisgl.benchmark online", description=__doc__.splitlines()[0]
     )
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:1919", help="the server (default: %(default)s)")
+    url = "http://127.0.0.1:1919"
+    add("--url", type=server_root, default=url, help="the server (default: %(default)s)")
     add("--model", help="its name of the model (default: the first of /v1/models)")
     add("--api", choices=("completions", "chat", "generate"), default="completions")
     add("--text", action="store_true", help="prompts as text instead of token ids")
     add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
-    add("--extra", type=json.loads, default={}, metavar="JSON", help="more fields for each body")
+    add("--extra", type=json_object, default={}, metavar="JSON", help="more fields for each body")
     add("--allow-eos", action="store_true", help="leave out ignore_eos: answers may be shorter")
 
     group = parser.add_argument_group("workload")
     add = group.add_argument
     add("--workload", choices=("random", "shared-prefix", "multi-turn", "trace"), default="random")
-    add("--requests", type=int, default=256, help="requests, or conversations (default: 256)")
+    add("--requests", type=natural, default=256, help="requests, or conversations (default: 256)")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
     add("--vocab-size", type=int, default=1000, help="ids are drawn below this (default: 1000)")
     add("--seed", type=int, default=0)
-    add("--groups", type=int, default=8, help="shared-prefix: different prefixes (default: 8)")
-    add("--prefix", type=int, default=512, help="shared-prefix: tokens of each (default: 512)")
-    add("--turns", type=int, default=4, help="multi-turn: turns of each (default: 4)")
+    add("--groups", type=natural, default=8, help="shared-prefix: different prefixes (default: 8)")
+    add("--prefix", type=natural, default=512, help="shared-prefix: tokens of each (default: 512)")
+    add("--turns", type=natural, default=4, help="multi-turn: turns of each (default: 4)")
     add("--think", type=float, default=0.0, help="multi-turn: seconds between turns (default: 0)")
     add("--trace", type=Path, metavar="FILE", help="trace: Mooncake or Qwen-Bailian JSON lines")
-    add("--start", type=int, default=0, help="trace: first request (default: 0)")
-    add("--scale", type=float, default=1.0, help="trace: factor of all lengths (default: 1)")
-    add("--max-len", type=int, help="trace: prompt and answer at most, after scaling")
-    add("--speed", type=float, default=1.0, help="trace: how much faster requests come")
+    add("--start", type=integer(0), default=0, help="trace: first request (default: 0)")
+    add("--scale", type=above_zero, default=1.0, help="trace: factor of all lengths (default: 1)")
+    add("--max-len", type=natural, help="trace: prompt and answer at most, after scaling")
+    add("--speed", type=above_zero, default=1.0, help="trace: how much faster requests come")
 
     group = parser.add_argument_group("load")
     add = group.add_argument
-    add("--rate", type=float, help="sessions a second, Poisson")
-    add("--concurrency", type=int, help="sessions at once, closed loop")
+    add("--rate", type=above_zero, help="sessions a second, Poisson")
+    add("--concurrency", type=natural, help="sessions at once, closed loop")
     add("--sweep", type=_rates, metavar="auto|R,R,...", help="rates to try; auto finds the limit")
     add("--slo", type=_slo, default=Slo(), help="as ttft=500,tpot=50 in ms; also itl, e2e")
-    add("--repeat", type=int, default=1, help="runs with new prompts (default: 1)")
-    add("--client-processes", type=int, default=1, help="processes of this client (default: 1)")
-    add("--timeout", type=float, default=600.0, help="seconds without news that end a request")
+    add("--repeat", type=natural, default=1, help="runs with new prompts (default: 1)")
+    add("--client-processes", type=natural, default=1, help="processes of this client (default: 1)")
+    add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
     add("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     if (args.workload == "trace") != (args.trace is not None):

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
@@ -51,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
     add("--workloads", default="throughput,streams,single,mixed")
-    add("--tp", type=int, default=1, help="GPUs, and ranks of the server (default: 1)")
-    add("--starts", type=int, default=3, help="servers to start; the first may compile")
-    add("--repeats", type=int, default=3)
-    add("--client-processes", type=int, default=4)
+    add("--tp", type=natural, default=1, help="GPUs, and ranks of the server (default: 1)")
+    add("--starts", type=natural, default=3, help="servers to start; the first may compile")
+    add("--repeats", type=natural, default=3)
+    add("--client-processes", type=natural, default=4)
     add("--dummy-weight", action="store_true", help="no weights on disk, as for a large shape")
     add("--json", type=Path, default=None, help="where to write the results")
     add("server", nargs="*", help="flags of the server")

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.report import write_json
 
 TIMEOUT_S = 120.0
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> None:
         prog="python -m minisgl.benchmark startup",
         description="Further flags go to the server, after --.",
     )
-    parser.add_argument("--runs", type=int, default=5, help="servers to start (default: 5)")
+    parser.add_argument("--runs", type=natural, default=5, help="servers to start (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     parser.add_argument("server", nargs="*", help="flags of the server")
     args = parser.parse_args(argv)

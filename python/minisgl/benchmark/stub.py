@@ -12,12 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
+
+from minisgl.benchmark.arguments import integer
 
 MODEL = "stub"
 
@@ -223,7 +227,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minisgl.benchmark stub", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--port", type=int, default=0, help="0 is any free one (default)")
+    parser.add_argument(
+        "--port", type=integer(0, 65535), default=0, help="0 is any free one (default)"
+    )
     for item in fields(Script):
         flag, kind = f"--{item.name.replace('_', '-')}", type(item.default)
         if kind is bool:
@@ -237,4 +243,7 @@ def main(argv: list[str]) -> int:
         asyncio.run(_serve(Script(**args), port))
     except KeyboardInterrupt:
         return 0
+    except OSError as error:
+        print(f"cannot listen on port {port}: {os.strerror(error.errno or 0)}", file=sys.stderr)
+        return 1
     return 0

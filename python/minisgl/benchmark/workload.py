@@ -163,7 +163,10 @@ def trace(
     `max_len` tokens even so loses the end of its prompt; arrivals come `speed` times as fast.
     Another `seed` gives other tokens with the same structure.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the trace cannot be read: {error}") from error
     lines = lines[start : None if count is None else start + count]
     if not lines:
         raise ConfigError(f"{path} has no requests from number {start} on")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from minisgl.distributed import DistributedInfo
 from minisgl.errors import ConfigError
@@ -56,11 +57,24 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be one of {', '.join(get_args(DTypeName))}, got {self.dtype!r}"
             )
-        for name in ("page_size", "num_pages", "max_running", "max_seq_len", "max_prefill_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.cuda_graph_max_bs < 0:
-            raise ConfigError(f"cuda_graph_max_bs must be 0 or more, got {self.cuda_graph_max_bs}")
-        if self.memory_ratio is not None and not 0 < self.memory_ratio <= 1:
-            raise ConfigError(f"memory_ratio must be above 0, up to 1, got {self.memory_ratio}")
+        for name, value in (
+            ("page_size", self.page_size),
+            ("num_pages", self.num_pages),
+            ("max_running_requests", self.max_running),
+            ("max_seq_len", self.max_seq_len),
+            ("max_prefill_length", self.max_prefill_tokens),
+        ):
+            if value is not None:
+                check_integer(name, value, 1)
+        check_integer("cuda_graph_max_bs", self.cuda_graph_max_bs, 0)
+        ratio: Any = self.memory_ratio
+        if ratio is not None and not (isinstance(ratio, int | float) and 0 < ratio <= 1):
+            raise ConfigError(f"memory_ratio must be a number above 0, up to 1, got {ratio!r}")
+        if ratio is not None and self.num_pages is not None:
+            raise ConfigError("num_pages and memory_ratio both size the KV cache: give one of them")
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Raises ConfigError unless the option `name` is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
+        raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,13 +41,16 @@ class StepProfiler:
         return partial(_run_named, _name(plan), work)
 
     def start(self) -> None:
-        """Raises InvalidRequest (409) if a profile runs already."""
+        """Raises InvalidRequest (409) if a profile runs already, EngineError if torch's fails."""
         if self._profile is not None:
             raise _conflict("a profile is running already; POST /stop_profile ends it")
         # The CPU's stream is a thread of its own, and the loop's thread is worth seeing, too.
         all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        profile = torch.profiler.profile(experimental_config=all_threads)
-        profile.start()
+        try:
+            profile = torch.profiler.profile(experimental_config=all_threads)
+            profile.start()
+        except (OSError, RuntimeError) as error:
+            raise EngineError(f"cannot start torch's profiler: {_reason(error)}") from error
         self._profile, self._num_steps = profile, 0
 
     def stop(self, folder: Path, rank: int) -> tuple[Path, int]:
@@ -57,10 +61,16 @@ class StepProfiler:
         if self._profile is None:
             raise _conflict("no profile is running; POST /start_profile starts one")
         profile, self._profile = self._profile, None
-        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-rank{rank}.json"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = folder / f"{stamp}-rank{rank}.json"
         try:
             profile.stop()
             folder.mkdir(parents=True, exist_ok=True)
+            for number in count(2):  # two may end in one second, of two servers even
+                with contextlib.suppress(FileExistsError):
+                    path.touch(exist_ok=False)  # if this fails, the error says why
+                    break
+                path = folder / f"{stamp}-{number}-rank{rank}.json"
             _write(profile, path)
         except (OSError, RuntimeError) as error:
             raise EngineError(f"cannot write the trace {path}: {_reason(error)}") from error
@@ -71,9 +81,9 @@ class StepProfiler:
 def _write(profile: torch.profiler.profile, path: Path) -> None:
     """All of it or nothing. Raises OSError, where torch would only log that it failed.
 
-    torch writes into another file and renames that: what is in `path` then is whole.
+    path: exists, and is empty. torch writes into another file and renames that: what is in `path`
+    then is whole.
     """
-    path.write_bytes(b"")  # if this fails, the error says why
     try:
         profile.export_chrome_trace(str(path))
         if not (path.exists() and path.stat().st_size):

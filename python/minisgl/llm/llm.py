@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,7 @@ from minisgl.engine.config import (
     DEFAULT_PAGE_SIZE,
     DeviceName,
     DTypeName,
+    check_integer,
 )
 from minisgl.errors import ConfigError, InvalidRequest
 from minisgl.kvcache import CacheKind
@@ -83,8 +85,9 @@ class LLM:
         they share the cores. What only they can find wrong raises StartupFailed, and a process
         that dies raises WorkerDied in the call that waits for it.
         """
-        if tp < 1:
-            raise ConfigError(f"tp must be at least 1, got {tp}")
+        check_integer("tp", tp, 1)
+        if not isinstance(model, str | PathLike | None):
+            raise ConfigError(f"model must be a folder or a model id, got {model!r}")
         folder = model_path()
         if model is not None:
             folder = resolve_checkpoint(str(model), source=model_source)
@@ -138,15 +141,13 @@ class LLM:
         batch: list[Any] = [prompts] if isinstance(prompts, str) else _items(prompts)
         if batch and all(isinstance(item, Integral) for item in batch):
             batch = [batch]
-        encoded = [
-            self._encode(
-                TextPrompt(text=prompt)
-                if isinstance(prompt, str)
-                else TokenPrompt(ids=ids_to_bytes(_checked_ids(prompt)))
-            )
+        records = (
+            TextPrompt(text=prompt)
+            if isinstance(prompt, str)
+            else TokenPrompt(ids=ids_to_bytes(_checked_ids(prompt)))
             for prompt in batch
-        ]
-        return self._run(encoded, sampling_params)
+        )
+        return self._run(self._encode(records, len(batch)), sampling_params)
 
     def chat(
         self,
@@ -158,21 +159,12 @@ class LLM:
 
         `template_args` are further variables for the checkpoint's chat template.
         """
-        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        batch: list[Any] = [messages] if is_one else list(messages)
-        if not all(isinstance(turn, Mapping) for turns in batch for turn in turns):
-            raise InvalidRequest(
-                'messages must be a list like [{"role": "user", "content": "Hi"}], or several of '
-                f"them, got {messages!r}",
-                param="messages",
-            )
-        encoded = [
-            self._encode(
-                ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
-            )
+        batch = _conversations(messages)
+        records = (
+            ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
             for turns in batch
-        ]
-        return self._run(encoded, sampling_params)
+        )
+        return self._run(self._encode(records, len(batch)), sampling_params)
 
     def close(self) -> None:
         """Give memory and threads back. A second call does nothing."""
@@ -192,8 +184,20 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: TextPrompt | ChatPrompt | TokenPrompt) -> bytes:
-        return self._encoder.encode(prompt)
+    def _encode(
+        self, prompts: Iterable[TextPrompt | ChatPrompt | TokenPrompt], num_prompts: int
+    ) -> list[bytes]:
+        """Raises InvalidRequest, which names the prompt if there are several."""
+        encoded: list[bytes] = []
+        try:
+            for prompt in prompts:
+                encoded.append(self._encoder.encode(prompt))
+        except InvalidRequest as error:
+            if num_prompts > 1:
+                error.message = f"prompt {len(encoded)}: {error.message}"
+                error.args = (error.message,)
+            raise
+        return encoded
 
     def _run(
         self, prompts: list[bytes], params: SamplingParams | Sequence[SamplingParams] | None
@@ -202,7 +206,7 @@ class LLM:
             params = self.default_sampling_params
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
-        if not all(isinstance(item, SamplingParams) for item in params):
+        if not _is_list(params) or not all(isinstance(item, SamplingParams) for item in params):
             raise InvalidRequest(
                 f"sampling_params must be SamplingParams, or one for each prompt, got {params!r}",
                 param="sampling_params",
@@ -268,6 +272,23 @@ def _with_seed(sampling: SamplingParams) -> SamplingParams:
     if sampling.seed is not None:
         return sampling
     return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _conversations(messages: Any) -> list[Any]:
+    if _is_list(messages):
+        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
+        batch = [messages] if is_one else list(messages)
+        if all(_is_list(turns) and all(isinstance(t, Mapping) for t in turns) for turns in batch):
+            return batch
+    raise InvalidRequest(
+        'messages must be a list like [{"role": "user", "content": "Hi"}], or several of them, '
+        f"got {messages!r}",
+        param="messages",
+    )
 
 
 def _items(prompt: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import msgspec
 from minisgl.errors import ConfigError
 from minisgl.message import StatusReply
 from minisgl.scheduler.meter import StepRecord
+from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
@@ -60,21 +61,39 @@ class StatusLine:
 
 
 class StepLog:
-    """``--log-steps``: one JSON line per step. Mutable: it owns the file."""
+    """``--log-steps``: one JSON line per step. Mutable: it owns the file.
+
+    A disk that is full ends the file with a warning, not the engine.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
             self._file = path.open("wb")
         except OSError as error:
             raise ConfigError(f"--log-steps {path}: {error.strerror or error}") from error
+        self._path = path
         self._encode = msgspec.json.Encoder().encode
 
     def __call__(self, record: StepRecord) -> None:
-        self._file.write(self._encode(record) + b"\n")
+        try:
+            self._file.write(self._encode(record) + b"\n")
+        except OSError as error:
+            self._give_up(error)
 
     def flush(self, report: StatusReply) -> None:
         """With each report, so that the file is complete when the loop is idle."""
-        self._file.flush()
+        self._flush()
 
     def close(self) -> None:
+        self._flush()
         self._file.close()
+
+    def _flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.warning("--log-steps ends: %s: %s", self._path, error.strerror)
+        forget(self._file)

@@ -24,7 +24,7 @@ READY_TIMEOUT_S: Final = 3.0
 
 
 def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
-    app = DocumentedAPI(title="Mini-SGLang", redoc_url=None)
+    app = DocumentedAPI(title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
     app.include_router(openai_chat.router(frontend, model))
     app.include_router(openai_completions.router(frontend, model))
@@ -61,7 +61,7 @@ class RequestIds:
     """Gives each response an X-Request-Id: the request's own if that is decent, else a new one.
 
     Also the end of the way for exceptions that FastAPI has answered and raises again: uvicorn
-    would close the connection on them.
+    would close the connection on them. HEAD is GET whose body uvicorn leaves out.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -74,6 +74,8 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _is_decent(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

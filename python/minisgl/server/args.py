@@ -118,13 +118,13 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     )
     group.add_argument(
         "--port",
-        type=_integer(0, 65535),
+        type=integer(0, 65535),
         help=f"port to listen on; 0 for any free one (default: {DEFAULT_PORT}; with --shell: 0)",
     )
     group.add_argument(
         "--num-tokenizer",
         metavar="N",
-        type=_integer(0, 64),
+        type=integer(0, 64),
         help="tokenizer processes; 0 lets the detokenizer's process do both: a process fewer, "
         "but a very long prompt then holds up the text of running streams "
         f"(default: {defaults.num_tokenizer})",
@@ -134,7 +134,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--page-size",
         metavar="N",
-        type=_integer(1, 1024),
+        type=integer(1, 1024),
         help=f"tokens per page of the KV cache (default: {defaults.page_size})",
     )
     group.add_argument(
@@ -146,27 +146,27 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--max-prefill-length",
         metavar="N",
-        type=_integer(1),
+        type=integer(1),
         help="prompt tokens computed in one step at most; fewer disturb running streams less, "
         "more use the device better (default: from the measured rate)",
     )
     group.add_argument(
         "--max-running-requests",
         metavar="N",
-        type=_integer(1),
+        type=integer(1),
         help=f"requests computed together at most (default: {defaults.max_running_requests})",
     )
     group.add_argument(
         "--max-queued-requests",
         metavar="N",
-        type=_integer(1),
+        type=integer(1),
         help="requests waiting at most; further ones are answered with HTTP 429 "
         f"(default: {defaults.max_queued_requests})",
     )
     group.add_argument(
         "--max-seq-len",
         metavar="N",
-        type=_integer(2),
+        type=integer(2),
         help="tokens of prompt and answer together at most (default: the checkpoint's context)",
     )
 
@@ -196,13 +196,13 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--num-pages",
         metavar="N",
-        type=_integer(1),
+        type=integer(1),
         help="pages of the KV cache, instead of --memory-ratio (default: from --memory-ratio)",
     )
     group.add_argument(
         "--cuda-graph-max-bs",
         metavar="N",
-        type=_integer(0),
+        type=integer(0),
         help="decode steps of up to N requests are replayed as CUDA graphs; 0 for none; a CPU has "
         f"none (default: {defaults.cuda_graph_max_bs})",
     )
@@ -217,7 +217,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--tp",
         metavar="N",
-        type=_integer(1, 1024),
+        type=integer(1, 1024),
         help="tensor parallelism: N processes share each layer of the model, each on a GPU of its "
         f"own; on a CPU they share the cores (default: {defaults.tp})",
     )
@@ -236,14 +236,14 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--nnodes",
         metavar="N",
-        type=_integer(1, 1024),
+        type=integer(1, 1024),
         help="machines that share the --tp ranks equally; start the same command on each, with its "
         f"--node-rank; for trusted networks only (default: {defaults.nnodes})",
     )
     group.add_argument(
         "--node-rank",
         metavar="R",
-        type=_integer(0, 1023),
+        type=integer(0, 1023),
         help="which of the machines this is; 0 is the one that serves HTTP "
         f"(default: {defaults.node_rank})",
     )
@@ -333,7 +333,8 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30, width=96)
 
 
-def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """The type of a flag that is a whole number, `low` to `high`."""
     allowed = f"at least {low}" if high is None else f"from {low} to {high}"
 
     def parse(text: str) -> int:

@@ -25,6 +25,7 @@ _MISSING = re.compile(r"Object missing required field `(.*)`$")
 _HINTS: Final = (
     ("role", "the roles are system, developer, user, assistant and tool"),
     ("type", "the only content parts are of type text, the only tool calls of type function"),
+    ("top_k", "0 is for all"),
 )
 
 
@@ -32,9 +33,10 @@ async def read(request: Request, kind: type[R]) -> R:
     """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
+        got = repr(content_type) if content_type else "none"
         raise refusal(
-            f"the content type must be application/json, got {content_type or 'none'!r}: add the "
-            "header 'Content-Type: application/json'",
+            f"the content type must be application/json, got {got}: add the header "
+            "'Content-Type: application/json'",
             status=415,
             code="unsupported_media_type",
         )

@@ -51,7 +51,7 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
     """
     folder = Path(args.model) if args.model else model_path()
     config = engine_config(args, folder, endpoints.store, rank)
-    leads = rank == 0
+    leads, overlap = rank == 0, not env.overlap_disabled()
     if args.dry_run:
         memory = _dry_run(config)
         status.ready({"memory": memory} if leads else {})
@@ -85,7 +85,7 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
             "memory": engine.memory.table(),
         }
         status.ready(info if leads else {})
-        run(scheduler, executor, inbox, outbox, overlap=not env.overlap_disabled(), meter=meter)
+        run(scheduler, executor, inbox, outbox, overlap=overlap, meter=meter)
     except Exception:
         is_torn = config.ranks.size > 1
         raise

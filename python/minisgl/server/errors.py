@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
 from minisgl.server.observe import Observer
@@ -71,10 +72,14 @@ def install(app: FastAPI, observer: Observer) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def answer_nobody(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nginx's code for a client that has gone
+
     handlers: tuple[tuple[type[Exception], Any], ...] = (
         (RequestError, answer),
         (EngineError, answer),
         (HTTPException, answer_http),
+        (ClientDisconnect, answer_nobody),  # within its body
         (Exception, answer),
     )
     for kind, handler in handlers:

@@ -60,6 +60,7 @@ class Call:
         "_abort",
         "_failure",
         "_indices",
+        "_num_prompts",
         "_num_unaccepted",
         "_pending",
         "_wakeup",
@@ -68,7 +69,7 @@ class Call:
 
     def __init__(self, uids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
         self._indices = {uid: index for index, uid in enumerate(uids)}  # the open ones
-        self._num_unaccepted = len(uids)
+        self._num_prompts = self._num_unaccepted = len(uids)
         self._pending: Answer = []
         self._failure: Exception | None = None
         self._wakeup: asyncio.Future[None] | None = None
@@ -115,8 +116,11 @@ class Call:
         elif isinstance(reply, FinishedReply) and reply.reason != "abort":
             self._pending.append((self._indices.pop(reply.uid), reply))
         else:
-            del self._indices[reply.uid]
-            self._end(_error(reply))
+            index, error = self._indices.pop(reply.uid), _error(reply)
+            if self._num_prompts > 1 and isinstance(error, RequestError) and error.status == 400:
+                error.param = f"prompt[{index}]" if error.param == "prompt" else error.param
+                error.message = f"prompt[{index}]: {error.message}"
+            self._end(error)
         self._wake()
 
     def _end(self, error: Exception) -> None:

@@ -37,9 +37,10 @@ from minisgl.server.nodes import (
     settings_of,
     with_network,
 )
-from minisgl.server.signals import Signals
+from minisgl.server.signals import Signals, held
 from minisgl.server.workers import Worker, Workers
 from minisgl.tokenizer.defaults import sampling_defaults
+from minisgl.utils.files import forget
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl.utils.process import leave_start_to_no_collector
@@ -87,7 +88,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
     with _workers(signals) as workers:
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
         workers.wait_ready()
-        print(workers.info["memory"], flush=True)
+        _say(workers.info["memory"])
         workers.wait_ended()
 
 
@@ -108,12 +109,14 @@ def _serve(
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
         workers.start_text(folder, args.num_tokenizer)
 
-        from minisgl.server.models import ServedModel  # FastAPI, while the workers start
+        with held():  # the import system swallows what a signal raises in its callbacks
+            from minisgl.server.models import ServedModel  # FastAPI, while the workers start
 
-        defaults = sampling_defaults(folder)
-        model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
-        server = Server(workers, bound, model, args)
+            defaults = sampling_defaults(folder)
+            model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
+            server = Server(workers, bound, model, args)
         workers.wait_ready()
+        signals.check()
         leave_start_to_no_collector()
         if foreground:
             with signals.lent():
@@ -123,7 +126,7 @@ def _serve(
             def on_ready() -> None:
                 signals.first = server.stop
                 seconds = time.monotonic() - started_at
-                print(ready_text(name, url_of(bound), seconds), flush=True)
+                _say(ready_text(name, url_of(bound), seconds))
 
             asyncio.run(server.serve(on_ready))
 
@@ -307,6 +310,14 @@ Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In anoth
 
 Every endpoint: {url}/docs
 """
+
+
+def _say(text: str) -> None:
+    """Print, whether or not somebody reads it: `| head` does not end a server."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        forget(sys.stdout)
 
 
 def _interpreter() -> str:

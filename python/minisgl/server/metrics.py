@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -24,12 +24,14 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from minisgl import __version__
-from minisgl.errors import EngineError
+from minisgl.errors import EngineError, MinisglError
 from minisgl.message import ProfileReply
 from minisgl.scheduler.meter import PARTS
+from minisgl.server.errors import error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.models import ServedModel
 from minisgl.server.observe import Histogram, Observer
+from minisgl.server.protocol import ErrorObject
 
 # To start takes 1.3 s on 2 cores, once; to stop, as long as writing a trace of many steps.
 START_TIMEOUT_S: Final = 30.0
@@ -55,6 +57,13 @@ class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
     requests: dict[int, str]
 
 
+class ProfileFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What /stop_profile says when some rank failed; the others' traces need `requests`, too."""
+
+    error: ErrorObject
+    requests: dict[int, str] = {}
+
+
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
     page = MetricsPage(frontend.observer, model.name)
@@ -68,17 +77,23 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     @routes.post("/start_profile")
     async def start_profile() -> Response:
         """Start a torch profile of the engine; 409 if one runs already."""
-        await _profile(frontend, "start", START_TIMEOUT_S)
-        frontend.observer.note_ids()
+        replies = await frontend.profile("start", START_TIMEOUT_S)
+        if not all(reply.failed for reply in replies):
+            frontend.observer.note_ids()
+        if error := _failure(replies):
+            raise error
         return Response(b'{"status":"profiling"}', media_type="application/json")
 
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
         """Write the traces into --profile-dir and say where; 409 if no profile runs."""
-        try:
-            replies = await _profile(frontend, "stop", STOP_TIMEOUT_S)
-        finally:
-            requests = frontend.observer.noted_ids()
+        replies = await frontend.profile("stop", STOP_TIMEOUT_S)
+        requests = frontend.observer.noted_ids()
+        if error := _failure(replies):
+            status, body = error_body(error)
+            frontend.observer.answered(body.error.code)
+            told = ProfileFailed(error=body.error, requests=requests)
+            return Response(msgspec.json.encode(told), status, media_type="application/json")
         traces = [reply.trace or "" for reply in replies]
         answer = ProfileAnswer(
             trace=traces[0], traces=traces, num_steps=replies[0].num_steps, requests=requests
@@ -88,17 +103,12 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-async def _profile(
-    frontend: Frontend, action: Literal["start", "stop"], timeout_s: float
-) -> list[ProfileReply]:
-    """Raises what every rank says alike, or an EngineError with what each says."""
-    replies = await frontend.profile(action, timeout_s)
+def _failure(replies: list[ProfileReply]) -> MinisglError | None:
+    """A conflict, if every rank says it alike; else what each says, if any failed."""
     failed = replies[0].failed
-    if any(reply.failed != failed for reply in replies):
-        raise EngineError("; ".join(map(_told, sorted(replies, key=lambda r: r.failed is None))))
-    if failed:
-        raise failed.to_error()
-    return replies
+    if all(reply.failed == failed for reply in replies) and (not failed or failed.status < 500):
+        return failed.to_error() if failed else None
+    return EngineError("; ".join(map(_told, sorted(replies, key=lambda r: r.failed is None))))
 
 
 def _told(reply: ProfileReply) -> str:

@@ -162,7 +162,8 @@ class Observer:
 
     def note_ids(self) -> None:
         """Keep the ids of what is open, and of what comes until `noted_ids`."""
-        self._noted = {uid: request.origin.request_id for uid, request in self._open.items()}
+        opened = {uid: request.origin.request_id for uid, request in self._open.items()}
+        self._noted = (self._noted or {}) | opened  # some rank's profile may run already
 
     def noted_ids(self) -> dict[int, str]:
         """X-Request-Id by uid."""

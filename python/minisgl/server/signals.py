@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn, Self
@@ -15,6 +16,27 @@ _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 
 def _interrupt() -> NoReturn:
     raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """What comes in this block is handled after it.
+
+    To block a signal is not enough: it goes to another thread then (a library's), and its handler
+    runs in the main one all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no handler runs in here
+        yield
+        return
+    came: list[int] = []
+    before = [(n, signal.signal(n, lambda signum, _: came.append(signum))) for n in _NUMBERS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+        for signum in came:
+            signal.raise_signal(signum)
 
 
 class Signals:
@@ -36,6 +58,12 @@ class Signals:
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._before:
             signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if a signal has come: that of the signal itself may have been
+        swallowed, as callbacks of the import system do."""
+        if self._num_seen:
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.server.args import ServerArgs
 from minisgl.server.nodes import Gone, NodeLink, ranks_of
+from minisgl.server.signals import held
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
 from minisgl.utils.zmq import Endpoints, PushQueue
@@ -90,7 +91,10 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=run_worker, args=(name, theirs, body, self._log_level), name=name, daemon=True
+            target=run_worker,
+            args=(name, theirs, body, self._log_level, self.endpoints.folder),
+            name=name,
+            daemon=True,
         )
         # Starting it unblocks SIGINT in this process, so it comes before the block below.
         resource_tracker.ensure_running()
@@ -98,7 +102,7 @@ class Workers:
         # so it makes no traceback there before `run_worker` ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with _main_module_hidden():
+            with held(), _main_module_hidden():  # a child that is told half prints a traceback
                 process.start()
             self.processes.append(Worker(name=name, process=process, status=ours))
         finally:

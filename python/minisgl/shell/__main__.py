@@ -17,7 +17,11 @@ def main() -> int:
         default="http://127.0.0.1:1919",
         help="where the server is (default: %(default)s)",
     )
-    return run_shell(parser.parse_args().url)
+    args = parser.parse_args()
+    try:
+        return run_shell(args.url)
+    except KeyboardInterrupt:  # while nothing is asked, of a pipe or a server that does not answer
+        return 130
 
 
 if __name__ == "__main__":

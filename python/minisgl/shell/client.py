@@ -49,7 +49,8 @@ class Chat:
     """
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT)
+        root = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients are told of it with /v1
+        self._http = httpx.Client(base_url=root, timeout=TIMEOUT)
         self._url = url
         self._system: str | None = None
         self._turns: list[dict[str, str]] = []

@@ -47,7 +47,10 @@ def run_shell(url: str) -> int:
 def _reader() -> Callable[[], str | None]:
     """A function that gives the next line, or None when there is none any more."""
     if not sys.stdin.isatty():
-        return lambda: line.strip() if (line := sys.stdin.readline()) else None
+        lines = sys.stdin.buffer  # of whatever encoding: what is not UTF-8 shows as U+FFFD
+        return lambda: (
+            line.decode("utf-8", "replace").strip() if (line := lines.readline()) else None
+        )
     session: PromptSession[str] = PromptSession()
 
     def read() -> str | None:

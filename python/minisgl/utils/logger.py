@@ -33,7 +33,8 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
     """Write this process's log to stderr, each line marked with `process` ("server", "engine").
 
     Called once by whoever owns the process (the server's entry points, the shell), never by a
-    library door such as `LLM`, whose user owns the logging configuration.
+    library door such as `LLM`, whose user owns the logging configuration. Warnings of other
+    packages, uvicorn and asyncio say, go the same way, unless something listens to them already.
     """
     handler = logging.StreamHandler(sys.stderr)
     if env.log_format() == "json":
@@ -48,6 +49,8 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel((level or env.log_level()).upper())
     logger.propagate = False
+    if not (others := logging.getLogger()).handlers:
+        others.addHandler(handler)
 
 
 class _JsonFormatter(logging.Formatter):

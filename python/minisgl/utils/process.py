@@ -20,11 +20,13 @@ import gc
 import importlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -92,6 +94,7 @@ def run_worker(
     connection: Connection,
     body: Callable[[WorkerStatus], None],
     log_level: str | None = None,
+    leftover: Path | None = None,
 ) -> NoReturn:
     """The target of a worker process: `body` calls `status.ready` and then serves until SIGTERM.
 
@@ -99,12 +102,13 @@ def run_worker(
     and must not hold back BaseException. Before it is ready there is nothing to clean up, and the
     process ends on the spot, since an exception in the middle of an import may be swallowed.
     `name` marks the log lines and the process's title.
-    log_level: None is the environment's.
+    log_level: None is the environment's. leftover: a folder to remove if the supervisor is gone,
+    which would have done it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then says where Python was
     status = WorkerStatus(connection)
-    _watch_for_the_end(status)
+    _watch_for_the_end(status, leftover)
     with contextlib.suppress(ImportError):  # a nicety for `ps`, no dependency of ours
         importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
 
@@ -127,7 +131,7 @@ def run_worker(
     sys.exit(0)
 
 
-def _watch_for_the_end(status: WorkerStatus) -> None:
+def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
     """Turn SIGTERM into SystemExit, and end with the parent.
 
     A signal that comes just before the main thread blocks in a system call is not seen by Python
@@ -158,6 +162,8 @@ def _watch_for_the_end(status: WorkerStatus) -> None:
                 signal.pthread_kill(main_thread, signal.SIGTERM)
             wait(sentinels)
         if sentinels:
-            os._exit(1)  # without clean-up: there is nobody to clean up for
+            if leftover:
+                shutil.rmtree(leftover, ignore_errors=True)
+            os._exit(1)  # without further clean-up: there is nobody to clean up for
 
     threading.Thread(target=watch, name="end-watch", daemon=True).start()

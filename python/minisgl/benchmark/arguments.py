@@ -1,0 +1,39 @@
+"""Values of a benchmark's flags, refused where they are read instead of where they divide."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import Any, Final
+
+from minisgl.server.args import integer
+
+__all__ = ["above_zero", "integer", "json_object", "natural", "server_root"]
+
+natural: Final = integer(1)
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def server_root(text: str) -> str:
+    """OpenAI's clients are told of a server with /v1, which our paths have."""
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'must be a JSON object like {{"top_k": 5}}, got {text!r}')
+    return value

@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM at moments that cannot be left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from minisgl.server.signals import Signals, held
+
+
+def hold(seen: list[str]) -> None:
+    with held():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        seen.append("the end of the block")
+
+
+def test_a_signal_is_held_until_the_block_ends() -> None:
+    seen: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        hold(seen)
+    assert seen == ["the end of the block"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_another_thread_takes_is_held() -> None:
+    ended, seen = threading.Event(), list[str]()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        hold(seen)  # what it raises at its end is blocked here
+        assert seen == ["the end of the block"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        ended.set()
+        other.join()
+
+
+def test_a_signal_that_was_swallowed_is_not_lost() -> None:
+    with Signals() as signals:
+        signals.check()
+        with contextlib.suppress(KeyboardInterrupt):  # as C code may
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signals.check()
+
+
+def test_other_threads_may_hold_nothing() -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        with held():
+            seen.append("ran")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == ["ran"]
