@@ -6,11 +6,20 @@
 #
 # Packages that are missing are installed beside the interpreter's own, into a temporary folder;
 # torch is never touched. WHEELS=DIR installs from wheel files there instead, without a network.
-# SHAPES="qwen3-0.6b qwen3-14b" says which model shapes are measured offline, REPEATS how often.
+# SHAPES="qwen3-0.6b qwen3-14b" says which model shapes are measured offline, REPEATS how often, and
+# PARTS="tests serving" which of its parts run, in that order.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results}
 python=${PYTHON:-python3}
+all="tests memcheck offline kernels serving ranks"
+parts=${PARTS:-$all}
+for part in $parts; do
+    if [[ " $all " != *" $part "* ]]; then
+        echo "PARTS: there is no part '$part'; there are: $all" >&2
+        exit 2
+    fi
+done
 
 "$python" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'
 site=$(mktemp -d)
@@ -30,31 +39,58 @@ else
     [ ${#missing[@]} -eq 0 ] ||
         "$python" -m pip install -q --target "$site" "${missing[@]}"
 fi
+mkdir -p "$out"
 export PYTHONPATH="$PWD/python:${PYTHONPATH:+$PYTHONPATH:}$site"
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-"$python" -m pytest -q -n "${JOBS:-8}" tests/gpu
-if command -v compute-sanitizer >/dev/null; then
+repeats=${REPEATS:-3}
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+
+tests() {
+    "$python" -m pytest -q -n "${JOBS:-8}" tests/gpu
+}
+
+memcheck() { # a thousand requests with aborts and retractions
+    if ! command -v compute-sanitizer >/dev/null; then
+        echo "no compute-sanitizer here: memcheck is left out"
+        return
+    fi
     TRITON_DISABLE_LINE_INFO=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         --target-processes all "$python" -m pytest -q tests/gpu/test_gpu_engine.py \
         -k "thousand" --timeout 1800
-fi
-repeats=${REPEATS:-3}
-for shape in ${SHAPES:-qwen3-0.6b qwen3-14b qwen3-30b-a3b}; do
-    "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "$repeats" \
-        --json "$out/offline-$shape.json"
-done
-"$python" -m minisgl.benchmark attention --json "$out/attention.json"
-"$python" -m minisgl.benchmark moe --json "$out/moe.json" \
-    --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
-"$python" -m minisgl.benchmark serving --starts 4 --client-processes 6 --repeats "$repeats" \
-    --json "$out/serving-qwen3-0.6b.json"
+}
 
-gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
-for tp in 2 4; do
-    [ "$gpus" -ge "$tp" ] || continue
-    "$python" -m minisgl.benchmark all_reduce --ranks "$tp" --json "$out/all-reduce-tp$tp.json"
-    "$python" -m minisgl.benchmark serving --shape qwen3-32b --tp "$tp" --dummy-weight --starts 2 \
-        --client-processes 6 --repeats "$repeats" --json "$out/serving-qwen3-32b-tp$tp.json" \
-        --workloads throughput,single,prefill,streams,mixed,batch1,batch16,batch64,batch256
+offline() {
+    for shape in ${SHAPES:-qwen3-0.6b qwen3-14b qwen3-30b-a3b}; do
+        "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "$repeats" \
+            --json "$out/offline-$shape.json"
+    done
+}
+
+kernels() {
+    "$python" -m minisgl.benchmark attention --json "$out/attention.json"
+    "$python" -m minisgl.benchmark moe --json "$out/moe-h200.json" \
+        --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
+}
+
+serving() {
+    "$python" -m minisgl.benchmark serving --starts 3 --client-processes 6 \
+        --repeats "$repeats" --json "$out/serving-qwen3-0.6b.json"
+}
+
+ranks() {
+    for tp in 2 4; do
+        [ "$gpus" -ge "$tp" ] || continue
+        "$python" -m minisgl.benchmark all_reduce --ranks "$tp" \
+            --json "$out/all-reduce-tp$tp.json"
+        "$python" -m minisgl.benchmark serving --shape qwen3-32b --tp "$tp" --dummy-weight \
+            --starts 2 --client-processes 6 --repeats "$repeats" \
+            --json "$out/serving-qwen3-32b-tp$tp.json" \
+            --workloads throughput,single,prefill,streams,mixed,batch1,batch16,batch64,batch256
+    done
+}
+
+for part in $parts; do
+    echo "== $part"
+    "$part"
 done
