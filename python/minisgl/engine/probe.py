@@ -32,6 +32,8 @@ MAX_PREFILL_TOKENS = 8192
 
 CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
+SAME_TIME = 1.1  # two measurements of one step differ by less than this factor
+
 
 def run_probe(engine: Engine, plan: Plan) -> None:
     """Raises what the step fails with."""
@@ -122,11 +124,14 @@ def _warm_marker(engine: Engine) -> Path:
 def choose_chunks(engine: Engine) -> tuple[int, int]:
     """(most prompt tokens of a step, most while more requests decode than wait), from the measured
     rate."""
-    rate = _measure_prefill_rate(engine)
-    device = engine.device
+    device, comm = engine.device, engine.comm
+    seconds = {size: _prefill_s(engine, size) for size in _probe_sizes(engine)}
+    size = max(seconds)
+    rate = comm.all_min(int(size / seconds[size]))
     most = _chunk(rate, CHUNK_TARGET_S)
-    stalling = min(max(_chunk(rate, device.stall_target_s), device.min_chunk_tokens), most)
-    if engine.comm.rank == 0:
+    least = max(device.min_chunk_tokens, comm.all_min(_tokens_in_the_same_time(seconds)))
+    stalling = min(max(_chunk(rate, device.stall_target_s), least), most)
+    if comm.rank == 0:
         logger.info(
             "prefill runs at %s tokens/s on %s: chunks of %s tokens, %s while more requests decode "
             "than wait (--max-prefill-length)",
@@ -138,16 +143,31 @@ def choose_chunks(engine: Engine) -> tuple[int, int]:
     return most, stalling
 
 
-def _measure_prefill_rate(engine: Engine) -> int:
-    """Prompt tokens that this device computes in a second; the slowest rank's."""
-    num_tokens = min(engine.device.probe_tokens, engine.max_seq_len, engine.memory.num_tokens)
+def _probe_sizes(engine: Engine) -> list[int]:
+    """Prompt tokens, of the longest probe and half as many, again and again."""
+    device = engine.device
+    sizes = [min(device.probe_tokens, engine.max_seq_len, engine.memory.num_tokens)]
+    while sizes[-1] >= 2 * device.min_chunk_tokens:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def _prefill_s(engine: Engine, num_tokens: int) -> float:
+    """What a step of so many prompt tokens takes."""
     plan = prompt_probe(engine, num_tokens)
     seconds = []
     for _ in range(3):  # the first warms up
         start = time.perf_counter()
         run_probe(engine, plan)
         seconds.append(time.perf_counter() - start)
-    return engine.comm.all_min(int(num_tokens / min(seconds[1:])))
+    return min(seconds[1:])
+
+
+def _tokens_in_the_same_time(seconds: dict[int, float]) -> int:
+    """The most tokens whose step takes no longer than that of the fewest. So many hold up nobody
+    for longer: it is the host's launching that takes the time, not the device's computing."""
+    limit = SAME_TIME * seconds[min(seconds)]
+    return max(size for size, taken in seconds.items() if taken <= limit)
 
 
 def _chunk(rate: float, seconds: float) -> int:
