@@ -11,7 +11,8 @@ from torch import Tensor
 
 from minisgl.attention import ATTENTION_BACKENDS, AttnLayer, create_attention_backend
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
-from minisgl.kernel.ops import Ops, create_ops
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.engine import Engine, EngineConfig, probe
-from minisgl.engine.device import CpuDevice
+from minisgl.engine.cpu import CpuDevice
 
 
 def test_sizes_are_compiled_at_the_first_start_alone(

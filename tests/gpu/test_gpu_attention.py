@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from minisgl.attention import create_attention_backend
 from minisgl.core import Context
 from minisgl.errors import ConfigError
-from minisgl.kernel.ops import create_ops
+from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import LayerPool
 
 LONG = (

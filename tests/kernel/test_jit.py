@@ -17,8 +17,9 @@ import torch
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
 from minisgl.kernel import jit
-from minisgl.kernel.ops import Ops, create_ops
+from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
+from minisgl.kernel.registry import create_ops
 
 # What TVM_FFI_DLL_EXPORT_TYPED_FUNC makes of a function, without the C++ headers, which take
 # seconds to compile.

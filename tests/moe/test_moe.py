@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from moe_cases import TOLERANCE, exact, make_case
 
-from minisgl.kernel.ops import Ops, create_ops
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
 from minisgl.moe import BaseMoeBackend, TorchMoeBackend, create_moe_backend
 from minisgl.moe.cpu import CpuMoeBackend
 

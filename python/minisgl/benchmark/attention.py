@@ -28,7 +28,7 @@ from minisgl.benchmark.gpu_time import card_rates, events_s
 from minisgl.benchmark.report import write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.errors import ConfigError
-from minisgl.kernel.ops import create_ops
+from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
 HEADS = ((16, 8), (40, 8), (16, 2))  # of Qwen3-0.6B, of 14B, of 32B on four GPUs

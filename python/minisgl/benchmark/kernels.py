@@ -25,7 +25,8 @@ from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backe
 from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.report import write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
-from minisgl.kernel.ops import Ops, create_ops
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
 CPU = torch.device("cpu")

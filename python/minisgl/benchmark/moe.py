@@ -23,7 +23,7 @@ from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import write_json
-from minisgl.kernel.ops import create_ops
+from minisgl.kernel.registry import create_ops
 from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
 
 GPU_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -19,14 +19,16 @@ from minisgl.core import Batch, Context, Plan, StepFailed, StepOutcome, StepResu
 from minisgl.distributed import DistributedCommunicator, create_communicator
 from minisgl.engine import probe
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.device import Device, Pending, create_device, out_of_memory
+from minisgl.engine.device import Device, Pending, out_of_memory
 from minisgl.engine.guard import PageGuard
 from minisgl.engine.inputs import StepTensors, make_arrays
 from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.engine.profiler import StepProfiler
+from minisgl.engine.registry import create_device
 from minisgl.engine.tables import RequestTables
 from minisgl.errors import ConfigError
-from minisgl.kernel.ops import Ops, create_ops
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
 from minisgl.models import ModelConfig, ModelSpec, build_model, load_model
 from minisgl.utils.arch import slow_dtype_advice

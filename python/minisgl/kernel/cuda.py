@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
-from minisgl.kernel.jit import JitUnavailable
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.thin import ThinProducts
 from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step, threshold
-from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     import torch
-
-logger = get_logger(__name__)
 
 
 class CudaOps(Ops):
@@ -94,19 +90,6 @@ class CudaOps(Ops):
         if any(x is not None for x in filters):
             limits = threshold.thresholds(logits_SV, args.temperatures, *filters)
         return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs, limits)
-
-
-def create_cuda_ops(device: torch.device) -> CudaOps:
-    """For `device`, with what can be compiled there."""
-    import torch
-
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return CudaOps()
-    try:
-        return CudaOps(ThinProducts(device))
-    except (JitUnavailable, RuntimeError) as error:
-        logger.info("products of few rows are cuBLAS's: %s", error)
-        return CudaOps()
 
 
 def num_cores(device: torch.device) -> int:

@@ -19,12 +19,9 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.philox import gumbel_noise
-from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
-
-logger = get_logger(__name__)
 
 Activation = Literal["silu", "gelu_tanh"]
 """What gates a linear layer (GLU variants, Shazeer 2020), whose outputs are a gate and an up half:
@@ -233,19 +230,3 @@ def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) 
             )
     if not len(k_TKH) == len(v_TKH) == len(slots_T):
         raise ValueError(f"store_kv: {len(k_TKH)} keys, {len(v_TKH)} values, {len(slots_T)} slots")
-
-
-def create_ops(device: torch.device) -> Ops:
-    """The fastest twin for `device`; called once, where the engine is built."""
-    if device.type == "cuda":
-        from minisgl.kernel.cuda import create_cuda_ops  # Triton, which a CPU's torch lacks
-
-        return create_cuda_ops(device)
-    from minisgl.kernel.cpu import CpuOps
-    from minisgl.kernel.jit import JitUnavailable, load_library
-
-    try:
-        return CpuOps(load_library())
-    except JitUnavailable as error:
-        logger.warning("ops: plain torch, slower (%s)", error)
-        return Ops()

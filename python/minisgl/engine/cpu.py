@@ -1,0 +1,127 @@
+"""The machine's own cores: a stream that is a thread, and as many threads as pay.
+
+torch's operators release the interpreter lock, so the scheduler plans the next step while this one
+computes, and the overlap loop behaves on a laptop as it does on a GPU.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import Tensor
+
+from minisgl.engine.config import DEFAULT_MEMORY_RATIO
+from minisgl.engine.device import Device, EagerRunner, Pending, Runner
+
+TUNE_S = 0.1
+"""Some 30 steps of the built-in model with each number of threads; a model of 0.6 B has one."""
+
+
+class _CpuPending:
+    def __init__(self, future: Future[Tensor]) -> None:
+        self._future = future
+
+    def wait(self) -> list[int]:
+        ids: list[int] = self._future.result().tolist()
+        return ids
+
+
+class CpuDevice(Device):
+    """The machine's own cores and memory. Mutable: it owns the thread that is its stream.
+
+    num_sharing: ranks on this machine, each of which takes an equal part of both.
+    """
+
+    torch_device = torch.device("cpu")
+    probe_tokens = 64
+    stall_target_s = 0.3
+    min_chunk_tokens = 64
+    """Enough that matrix products dominate, as in a real chunk; 0.5 s for a 0.6 B model on 2
+    cores."""
+    default_memory_ratio = DEFAULT_MEMORY_RATIO
+
+    def __init__(self, num_sharing: int = 1) -> None:
+        self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
+        self._num_sharing = num_sharing
+        self._num_threads = max(torch.get_num_threads() // num_sharing, 1)
+        if num_sharing > 1:
+            self._set_threads(self._num_threads)
+
+    def peak_memory_bytes(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it counts in KiB
+
+    def free_bytes(self) -> int:
+        free = min(psutil.virtual_memory().available, _cgroup_free_bytes())
+        return free // self._num_sharing
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+    def enqueue(self, work: Callable[[], Tensor]) -> Pending:
+        return _CpuPending(self._stream.submit(_inference, work))
+
+    def create_runner(self, max_graph_rows: int) -> Runner:
+        return EagerRunner()
+
+    def tune(self, decode: Callable[[], object]) -> None:
+        """One thread or all: a small model's products are shorter than waking a second thread."""
+        default = torch.get_num_threads()
+        seconds: dict[int, list[float]] = {count: [] for count in {1, default}}
+        deadline = time.perf_counter() + TUNE_S
+        while time.perf_counter() < deadline or not all(seconds.values()):
+            for count, times in seconds.items():  # interleaved: the machine may be busy
+                self._set_threads(count)
+                decode()  # the first after a change warms up
+                start = time.perf_counter()
+                decode()
+                times.append(time.perf_counter() - start)
+        best = min(seconds, key=lambda count: statistics.median(seconds[count]))
+        self._set_threads(best)
+        self._num_threads = best
+
+    def _set_threads(self, count: int) -> None:
+        """Of the stream alone: OpenMP keeps the number per thread. The process's is the user's."""
+        default = torch.get_num_threads()
+        self._stream.submit(torch.set_num_threads, count).result()
+        torch.set_num_threads(default)  # for threads that start later
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        # torch's CPU allocator has no exception class of its own.
+        return isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        )
+
+    def describe(self) -> str:
+        return f"CPU, {self._num_threads} thread{'s' if self._num_threads > 1 else ''}"
+
+    def close(self) -> None:
+        self._stream.shutdown()
+
+
+def _inference(work: Callable[[], Tensor]) -> Tensor:
+    with torch.inference_mode():  # thread-local, so it is entered on the stream's thread
+        return work()
+
+
+def _cgroup_free_bytes() -> int:
+    """What a container's memory limit (cgroup v2) leaves; without one, more than any machine."""
+    unlimited = 1 << 62
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return unlimited
+    return unlimited if limit == "max" else max(int(limit) - used, 0)

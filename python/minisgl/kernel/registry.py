@@ -1,0 +1,39 @@
+"""The twins of `Ops` by device, and the one place that chooses."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.kernel.jit import JitUnavailable, load_library
+from minisgl.kernel.ops import Ops
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+
+def create_ops(device: torch.device) -> Ops:
+    """The fastest for `device`; called once, where the engine is built."""
+    return _create_cuda_ops(device) if device.type == "cuda" else _create_cpu_ops()
+
+
+def _create_cpu_ops() -> Ops:
+    from minisgl.kernel.cpu import CpuOps
+
+    try:
+        return CpuOps(load_library())
+    except JitUnavailable as error:
+        logger.warning("ops: plain torch, slower (%s)", error)
+        return Ops()
+
+
+def _create_cuda_ops(device: torch.device) -> Ops:
+    from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+    from minisgl.kernel.thin import ThinProducts
+
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return CudaOps()
+    try:
+        return CudaOps(ThinProducts(device))
+    except (JitUnavailable, RuntimeError) as error:
+        logger.info("products of few rows are cuBLAS's: %s", error)
+        return CudaOps()
