@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minisgl.kernel.jit import JitUnavailable
 from minisgl.kernel.thin import (
     INPUTS,
     LARGE,
@@ -12,6 +13,7 @@ from minisgl.kernel.thin import (
     SHARED_BYTES,
     SMALL,
     Form,
+    ThinProducts,
     choose_form,
     kernel_source,
 )
@@ -78,3 +80,51 @@ def test_the_instruction_has_an_operand_for_each_sum() -> None:
     assert "m64n48k16.f32.f16.f16" in source
     assert source.count('"+f"') == 24
     assert "%24, %25, add" in source
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> ThinProducts:
+    """As on an H200, without one: nothing is compiled or launched."""
+    products = ThinProducts.__new__(ThinProducts)
+    products._max_blocks, products._kernels = H200, {}
+    monkeypatch.setattr(ThinProducts, "_load", lambda self, form, dtype: 1)
+    return products
+
+
+def _tensors(rows: int = 4, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
+    return torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, 1024, dtype=dtype)
+
+
+def test_what_the_kernel_takes(products: ThinProducts) -> None:
+    for rows in (1, 4, MAX_ROWS):
+        assert products.form(*_tensors(rows)) is not None
+    assert products.form(*_tensors(dtype=torch.float16), gated=True) is not None
+
+
+def test_what_the_kernel_does_not_take(products: ThinProducts) -> None:
+    x, weight = _tensors()
+    assert products.form(x[:0], weight) is None  # a step that samples nothing
+    assert products.form(*_tensors(MAX_ROWS + 1)) is None
+    assert products.form(*_tensors(dtype=torch.float32)) is None
+    assert products.form(x.half(), weight) is None
+    assert products.form(x[None], weight) is None
+    assert products.form(x[:, :512], weight[:, :512]) is None  # not contiguous
+    assert products.form(x, weight.reshape(8192, 512)) is None  # not of that many inputs
+    odd = torch.zeros(4 * 1024 + 1, dtype=torch.bfloat16)[1:].view(4, 1024)
+    assert products.form(odd, weight) is None  # not aligned
+    assert products.form(x, odd) is None
+
+
+def test_what_cannot_be_compiled_is_cublass(
+    products: ThinProducts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def fail(self: ThinProducts, form: Form, dtype: torch.dtype) -> int:
+        calls.append(form)
+        raise JitUnavailable("no space left")
+
+    monkeypatch.setattr(ThinProducts, "_load", fail)
+    assert products.form(*_tensors()) is None
+    assert products.form(*_tensors()) is None
+    assert len(calls) == 1

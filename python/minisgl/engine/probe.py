@@ -109,8 +109,9 @@ def _warm_marker(engine: Engine) -> Path:
     config = engine.model_config
     kernels = hashlib.sha256()
     folder = Path(kernel.__file__ or "").parent
-    for path in (*sorted(folder.glob("triton/*.py")), *sorted(folder.glob("csrc/cuda/*.cu"))):
+    for path in sorted((*folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu"))):
         kernels.update(path.read_bytes())
+    kernels.update((folder / "thin.py").read_bytes())  # it chooses which
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
         engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,

@@ -18,7 +18,7 @@ from minisgl.kernel.jit import CPU, CUDA, JitUnavailable, load_library
 from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
-WITHOUT_CUDA = "Several ranks use torch's NCCL instead, and are slower."
+WITHOUT_CUDA = "cuBLAS does all products, several ranks use torch's NCCL, and both are slower."
 
 
 def main() -> int:

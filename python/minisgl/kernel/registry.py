@@ -27,13 +27,14 @@ def _create_cpu_ops() -> Ops:
 
 
 def _create_cuda_ops(device: torch.device) -> Ops:
+    """device: the current one."""
     from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
     from minisgl.kernel.thin import ThinProducts
 
     if torch.cuda.get_device_capability(device)[0] != 9:
         return CudaOps()
     try:
-        return CudaOps(ThinProducts(device))
+        return CudaOps(ThinProducts())
     except (JitUnavailable, RuntimeError) as error:
         logger.info("products of few rows are cuBLAS's: %s", error)
         return CudaOps()

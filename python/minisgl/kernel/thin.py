@@ -1,8 +1,8 @@
 """Products of up to 64 rows on Hopper: what the host knows of `csrc/cuda/thin.cu`.
 
-How a product is cut is decided by the shape of its weights, by a model of its time. So a row comes
-out the same however many there are, and few kernels are compiled: by NVRTC, at their first use, and
-cached on disk.
+How a product is cut is decided by the shape of its weights and the device, by a model of its time.
+So a row comes out the same however many of those that come here there are, and few kernels are
+compiled: by NVRTC, at their first use, and cached on disk.
 
 Axes: M rows, D inputs, F outputs.
 """
@@ -16,13 +16,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from minisgl.kernel.jit import CUDA, load_cubin, load_library
+from minisgl.kernel.jit import CUDA, JitUnavailable, load_cubin, load_library
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 MAX_ROWS = 64
 SMALL, LARGE = 16 << 20, 60 << 20
 """Numbers in a product's weights; between the two cuBLAS is better. With 64 rows the products of a
-layer of Qwen3-0.6B, all small, took 10.7 of 33.6 us less than with cuBLAS, the large ones of 14B
-(gate and up, down) 19 of 198. With 96 to 192 rows neither gained anything."""
+layer of Qwen3-0.6B, all small, took 22.9 us instead of 33.6 with cuBLAS, those of 14B, of which
+gate and up and down are large, 178 instead of 198. With 128 to 192 rows neither gained anything."""
 INPUTS = 64  # of a turn
 SHARED_BYTES = 227 << 10  # that a block can have
 LEFT_BYTES = 16 << 10  # of it, for the kernel before, during which weights are fetched
@@ -70,9 +73,9 @@ class Form:
         return (_in_8s(rows) + self.width) * INPUTS * 2
 
     def stages(self, rows: int, inputs: int) -> int:
-        """Turns for which there is room and use. Even where warpgroups multiply turn about, so that
-        a stage is always the same one's: a barrier tells apart two turns of its stage, not three,
-        and who leaves one to the other could take it for the one after."""
+        """Turns for which there is room and use. Even where warpgroups multiply turn about: then a
+        stage is always the same warpgroup's. Whoever waits for a turn cannot tell it from the one
+        two rounds before in the same stage, which a warpgroup that skipped a round could meet."""
         room = SHARED_BYTES - LEFT_BYTES - 1024 - self._beyond_bytes(rows)
         stages = min(room // (self.stage_bytes(rows) + 16), self.num_turns(inputs))
         return stages if self.halves else max(stages - stages % 2, 2)
@@ -165,31 +168,40 @@ def kernel_cubin(form: Form, dtype: torch.dtype) -> bytes:
 
 
 class ThinProducts:
-    """The kernels of one device. Mutable: what has been compiled and described."""
+    """The kernels on the current device. Mutable: what has been compiled and described.
 
-    def __init__(self, device: torch.device) -> None:
+    Weights are fetched while the kernel before still runs: they must have been written before it.
+    """
+
+    def __init__(self) -> None:
         """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
-        torch.zeros(1, device=device)  # makes the context that the driver's calls need
+        torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
         self._library = load_library(CUDA)
-        self._kernels: dict[tuple[Form, torch.dtype], int] = {}
+        self._kernels: dict[tuple[Form, torch.dtype], int | None] = {}
         self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
-        probe = self._kernel(Form(64, 1, gated=False, halves=False), torch.bfloat16)
+        probe = self._load(Form(64, 1, gated=False, halves=False), torch.bfloat16)
         self._max_blocks = tuple(
             size * self._library.kernel_clusters(probe, NUM_THREADS, SHARED_BYTES, size)
             for size in range(1, MAX_SPLIT + 1)
         )
 
     def form(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> Form | None:
-        """How to compute a product; None where cuBLAS should."""
-        if x.dim() != 2 or len(x) > MAX_ROWS or x.dtype not in TYPES or weight.dtype != x.dtype:
+        """How to compute a product; None where cuBLAS should. `linear` takes the same arguments."""
+        if x.dim() != 2 or not 0 < len(x) <= MAX_ROWS:
             return None
-        if not (x.is_contiguous() and weight.is_contiguous()) or x.data_ptr() % 16:
+        if x.dtype not in TYPES or weight.dtype != x.dtype or weight.shape[1] != x.shape[1]:
+            return None
+        if not (x.is_contiguous() and weight.is_contiguous()):
+            return None
+        if x.data_ptr() % 16 or weight.data_ptr() % 16:
             return None
         outputs = len(weight) // (2 if gated else 1)
-        return choose_form(outputs, x.shape[1], gated, self._max_blocks)
+        form = choose_form(outputs, x.shape[1], gated, self._max_blocks)
+        return form if form and self._kernel(form, x.dtype) else None
 
     def linear(self, x_MD: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
         """See `Ops.linear`; with a gated form, silu(gate) * up of what comes out there."""
+        assert bias is None or bias.dtype == x_MD.dtype
         rows, inputs = x_MD.shape
         outputs = len(weight) // (2 if form.gated else 1)
         out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
@@ -211,13 +223,20 @@ class ThinProducts:
         )  # fmt: skip
         return out_MF
 
-    def _kernel(self, form: Form, dtype: torch.dtype) -> int:
-        kernel = self._kernels.get((form, dtype))
-        if kernel is None:
-            module = self._library.cubin_load(kernel_cubin(form, dtype))
-            kernel = self._library.cubin_kernel(module, "thin_product")
-            self._library.kernel_allow(kernel, SHARED_BYTES)
-            self._kernels[form, dtype] = kernel
+    def _kernel(self, form: Form, dtype: torch.dtype) -> int | None:
+        """None where it cannot be made: a full disk must not end a step."""
+        if (form, dtype) not in self._kernels:
+            try:
+                self._kernels[form, dtype] = self._load(form, dtype)
+            except (JitUnavailable, RuntimeError) as error:
+                logger.warning("some products of few rows are cuBLAS's: %s", error)
+                self._kernels[form, dtype] = None
+        return self._kernels[form, dtype]
+
+    def _load(self, form: Form, dtype: torch.dtype) -> int:
+        module = self._library.cubin_load(kernel_cubin(form, dtype))
+        kernel: int = self._library.cubin_kernel(module, "thin_product")
+        self._library.kernel_allow(kernel, SHARED_BYTES)
         return kernel
 
 

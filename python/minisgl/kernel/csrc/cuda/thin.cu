@@ -12,9 +12,10 @@
 // Blocks with the SPLIT parts of one tile's inputs are a cluster. They send each other sums through
 // its shared memory, and each adds up a share of the columns, in the order of the parts.
 //
-// Compiled by NVRTC, without headers, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and
-// with `multiply`, whose operands are as many as its columns, before it (thin.py). HALVES is for
-// GATED products with a SPLIT of 1.
+// Compiled by NVRTC, without headers, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and with
+// `multiply` before it, which has an operand for each sum of a thread (thin.py).
+
+static_assert(HALVES ? GATED && SPLIT == 1 : N % 16 == 0, "not a form of thin.py");
 
 constexpr int WIDTH = HALVES ? 2 * N : N;
 constexpr int BOX = WIDTH / 2;  // rows of w that one copy brings
@@ -28,8 +29,8 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-// A stage holds x's rows, a multiple of 8, and then the weights, which are also what the matrix
-// instructions read beyond the last row: those sums go nowhere.
+// A stage holds x's rows, a multiple of 8, and then the weights. The matrix instructions read 64 rows:
+// beyond the last it is the weights, and what comes after them. Those sums go nowhere.
 struct Ring {
   unsigned base, full, empty;  // in shared memory: stages, and barriers of 8 bytes
   int stages, x_bytes;
@@ -337,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(288, 1)
   }
   __syncthreads();
 
-  // The next kernel may begin when this one is nearly done. Earlier, its blocks would crowd on the
+  // The next kernel may begin when all copies are under way. Earlier, its blocks would crowd on the
   // multiprocessors that have none of these.
   if (threadIdx.x >= 256) {
     if (threadIdx.x == 256) produce(x, w, ring, output, product.outputs, first, count);
