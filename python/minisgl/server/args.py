@@ -160,7 +160,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         "--max-queued-requests",
         metavar="N",
         type=integer(1),
-        help="requests waiting at most; further ones are answered with HTTP 429 "
+        help="requests waiting at most; further ones are answered with HTTP 429, and a call of "
+        "more prompts than this with 400 "
         f"(default: {defaults.max_queued_requests})",
     )
     group.add_argument(

@@ -184,7 +184,11 @@ class Server:
         tracer = create_tracer(args.otlp_endpoint, model.name) if args.otlp_endpoint else None
         observer = Observer(log_requests=args.log_requests, tracer=tracer)
         self._frontend = Frontend(
-            self._tokenizers, self._replies, observer, num_ranks=args.tp // args.nnodes
+            self._tokenizers,
+            self._replies,
+            observer,
+            num_ranks=args.tp // args.nnodes,
+            max_queued=args.max_queued_requests,
         )
         self._http = HttpServer(create_app(self._frontend, model))
         self._loop: asyncio.AbstractEventLoop | None = None
