@@ -162,6 +162,7 @@ def test_an_aborted_stream_gives_its_pages_back(
         ("completions", {"prompt": [100] * 5000, "max_tokens": 1}, "5,?000"),
         ("completions", {"prompt": [100] * 1000, "max_tokens": 500}, "1,?024"),
         ("completions", {"prompt": [2**31 - 1]}, "2,?147,?483,?647"),
+        ("completions", {"prompt": "a", "stop_token_ids": [1408]}, "stop_token_ids .* 1407"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from minisgl.core import SamplingParams
 from minisgl.core.req import IdArray
-from minisgl.errors import InvalidRequest, PromptTooLong, ServerBusy
+from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
 
 
 def admissible_max_tokens(
-    config: SchedulerConfig, prompt: IdArray, asked: int | None, *, num_waiting: int
+    config: SchedulerConfig, prompt: IdArray, sampling: SamplingParams, *, num_waiting: int
 ) -> int:
-    """Output tokens that the request may make; `asked` of None takes what context and pool leave.
+    """Output tokens that the request may make: those it asks for, or what context and pool leave.
 
     Raises RequestError if the request can never fit, or if the queue is full.
     """
-    num_prompt = len(prompt)
+    num_prompt, asked = len(prompt), sampling.max_tokens
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
     low, high = int(prompt.min()), int(prompt.max())
@@ -23,6 +24,11 @@ def admissible_max_tokens(
             f"prompt token ids must be between 0 and {config.vocab_size - 1}, "
             f"got {low if low < 0 else high}",
             param="prompt",
+        )
+    if (stop_id := max(sampling.stop_token_ids, default=0)) >= config.vocab_size:
+        raise InvalidSampling(
+            f"stop_token_ids must be between 0 and {config.vocab_size - 1}, got {stop_id}",
+            param="stop_token_ids",
         )
     if config.max_queued is not None and num_waiting >= config.max_queued:
         raise ServerBusy(
