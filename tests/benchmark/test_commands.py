@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from stub_thread import StubThread
 
 from minisgl.benchmark import (
     compare,
     counters,
     http,
+    moe,
     online,
     plots,
     prefix_tree,
@@ -148,6 +150,20 @@ def test_errors_that_are_ours_make_no_traceback(
     assert told == "python -m minisgl.benchmark scheduler: --device cuda: torch finds no CUDA " + (
         "device here\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"), [(False, "and torch finds none here"), (True, "needs Triton: pip install")]
+)
+def test_tiles_cannot_be_tuned_without_gpu_and_triton(
+    gpu: bool, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(moe, "find_spec", lambda name: None)
+    assert main(["moe", "--tune", "/no/such/table"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("python -m minisgl.benchmark moe: --tune ")
+    assert says in told
 
 
 def test_a_port_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import write_json
+from minisgl.errors import ConfigError
 from minisgl.kernel.ops import create_ops
 from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
 
@@ -70,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
     shapes = {name: SHAPES[name] for name in names.split(",")}
     tokens = [int(x) for x in args.tokens.split(",")] if args.tokens else None
     if args.tune:
+        _check_tunable(gpu)
         from minisgl.benchmark.moe_tiles import tune
 
         tune(shapes, tokens or GPU_TOKENS[2:], args.tune)
@@ -88,6 +91,13 @@ def main(argv: Sequence[str]) -> int:
         if args.json:
             write_json(args.json, {"rows": rows})
     return 0
+
+
+def _check_tunable(gpu: bool) -> None:
+    if not gpu:
+        raise ConfigError("--tune times Triton's kernels on a GPU, and torch finds none here")
+    if find_spec("triton") is None:
+        raise ConfigError("--tune needs Triton: pip install 'minisgl[cuda]'")
 
 
 def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
