@@ -6,6 +6,7 @@ from minisgl.core import SamplingParams
 from minisgl.core.req import IdArray
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
+from minisgl.utils.text import counted
 
 
 def admissible_max_tokens(
@@ -32,8 +33,8 @@ def admissible_max_tokens(
         )
     if config.max_queued is not None and num_waiting >= config.max_queued:
         raise ServerBusy(
-            f"{num_waiting} requests are waiting already; try again later, "
-            "or raise --max-queued-requests"
+            f"the queue is full with {counted(num_waiting, 'request')}; try again later, or raise "
+            "--max-queued-requests"
         )
     limit = min(config.max_seq_len, config.num_pool_tokens)
     name, remedy = (
@@ -43,15 +44,15 @@ def admissible_max_tokens(
     )
     if num_prompt >= limit:
         raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens, but the {name} holds {limit} and at least "
-            f"one must be left for the answer; shorten the prompt{remedy}",
+            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit} and at "
+            f"least one must be left for the answer; shorten the prompt{remedy}",
             limit=limit,
             got=num_prompt,
             param="prompt",
         )
     if asked is not None and num_prompt + asked > limit:
         raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens and max_tokens asks for {asked} more, "
+            f"the prompt has {counted(num_prompt, 'token')} and max_tokens asks for {asked} more, "
             f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
             f"{limit - num_prompt}{remedy}",
             limit=limit,
