@@ -115,6 +115,7 @@ def test_a_wrong_flag_is_told(
         "moe --rounds 0",
         "offline --shape qwen3-0.6b --repeats 0",
         "scheduler --running 1 0",
+        "moe --tokens 8,0",
         "serving --shape qwen3-0.6b --tp 0",
         "startup --runs 0",
         "stub --port 99999",
@@ -127,6 +128,19 @@ def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixt
         main(command.split())
     assert exit_info.value.code == 2
     assert "must be a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [("--shapes small,none", "no shape 'none'"), ("--dtypes int8", "got 'int8'")],
+)
+def test_names_of_a_mixture_that_are_wrong_are_told(
+    flags: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["moe", *flags.split()])
+    assert exit_info.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_trace_that_is_not_there_is_told(
