@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from stub_thread import StubThread
 
 from minisgl.benchmark import (
     compare,
     counters,
     http,
+    moe,
     online,
     plots,
     prefix_tree,
@@ -113,6 +115,7 @@ def test_a_wrong_flag_is_told(
         "moe --rounds 0",
         "offline --shape qwen3-0.6b --repeats 0",
         "scheduler --running 1 0",
+        "moe --tokens 8,0",
         "serving --shape qwen3-0.6b --tp 0",
         "startup --runs 0",
         "stub --port 99999",
@@ -125,6 +128,19 @@ def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixt
         main(command.split())
     assert exit_info.value.code == 2
     assert "must be a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [("--shapes small,none", "no shape 'none'"), ("--dtypes int8", "got 'int8'")],
+)
+def test_names_of_a_mixture_that_are_wrong_are_told(
+    flags: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["moe", *flags.split()])
+    assert exit_info.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_trace_that_is_not_there_is_told(
@@ -148,6 +164,20 @@ def test_errors_that_are_ours_make_no_traceback(
     assert told == "python -m minisgl.benchmark scheduler: --device cuda: torch finds no CUDA " + (
         "device here\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"), [(False, "and torch finds none here"), (True, "needs Triton: pip install")]
+)
+def test_tiles_cannot_be_tuned_without_gpu_and_triton(
+    gpu: bool, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(moe, "find_spec", lambda name: None)
+    assert main(["moe", "--tune", "/no/such/table"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("python -m minisgl.benchmark moe: --tune ")
+    assert says in told
 
 
 def test_a_port_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_explicit_pages_win() -> None:
     ("changes", "says"),
     [
         ({"weight_bytes": 6 * GIB}, "raise --memory-ratio"),
-        ({"num_pages": 10 * 1024}, "at most 9216 pages fit"),
+        ({"num_pages": 10 * 1024}, "the most that fits is 9216"),
     ],
 )
 def test_nothing_fits(changes: dict[str, Any], says: str) -> None:

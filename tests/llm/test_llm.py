@@ -92,7 +92,7 @@ def test_arguments_of_a_wrong_type_are_refused(llm: LLM) -> None:
 def test_params_for_each(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=1) for n in (1, 7)]
     assert [output.num_output_tokens for output in llm.generate(["a", "b"], params)] == [1, 7]
-    with pytest.raises(InvalidRequest, match="2 prompts need as many"):
+    with pytest.raises(InvalidRequest, match="as many sampling_params as prompts, 2, or"):
         llm.generate(["a", "b"], params[:1])
 
 

@@ -108,6 +108,8 @@ def test_what_cannot_work_is_told() -> None:
         LLM(tp=0, **OPTIONS)
     with pytest.raises(ConfigError, match="'none such'"):
         LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))
+    with pytest.raises(ConfigError, match=r"--tp 5 needs a query head for each rank, .* has 4"):
+        LLM(tp=5, **OPTIONS)
     with pytest.raises(StartupFailed, match=r"engine could not start: --num-pages") as raised:
         LLM(tp=2, **(OPTIONS | {"num_pages": 10**9}))
     assert str(raised.value).count("--num-pages") == 1  # both ranks said it

@@ -75,6 +75,13 @@ def test_one_error_names_all_that_does_not_fit(tmp_path: Path) -> None:
     ]
 
 
+def test_one_tensor_differs(tmp_path: Path) -> None:
+    saved(tmp_path)
+    edit(tmp_path, model__norm__weight=torch.ones(47))
+    with pytest.raises(CheckpointError, match=r"; 1 tensor differs:\n  misshapen: model\.norm"):
+        load(tmp_path)
+
+
 def test_sharded_files_load_as_one(tmp_path: Path) -> None:
     reference = saved(tmp_path / "whole")
     reference.save_pretrained(tmp_path / "parts", max_shard_size="30KB")

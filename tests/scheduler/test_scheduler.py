@@ -204,7 +204,9 @@ def test_stop_counts_what_the_client_was_given() -> None:
         ([], {}, "the prompt is empty"),
         ([1, 100], {}, "between 0 and 99, got 100"),
         ([-3], {}, "between 0 and 99, got -3"),
+        ([1], {"stop_token_ids": (99, 100, 3)}, "stop_token_ids must be between 0 and 99, got 100"),
         ([1] * 60, {}, "the prompt has 60 tokens, but the context length holds 60"),
+        ([1], {"max_tokens": 60}, "the prompt has 1 token and max_tokens asks for 60 more"),
         ([1] * 50, {"max_tokens": 11}, "61 in all, but the context length holds 60; ask for at"),
     ],
 )
@@ -231,3 +233,4 @@ def test_a_full_queue_is_busy() -> None:
     answer = add(scheduler, 1, [1])
     assert isinstance(answer, Failed)
     assert answer.status == 429
+    assert "full with 1 request;" in answer.message

@@ -66,8 +66,10 @@ class ScriptedServer:
         defaults: SamplingParams | None = None,
         observer: Observer | None = None,
         num_ranks: int = 1,
+        max_queued: int | None = None,
     ) -> None:
         self._observer = observer
+        self._max_queued = max_queued
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()
         self.received: list[TokenizeMsg] = []
@@ -123,7 +125,13 @@ class ScriptedServer:
         self._loop = asyncio.get_running_loop()
         tokenizer = PushQueue(self._endpoints.tokenizer(0))
         replies: AsyncPullQueue[UserReply] = AsyncPullQueue(self._endpoints.api, UserReply)
-        self._frontend = Frontend([tokenizer], replies, self._observer, num_ranks=self._num_ranks)
+        self._frontend = Frontend(
+            [tokenizer],
+            replies,
+            self._observer,
+            num_ranks=self._num_ranks,
+            max_queued=self._max_queued,
+        )
         http = HttpServer(create_app(self._frontend, self._model))
         dispatch = asyncio.create_task(self._frontend.run())
         listen(self._bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any, get_args
 
@@ -163,6 +164,20 @@ def test_wrong_content_type(http: httpx.Client, kind: str | None) -> None:
     assert f"{got} add the header 'Content-Type: application/json'" in error["message"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "GZip", "br", "gzip, identity"])
+def test_wrong_content_encoding(http: httpx.Client, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    body = gzip.compress(json.dumps(hello()).encode())
+    error = refused(http.post(CHAT, content=body, headers=headers), 415)
+    assert f"no content encoding, got {encoding.lower()!r}" in error["message"]
+    assert error["code"] == "unsupported_media_type"
+
+
+def test_a_content_encoding_that_is_none(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "identity"}
+    assert http.post(CHAT, content=json.dumps(hello()), headers=headers).status_code == 200
+
+
 def test_body_too_large(http: httpx.Client) -> None:
     body = b'{"prompt": "' + b"a" * 2**24 + b'"}'
     error = refused(
@@ -170,6 +185,15 @@ def test_body_too_large(http: httpx.Client) -> None:
     )
     assert "16777216" in error["message"]
     assert http.get("/health").status_code == 200
+
+
+def test_a_call_that_the_queue_can_never_hold() -> None:
+    with ScriptedServer(max_queued=2) as server, httpx.Client(base_url=server.url) as http:
+        error = refused(http.post(TEXT, json={"prompt": ["a", "b", "c"]}))
+        assert error["param"] == "prompt"
+        assert "3 prompts, but --max-queued-requests lets 2 wait" in error["message"]
+        assert not server.received
+        assert http.post(TEXT, json={"prompt": ["a", "b"]}).status_code == 200
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:

@@ -163,6 +163,14 @@ def test_what_other_packages_say_in_the_log(http: httpx.Client, server: RunningS
     assert (line["level"], line["process"]) == ("warning", "server")
 
 
+def test_a_websocket_is_not_promised(http: httpx.Client, server: RunningServer) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    assert http.get("/health", headers=upgrade).status_code == 200
+    server.wait_for("(Unsupported upgrade request)", "err")
+    assert http.get("/nothing", headers=upgrade).status_code == 404
+    assert not [line for line in log_of(server) if "WebSocket" in line["message"]]
+
+
 def test_a_profile(http: httpx.Client, folder: Path) -> None:
     assert http.post("/stop_profile").status_code == 409
     assert http.post("/start_profile").json() == {"status": "profiling"}

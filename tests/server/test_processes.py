@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -161,6 +162,7 @@ def test_an_aborted_stream_gives_its_pages_back(
         ("completions", {"prompt": [100] * 5000, "max_tokens": 1}, "5,?000"),
         ("completions", {"prompt": [100] * 1000, "max_tokens": 500}, "1,?024"),
         ("completions", {"prompt": [2**31 - 1]}, "2,?147,?483,?647"),
+        ("completions", {"prompt": "a", "stop_token_ids": [1408]}, "stop_token_ids .* 1407"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -211,6 +213,35 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     server = launch("--model", "/no/such/model")
     assert server.ended() == 1
     assert "there is no folder /no/such/model" in server.output["err"]
+    assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+@pytest.mark.parametrize(
+    ("generation", "tp", "says"),
+    [
+        ({}, "5", "--tp 5 needs a query head for each rank, and the model has 4; use at most"),
+        ({"temperature": 7}, "1", "generation_config.json: temperature must be between 0 and 2"),
+        ({"top_k": "all"}, "2", "generation_config.json: top_k must be a number, got 'all'"),
+    ],
+)
+def test_what_small_files_say_is_told_before_any_process_starts(
+    launch: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    generation: dict[str, Any],
+    tp: str,
+    says: str,
+    flags: tuple[str, ...],
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    server = launch("--model", str(folder), "--tp", tp, *flags)
+    assert server.ended(60) == 1
+    assert says in server.output["err"]
+    assert "starting" not in server.output["err"]
+    assert "could not start" not in server.output["err"]
+    assert server.output["out"] == ""
     assert_nothing_left(server, [])
 
 

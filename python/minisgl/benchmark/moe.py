@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import write_json
+from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
 
@@ -58,18 +60,18 @@ SHAPES = {
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark moe")
-    parser.add_argument("--shapes", default=None, help=f"some of {','.join(SHAPES)}")
-    parser.add_argument("--tokens", default=None, help="counts, with commas between")
-    parser.add_argument("--dtypes", default="bfloat16", help="of a CPU's comparison")
+    parser.add_argument("--shapes", type=_shapes, help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--tokens", type=_counts, help="counts, with commas between")
+    parser.add_argument("--dtypes", type=_dtypes, default="bfloat16", help="of a CPU's comparison")
     parser.add_argument("--rounds", type=natural, default=15, help="of a CPU's comparison")
     parser.add_argument("--tune", type=Path, default=None, help="the table to update")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
     gpu = torch.cuda.is_available()
-    names = args.shapes or ("qwen3-30b-a3b" if gpu else "small,slice")
-    shapes = {name: SHAPES[name] for name in names.split(",")}
-    tokens = [int(x) for x in args.tokens.split(",")] if args.tokens else None
+    shapes = args.shapes or _shapes("qwen3-30b-a3b" if gpu else "small,slice")
+    tokens = args.tokens
     if args.tune:
+        _check_tunable(gpu)
         from minisgl.benchmark.moe_tiles import tune
 
         tune(shapes, tokens or GPU_TOKENS[2:], args.tune)
@@ -78,16 +80,40 @@ def main(argv: Sequence[str]) -> int:
         if args.json:
             write_json(args.json, {"rows": rows})
     else:
-        dtypes = [getattr(torch, name) for name in args.dtypes.split(",")]
         rows = [
             row
             for name, x in shapes.items()
-            for dtype in dtypes
+            for dtype in args.dtypes
             for row in _on_cpu(name, x, tokens or CPU_TOKENS, dtype, args.rounds)
         ]
         if args.json:
             write_json(args.json, {"rows": rows})
     return 0
+
+
+def _shapes(text: str) -> dict[str, Shape]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise argparse.ArgumentTypeError(f"there is no shape {unknown[0]!r}")
+    return {name: SHAPES[name] for name in names}
+
+
+def _counts(text: str) -> list[int]:
+    return [natural(count) for count in text.split(",")]
+
+
+def _dtypes(text: str) -> list[torch.dtype]:
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if unknown := [name for name in text.split(",") if name not in known]:
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, got {unknown[0]!r}")
+    return [known[name] for name in text.split(",")]
+
+
+def _check_tunable(gpu: bool) -> None:
+    if not gpu:
+        raise ConfigError("--tune times Triton's kernels on a GPU, and torch finds none here")
+    if find_spec("triton") is None:
+        raise ConfigError("--tune needs Triton: pip install 'minisgl[cuda]'")
 
 
 def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:

@@ -94,7 +94,7 @@ def plan_memory(
         raise ConfigError(
             f"--num-pages {num_pages} needs {_size(num_pages * page_bytes)} beside "
             f"{_size(weight_bytes)} of weights, but {_size(free_bytes)} are free; "
-            f"at most {max((free_bytes - weight_bytes) // page_bytes, 0)} pages fit"
+            f"the most that fits is {max((free_bytes - weight_bytes) // page_bytes, 0)}"
         )
     return MemoryPlan(
         free_bytes=free_bytes,

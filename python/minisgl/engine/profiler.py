@@ -20,6 +20,7 @@ from torch import Tensor
 from minisgl.core import Plan
 from minisgl.errors import EngineError, InvalidRequest
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 
 logger = get_logger(__name__)
 
@@ -74,7 +75,7 @@ class StepProfiler:
             _write(profile, path)
         except (OSError, RuntimeError) as error:
             raise EngineError(f"cannot write the trace {path}: {_reason(error)}") from error
-        logger.info("a profile of %d steps is in %s", self._num_steps, path)
+        logger.info("a profile of %s is in %s", counted(self._num_steps, "step"), path)
         return path, self._num_steps
 
 

@@ -19,6 +19,7 @@ from minisgl.llm.session import Session
 from minisgl.message import DetokenizeMsg, ExitMsg
 from minisgl.scheduler import Scheduler, run
 from minisgl.server.args import ServerArgs
+from minisgl.server.checkpoint import check_ranks
 from minisgl.server.engine_worker import engine_config, scheduler_config
 from minisgl.server.workers import Workers
 from minisgl.utils.zmq import PullQueue, PushQueue
@@ -63,6 +64,7 @@ class OwnRanks:
     def __init__(self, args: ServerArgs, folder: Path) -> None:
         """Raises ConfigError or StartupFailed, which name the cause."""
         engine_config(args, folder, store="", rank=0)  # what is wrong is told here
+        check_ranks(folder, args.tp)
         self._workers = Workers(log_level=env.log_level(default="warning"))
         endpoints = self._workers.endpoints
         self._events: PullQueue[DetokenizeMsg] = PullQueue(endpoints.detokenizer, DetokenizeMsg)

@@ -213,8 +213,8 @@ class LLM:
             )
         if len(params) != len(prompts):
             raise InvalidRequest(
-                f"{len(prompts)} prompts need as many sampling_params (or one for all), "
-                f"got {len(params)}",
+                f"there must be as many sampling_params as prompts, {len(prompts)}, or one for "
+                f"all; got {len(params)}",
                 param="sampling_params",
             )
         with self._lock:

@@ -15,6 +15,7 @@ from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.spec import ModelSpec
 from minisgl.models.weight import Checkpoint, Progress, load_dummy, load_weight
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
@@ -53,8 +54,8 @@ def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> No
         )
     if comm.size > spec.moe.num_experts:
         raise ConfigError(
-            f"{spec.moe.num_experts} experts cannot be shared by {comm.size} ranks, since each "
-            "needs one; leave --ep out, or use fewer ranks"
+            f"{counted(spec.moe.num_experts, 'expert')} cannot be shared by {comm.size} ranks, "
+            "since each needs one; leave --ep out, or use fewer ranks"
         )
 
 

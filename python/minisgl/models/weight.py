@@ -22,6 +22,7 @@ from torch import Tensor
 from minisgl.errors import CheckpointError
 from minisgl.layers.base import BaseOP, Parameter, Part
 from minisgl.utils.hf import read_json
+from minisgl.utils.text import counted
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all) after each parameter."""
@@ -225,6 +226,7 @@ def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]
         lines = "\n  ".join(problems)
         raise CheckpointError(
             f"the weights in {checkpoint.folder} do not fit its config.json; "
-            f"{len(problems)} tensors differ:\n  {lines}"
+            f"{counted(len(problems), 'tensor')} {'differs' if len(problems) == 1 else 'differ'}:"
+            f"\n  {lines}"
         )
     return names

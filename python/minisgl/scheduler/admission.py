@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from minisgl.core import SamplingParams
 from minisgl.core.req import IdArray
-from minisgl.errors import InvalidRequest, PromptTooLong, ServerBusy
+from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
+from minisgl.utils.text import counted
 
 
 def admissible_max_tokens(
-    config: SchedulerConfig, prompt: IdArray, asked: int | None, *, num_waiting: int
+    config: SchedulerConfig, prompt: IdArray, sampling: SamplingParams, *, num_waiting: int
 ) -> int:
-    """Output tokens that the request may make; `asked` of None takes what context and pool leave.
+    """Output tokens that the request may make: those it asks for, or what context and pool leave.
 
     Raises RequestError if the request can never fit, or if the queue is full.
     """
-    num_prompt = len(prompt)
+    num_prompt, asked = len(prompt), sampling.max_tokens
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
     low, high = int(prompt.min()), int(prompt.max())
@@ -24,10 +26,15 @@ def admissible_max_tokens(
             f"got {low if low < 0 else high}",
             param="prompt",
         )
+    if (stop_id := max(sampling.stop_token_ids, default=0)) >= config.vocab_size:
+        raise InvalidSampling(
+            f"stop_token_ids must be between 0 and {config.vocab_size - 1}, got {stop_id}",
+            param="stop_token_ids",
+        )
     if config.max_queued is not None and num_waiting >= config.max_queued:
         raise ServerBusy(
-            f"{num_waiting} requests are waiting already; try again later, "
-            "or raise --max-queued-requests"
+            f"the queue is full with {counted(num_waiting, 'request')}; try again later, or raise "
+            "--max-queued-requests"
         )
     limit = min(config.max_seq_len, config.num_pool_tokens)
     name, remedy = (
@@ -37,15 +44,15 @@ def admissible_max_tokens(
     )
     if num_prompt >= limit:
         raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens, but the {name} holds {limit} and at least "
-            f"one must be left for the answer; shorten the prompt{remedy}",
+            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit} and at "
+            f"least one must be left for the answer; shorten the prompt{remedy}",
             limit=limit,
             got=num_prompt,
             param="prompt",
         )
     if asked is not None and num_prompt + asked > limit:
         raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens and max_tokens asks for {asked} more, "
+            f"the prompt has {counted(num_prompt, 'token')} and max_tokens asks for {asked} more, "
             f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
             f"{limit - num_prompt}{remedy}",
             limit=limit,

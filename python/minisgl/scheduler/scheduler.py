@@ -85,7 +85,7 @@ class Scheduler:
         prompt = ids_from_bytes(message.ids).copy()
         try:
             max_tokens = admissible_max_tokens(
-                self.config, prompt, message.sampling.max_tokens, num_waiting=len(self._waiting)
+                self.config, prompt, message.sampling, num_waiting=len(self._waiting)
             )
         except RequestError as error:
             return Failed.of(message.uid, error)

@@ -160,7 +160,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         "--max-queued-requests",
         metavar="N",
         type=integer(1),
-        help="requests waiting at most; further ones are answered with HTTP 429 "
+        help="requests waiting at most; further ones are answered with HTTP 429, and a call of "
+        "more prompts than this with 400 "
         f"(default: {defaults.max_queued_requests})",
     )
     group.add_argument(
@@ -183,7 +184,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         help="attention backend: torch is the plain reference; cpu the compiled kernel of a CPU; "
         "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are a GPU's. Two names "
         "are one for prompts, which may be fi (FlashInfer), and one for decode, which may be "
-        "trtllm (TensorRT-LLM's). auto is the fastest that works here, of triton and fa "
+        "trtllm (TensorRT-LLM's). auto is the fastest that works here, of cpu and torch on a CPU, "
+        "of triton and fa on a GPU "
         f"(default: {defaults.attn})",
     )
     group.add_argument(
@@ -219,7 +221,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         metavar="N",
         type=integer(1, 1024),
         help="tensor parallelism: N processes share each layer of the model, each on a GPU of its "
-        f"own; on a CPU they share the cores (default: {defaults.tp})",
+        "own; on a CPU they share the cores; at most as many as the model has query heads "
+        f"(default: {defaults.tp})",
     )
     group.add_argument(
         "--ep",

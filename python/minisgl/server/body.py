@@ -40,6 +40,14 @@ async def read(request: Request, kind: type[R]) -> R:
             status=415,
             code="unsupported_media_type",
         )
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise refusal(
+            f"bodies are taken as they are, with no content encoding, got {encoding!r}: send the "
+            "JSON uncompressed, without the header Content-Encoding",
+            status=415,
+            code="unsupported_media_type",
+        )
     parsed = parse(await _read_bytes(request), kind)
     parsed.refuse_unsupported()
     return parsed

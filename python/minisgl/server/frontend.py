@@ -144,6 +144,7 @@ class Frontend:
 
     tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
     messages keep their order. num_ranks: of this machine, each of which answers a `ProfileMsg`.
+    max_queued: requests that the scheduler lets wait.
     `observer` is told of everything. `failure` is set once a worker is gone, for good.
     """
 
@@ -154,8 +155,10 @@ class Frontend:
         observer: Observer | None = None,
         *,
         num_ranks: int = 1,
+        max_queued: int | None = None,
     ) -> None:
         self.observer = observer or Observer()
+        self._max_queued = max_queued
         self._num_ranks = num_ranks
         self._tokenizers = tokenizers
         self._replies = replies
@@ -181,6 +184,13 @@ class Frontend:
         """
         if self.failure:
             raise self.failure
+        if self._max_queued is not None and len(prompts) > self._max_queued:
+            # Of the scheduler they would get "try again later", as likely as not for ever.
+            raise InvalidRequest(
+                f"one call has {len(prompts)} prompts, but --max-queued-requests lets "
+                f"{self._max_queued} wait; send at most {self._max_queued} in one call",
+                param="prompt",
+            )
         now = time.perf_counter()  # before others may get this core
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Generator
 from typing import Final
@@ -15,6 +16,14 @@ GRACE_S: Final = 2
 
 # Longer than the pause between two turns of a chat in a benchmark, shorter than a proxy's 60 s.
 KEEP_ALIVE_S: Final = 30
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Not that packages for WebSockets would help: nothing here speaks them, whatever is there.
+
+    That an upgrade was asked for is a line of its own. `ws="none"` does not leave this one out.
+    """
+    return not record.getMessage().startswith("No supported WebSocket library")
 
 
 class HttpServer(uvicorn.Server):
@@ -33,6 +42,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=GRACE_S,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)  # once, however often
         self._on_started: Callable[[], None] | None = None
 
     async def serve_on(self, listening: socket.socket, on_started: Callable[[], None]) -> None:

@@ -22,13 +22,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.args import DEFAULT_PORT, ServerArgs
+from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.nodes import (
     NodeLink,
     gather_nodes,
@@ -39,9 +39,7 @@ from minisgl.server.nodes import (
 )
 from minisgl.server.signals import Signals, held
 from minisgl.server.workers import Worker, Workers
-from minisgl.tokenizer.defaults import sampling_defaults
 from minisgl.utils.files import forget
-from minisgl.utils.hf import resolve_checkpoint
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl.utils.process import leave_start_to_no_collector
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
     from minisgl.server.models import ServedModel
 
 logger = get_logger(__name__)
-
-BUILTIN_NAME: Final = "minisgl-builtin"
 
 
 def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None = None) -> int:
@@ -84,9 +80,9 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
 
 
 def _dry_run(args: ServerArgs, signals: Signals) -> None:
-    folder, name = _checkpoint(args)
+    found = find_checkpoint(args)
     with _workers(signals) as workers:
-        workers.start_engine(replace(args, model=str(folder), served_model_name=name))
+        workers.start_engine(replace(args, model=str(found.folder), served_model_name=found.name))
         workers.wait_ready()
         _say(workers.info["memory"])
         workers.wait_ended()
@@ -100,7 +96,8 @@ def _serve(
 ) -> None:
     port = args.port if args.port is not None else 0 if args.shell else DEFAULT_PORT
     with bind(args.host, port) as bound, _workers(signals) as workers:
-        folder, name = _checkpoint(args)
+        found = find_checkpoint(args)
+        folder, name = found.folder, found.name
         if args.nnodes > 1:
             workers.nodes = gather_nodes(args, settings_of(args, folder))
             workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
@@ -112,8 +109,7 @@ def _serve(
         with held():  # the import system swallows what a signal raises in its callbacks
             from minisgl.server.models import ServedModel  # FastAPI, while the workers start
 
-            defaults = sampling_defaults(folder)
-            model = ServedModel(name=name, defaults=defaults, created=int(time.time()))
+            model = ServedModel(name=name, defaults=found.defaults, created=int(time.time()))
             server = Server(workers, bound, model, args)
         workers.wait_ready()
         signals.check()
@@ -134,7 +130,7 @@ def _serve(
 def _serve_node(args: ServerArgs, signals: Signals) -> None:
     """Run this node's ranks for as long as node 0 serves."""
     with _workers(signals) as workers:
-        folder, _ = _checkpoint(args)
+        folder = find_checkpoint(args).folder
         workers.nodes = [join_node_0(args, settings_of(args, folder))]
         workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
         ranks = ranks_of(args, args.node_rank)
@@ -188,7 +184,11 @@ class Server:
         tracer = create_tracer(args.otlp_endpoint, model.name) if args.otlp_endpoint else None
         observer = Observer(log_requests=args.log_requests, tracer=tracer)
         self._frontend = Frontend(
-            self._tokenizers, self._replies, observer, num_ranks=args.tp // args.nnodes
+            self._tokenizers,
+            self._replies,
+            observer,
+            num_ranks=args.tp // args.nnodes,
+            max_queued=args.max_queued_requests,
         )
         self._http = HttpServer(create_app(self._frontend, model))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -276,18 +276,6 @@ class Server:
         if not self._http.should_exit:
             self._failure = error
             self._end(error)
-
-
-def _checkpoint(args: ServerArgs) -> tuple[Path, str]:
-    """The model's folder and the name to serve it under. Raises ConfigError."""
-    if args.model is None:
-        from minisgl.builtin import model_path
-
-        return model_path(), args.served_model_name or BUILTIN_NAME
-    folder = resolve_checkpoint(args.model, source=args.model_source)
-    is_folder = Path(args.model).expanduser().is_dir()
-    name = folder.resolve().name if is_folder else args.model
-    return folder, args.served_model_name or name
 
 
 def ready_text(name: str, url: str, seconds: float) -> str:

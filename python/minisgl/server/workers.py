@@ -117,9 +117,10 @@ class Workers:
             statuses = [worker.status for worker in waiting]
             told = wait(statuses + [node.status for node in self.nodes])
             failures = [
-                str(node.death() or f"{node.name} has ended")
+                (text, text)
                 for node in self.nodes
                 if node.status in told
+                for text in [str(node.death() or f"{node.name} has ended")]
             ]
             failures += [
                 failure
@@ -128,20 +129,23 @@ class Workers:
             ]
             waiting = [worker for worker in waiting if worker.status not in told]
             if failures:
-                # Ranks say the same with other numbers, of free memory for instance: told once.
-                different = {re.sub(r"[\d.,]+", "", text): text for text in reversed(failures)}
-                raise StartupFailed("; ".join(reversed(different.values())))
+                # Text workers say the same of a tokenizer, and ranks the same with other numbers,
+                # of free memory for instance: told once, of the first.
+                different: dict[str, str] = {}
+                for why, text in failures:
+                    different.setdefault(re.sub(r"[\d.,]+", "", why), text)
+                raise StartupFailed("; ".join(different.values()))
         self._is_ready = True
 
-    def _await_status(self, worker: Worker) -> str | None:
-        """What went wrong, in a sentence that ranks have in common."""
+    def _await_status(self, worker: Worker) -> tuple[str, str] | None:
+        """What went wrong, without and with the name of the worker."""
         try:
             status = receive_status(worker.status)
         except EOFError:
-            return str(worker.death())
+            return (death := str(worker.death())), death
         if isinstance(status, StartFailed):
             kind = "engine" if worker in self._ranks else worker.name
-            return f"the {kind} could not start: {status.message}"
+            return status.message, f"the {kind} could not start: {status.message}"
         seconds = time.monotonic() - self._started_at
         pid = worker.process.pid
         logger.info("the %s is ready after %.1f s (pid %d)", worker.name, seconds, pid)
