@@ -151,7 +151,7 @@ def main() -> None:
             group["lr"] = rate(progress, step, args.lr)
         with autocast(device):
             loss = loss_of(step_model, tuple(t.to(device, non_blocking=True) for t in batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -10,7 +10,7 @@ from minisgl.errors import ConfigError
 def record(arrivals: list[float], counts: list[int], **fields: object) -> Record:
     chunks = list(zip(arrivals, counts, strict=True))
     ended = fields.pop("ended", arrivals[-1] if arrivals else 0.0)
-    return Record(session=0, turn=0, due=None, chunks=chunks, ended=ended, **fields)  # type: ignore[arg-type]
+    return Record(session=0, turn=0, due=None, chunks=chunks, ended=ended, **fields)
 
 
 def test_chunks_with_ids_count_every_token_at_its_arrival() -> None:

@@ -44,7 +44,7 @@ def make_guarded(folder: Path, device: str) -> Engine:
     return Engine(
         EngineConfig(
             folder=folder,
-            device=device,  # type: ignore[arg-type]
+            device=device,
             num_pages=72,
             page_size=4,
             max_running=12,
@@ -142,6 +142,6 @@ def test_it_is_off_by_default(folder: Path) -> None:
 
 
 def test_nan_of_the_model_is_told(engine: Engine) -> None:
-    next(engine.model.parameters()).owner.weight.fill_(torch.nan)  # type: ignore[attr-defined]
+    next(engine.model.parameters()).owner.weight.fill_(torch.nan)
     with pytest.raises(EngineError, match="or the model computes NaN by itself"):
         engine.launch(plan([(0, 0, 4)], [(0, 0, 5)])).wait()

@@ -53,7 +53,7 @@ def test_backend_matches_sdpa(
             page_size=case.page_size,
         )  # fmt: skip
     except ConfigError as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # what the backend says that it does not take
     step = make_step(case, dtype, "torch")
     starts, ends = np.array(step.plan.starts), np.array(step.plan.ends)
     lengths = ends - starts

@@ -315,7 +315,7 @@ def run_rank(rank: int, size: int, store: str) -> Iterator[tuple[str, str]]:
             check, _, name = case.partition("-")
             given = state.sums if functions[check] in SUM_CHECKS else state.comms
             try:
-                functions[check](state, given[name])  # type: ignore[arg-type, index]
+                functions[check](state, given[name])
                 torch.cuda.synchronize()
             except Exception:
                 yield case, traceback.format_exc()

@@ -79,7 +79,7 @@ def test_a_shared_beginning_is_read_once_with_the_same_tokens(checkpoint: Checkp
     engine = make_engine(checkpoint)
     try:
         together = drive(engine, requests)
-        assert any(shape.is_shared for shape in engine._runner._graphs)  # type: ignore[attr-defined]
+        assert any(shape.is_shared for shape in engine._runner._graphs)
         assert together == [drive(engine, [request])[0] for request in requests]
     finally:
         engine.close()

@@ -97,7 +97,7 @@ def test_all_tokens_may_choose_one_expert(device: torch.device) -> None:
 @pytest.mark.parametrize("tokens", [1, 5, 64, 700])
 def test_replays_of_a_graph_follow_their_inputs(tokens: int, device: torch.device) -> None:
     if device.type == "cpu":
-        pytest.skip("no graphs")
+        pytest.skip("the interpreter has no CUDA graphs")
     with torch.inference_mode():
         x, logits, experts = make_case(tokens, 128, 8, 256, 96, dtype=torch.bfloat16, device=device)
         BACKEND.forward(x, logits, experts)

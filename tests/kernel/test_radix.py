@@ -11,7 +11,7 @@ TWINS = pytest.mark.parametrize("common_prefix", [common_prefix_length, load_com
 
 
 @TWINS
-def test_against_a_loop(common_prefix) -> None:  # type: ignore[no-untyped-def]
+def test_against_a_loop(common_prefix) -> None:
     rng = np.random.default_rng(0)
     for _ in range(500):
         lengths = rng.integers(0, 80, 2)
@@ -27,7 +27,7 @@ def test_against_a_loop(common_prefix) -> None:  # type: ignore[no-untyped-def]
 
 
 @TWINS
-def test_every_position_of_the_difference(common_prefix) -> None:  # type: ignore[no-untyped-def]
+def test_every_position_of_the_difference(common_prefix) -> None:
     a = np.arange(70, dtype=np.int32)
     for at in range(70):
         b = a.copy()
@@ -38,7 +38,7 @@ def test_every_position_of_the_difference(common_prefix) -> None:  # type: ignor
 
 
 @TWINS
-def test_read_only_ids(common_prefix) -> None:  # type: ignore[no-untyped-def]
+def test_read_only_ids(common_prefix) -> None:
     a = np.arange(20, dtype=np.int32)
     assert common_prefix(a, np.frombuffer(a.tobytes(), "<i4")) == 20
 

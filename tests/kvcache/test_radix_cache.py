@@ -120,7 +120,7 @@ def test_random_operations(seed: int, page_size: int) -> None:
                     locked.append((handle, expected[-1]))
             case roll if roll < 0.85:
                 if locked:
-                    cache.unlock(locked.pop(rng.randrange(len(locked)))[0])  # type: ignore[arg-type]
+                    cache.unlock(locked.pop(rng.randrange(len(locked)))[0])
             case _:
                 gone = cache.evict(rng.randint(1, 8))
                 kept_by = [prefix for _, prefix in locked]

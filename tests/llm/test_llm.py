@@ -119,7 +119,7 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing(llm: LLM) -> None:
         llm.generate(["a", "b " * 5000])
     for prompts in (["a", ""], ["a", [-1]], [[1], "\ud800", "c"]):
         with pytest.raises(RequestError, match=r"^prompt 1: "):
-            llm.generate(prompts)  # type: ignore[arg-type]
+            llm.generate(prompts)
     with pytest.raises(RequestError, match=r"^prompt 1: messages\[0\].content is missing"):
         llm.chat([ask("hi"), [{"role": "user"}]])
     assert (
@@ -130,7 +130,7 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing(llm: LLM) -> None:
 @pytest.mark.parametrize("prompt", ["", [], [1, "x"], [-1], [10**9]])
 def test_bad_prompts(llm: LLM, prompt: object) -> None:
     with pytest.raises(InvalidRequest):
-        llm.generate([prompt])  # type: ignore[list-item]
+        llm.generate([prompt])
 
 
 def test_threads_wait_for_each_other(llm: LLM) -> None:
@@ -161,7 +161,7 @@ def test_an_error_inside_the_loop_closes_it() -> None:
     def launch(plan: object) -> None:
         raise RuntimeError("the device is gone")
 
-    llm._engine.engine.launch = launch  # type: ignore[attr-defined]
+    llm._engine.engine.launch = launch
     with pytest.raises(RuntimeError, match="the device is gone"):
         llm.generate("a")
     with pytest.raises(ConfigError, match="closed"):

@@ -72,7 +72,7 @@ def test_a_killed_rank_is_an_error_in_time() -> None:
     llm = LLM(tp=2, **OPTIONS)
     mine = [process for process in ranks() if process not in before]
     assert len(mine) == 2
-    victim = llm._engine._workers.processes[1].process  # type: ignore[attr-defined]
+    victim = llm._engine._workers.processes[1].process
     killed: list[float] = []
 
     def kill() -> None:
@@ -93,7 +93,7 @@ def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
     before = ranks()
     llm = LLM(tp=2, **OPTIONS)
     mine = [process for process in ranks() if process not in before]
-    folder = llm._engine._workers.endpoints.folder  # type: ignore[attr-defined]
+    folder = llm._engine._workers.endpoints.folder
     assert folder.exists()
     del llm
     gc.collect()

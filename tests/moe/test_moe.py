@@ -59,7 +59,7 @@ def test_the_compiled_path_is_taken() -> None:
 
 
 def test_threads_and_neighbours_change_nothing() -> None:
-    backend = CpuMoeBackend(_cpu())  # type: ignore[arg-type]
+    backend = CpuMoeBackend(_cpu())
     x, logits, experts = make_case(24, 16, 3, 80, 72, dtype=torch.bfloat16, device=CPU)
     together = backend.forward(x, logits, experts)
     for row in (0, 23):

@@ -125,11 +125,11 @@ def test_all_ranks_plan_the_same(seed: int, overlap: bool) -> None:
 
     def lead() -> None:
         scheduler = Scheduler(CONFIG)
-        leader = Leader(Script(random_turns(seed), scheduler), executors[0], wires, check_every=1)  # type: ignore[arg-type]
+        leader = Leader(Script(random_turns(seed), scheduler), executors[0], wires, check_every=1)
         run(scheduler, leader, SourceInbox(leader), outbox, overlap=overlap)
 
     def follow(rank: int) -> None:
-        follower = Follower(wires[rank - 1], executors[rank], check_every=1)  # type: ignore[arg-type]
+        follower = Follower(wires[rank - 1], executors[rank], check_every=1)
         scheduler = Scheduler(CONFIG, clock=lambda: follower.now)
         run(scheduler, follower, SourceInbox(follower), theirs if rank == 1 else NoOutbox(),
             overlap=overlap)  # fmt: skip
@@ -158,7 +158,7 @@ def follow_alone(
 ) -> tuple[Recorder, Callable[[], None]]:
     wire, executor = Wire(), recorder(config)
     wire.put(messages)
-    follower = Follower(wire, executor, check_every=check_every)  # type: ignore[arg-type]
+    follower = Follower(wire, executor, check_every=check_every)
     scheduler = Scheduler(config, clock=lambda: follower.now)
     return executor, lambda: run(scheduler, follower, SourceInbox(follower), NoOutbox())
 
@@ -208,7 +208,7 @@ def test_a_beat_that_was_lost() -> None:
 
 def test_not_every_plan_is_checked() -> None:
     wire, executor = Wire(), recorder()
-    leader = Leader(Script([], Scheduler(CONFIG)), executor, [wire])  # type: ignore[list-item]
+    leader = Leader(Script([], Scheduler(CONFIG)), executor, [wire])
     plan = first_plan()
     for step in (0, 1, 63, 64):
         plan.step = step
@@ -236,7 +236,7 @@ def test_a_follower_has_rank_0s_clock_and_its_profile_messages() -> None:
     profile = ProfileMsg(seq=1, action="start")
     wire = Wire()
     wire.put([Beat(step=0, now=7.5, messages=[profile])])
-    follower = Follower(wire, recorder())  # type: ignore[arg-type]
+    follower = Follower(wire, recorder())
     seen: list[ProfileMsg] = []
     assert SourceInbox(follower, seen.append).take(0) == []
     assert (follower.now, seen) == (7.5, [profile])
