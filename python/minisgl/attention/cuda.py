@@ -10,6 +10,7 @@ import torch
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.flash_infer import FlashInferBackend
+from minisgl.attention.names import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
@@ -20,10 +21,6 @@ from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-CUDA_BACKENDS = ("triton", "fa")
-PREFILL_BACKENDS = ("fi",)  # for the first place of two
-DECODE_BACKENDS = ("trtllm",)  # for the second place
 
 
 def create_cuda_backend(

@@ -6,6 +6,12 @@ import torch
 
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.cpu_backend import CpuAttnBackend
+from minisgl.attention.names import (
+    ATTENTION_BACKENDS,
+    CUDA_BACKENDS,
+    DECODE_BACKENDS,
+    PREFILL_BACKENDS,
+)
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.jit import JitUnavailable, load_library
@@ -13,11 +19,6 @@ from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-ATTENTION_BACKENDS = ("auto", "cpu", "torch")
-"""Of the CPU; those of a GPU are `minisgl.attention.cuda.CUDA_BACKENDS`."""
-
-_OF_A_GPU = frozenset({"triton", "fa", "fi", "trtllm"})  # that module is imported on one only
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,8 @@ def create_attention_backend(
 
         return create_cuda_backend(name, ops, device, dtype, head_dim, page_size)
     if name not in ATTENTION_BACKENDS:
-        if _OF_A_GPU.issuperset(name.split(",")):
+        of_a_gpu = {*CUDA_BACKENDS, *PREFILL_BACKENDS, *DECODE_BACKENDS}
+        if of_a_gpu.issuperset(name.split(",")):
             wrong = f"attention backend {name!r} is for a GPU; on a CPU"
         else:
             wrong = f"unknown attention backend {name!r};"

@@ -62,8 +62,13 @@ class Form:
         """Rows of the weights that a block has."""
         return self.columns * (2 if self.halves else 1)
 
+    @property
+    def outputs(self) -> int:
+        """Of a block."""
+        return self.width // 2 if self.gated else self.width
+
     def num_blocks(self, outputs: int) -> int:
-        return -(-outputs // (self.width // (2 if self.gated else 1))) * self.split
+        return -(-outputs // self.outputs) * self.split
 
     def num_turns(self, inputs: int) -> int:
         """Of the block that has most."""

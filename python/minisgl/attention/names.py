@@ -1,0 +1,11 @@
+"""What `--attn` may say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
+"""Of the CPU. A GPU has auto and torch too, and those below, alone or two as prefill,decode."""
+CUDA_BACKENDS: Final = ("triton", "fa")
+PREFILL_BACKENDS: Final = ("fi",)  # for the first place of two
+DECODE_BACKENDS: Final = ("trtllm",)  # for the second place
