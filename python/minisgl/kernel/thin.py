@@ -81,19 +81,26 @@ class Form:
         """Turns for which there is room and use. Even where warpgroups multiply turn about: then a
         stage is always the same warpgroup's. Whoever waits for a turn cannot tell it from the one
         two rounds before in the same stage, which a warpgroup that skipped a round could meet."""
-        room = SHARED_BYTES - LEFT_BYTES - 1024 - self._beyond_bytes(rows)
-        stages = min(room // (self.stage_bytes(rows) + 16), self.num_turns(inputs))
-        return stages if self.halves else max(stages - stages % 2, 2)
+        room = SHARED_BYTES - LEFT_BYTES - 1040 - self._beyond_bytes(rows) - self._sums_bytes()
+        room //= self.stage_bytes(rows) + 16
+        turns = self.num_turns(inputs)
+        if self.halves:
+            return min(room, turns)
+        return max(min(room - room % 2, turns + turns % 2), 2)
 
     def shared_bytes(self, rows: int, inputs: int) -> int:
-        """Stages with two barriers each, or sums on their way between warpgroups and blocks."""
+        """Stages with two barriers each, or in their place sums on their way between warpgroups;
+        then sums from other blocks."""
         ring = self.stages(rows, inputs) * (self.stage_bytes(rows) + 16) + self._beyond_bytes(rows)
         between_groups = self.columns * 256
+        return max(ring, between_groups) + self._sums_bytes() + 1040  # to align them
+
+    def _sums_bytes(self) -> int:
+        """Of what the other blocks of a cluster send to one."""
         chunks = self.columns // 8
         pairs = chunks // 2 if self.gated and not self.halves else chunks
         owned = -(-pairs // self.split) * (chunks // pairs)
-        between_blocks = (self.split - 1) * owned * 2048
-        return max(ring, between_groups, between_blocks) + 1024  # to align them
+        return (self.split - 1) * owned * 2048
 
     def _beyond_bytes(self, rows: int) -> int:
         """What the last stage's matrix instructions read where weights do not fill their tiles."""

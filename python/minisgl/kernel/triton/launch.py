@@ -4,7 +4,8 @@ Triton finds the compiled form of a kernel anew at each launch, from all argumen
 prompts, which is not replayed from a graph, took 28 ms of host time so in a model of 28 layers,
 more than the GPU; it takes 10 with a `Launcher`, which finds the compiled form by a key. So its
 kernels take run-time arguments first, which must not be specialised (`do_not_specialize`; pointers
-aligned to 16 bytes unless said otherwise), then the constants.
+aligned to 16 bytes unless said otherwise), then the constants. Tensors are handed on as addresses:
+of a tensor Triton would ask the driver where it lies. Triton's launch hooks are not called.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start and waits until the one before is complete, memory included. What
@@ -54,7 +55,12 @@ class Launcher:
         key = (device, dtype, num_warps, num_stages, *constants)
         compiled = self._compiled.get(key)
         if compiled is not None:
-            compiled[grid](*args, *constants)
+            stream = triton.runtime.driver.active.get_current_stream(device)
+            addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args]
+            compiled.run(
+                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
+                *addresses, *constants,
+            )  # fmt: skip
             return
         options = {} if INTERPRET else {"launch_pdl": pdl}
         compiled = self._kernel[grid](
@@ -92,5 +98,5 @@ def fetch_lines(address, inside):
 
 
 def power_of_2(value: int) -> int:
-    """The next one."""
-    return int(triton.next_power_of_2(value))
+    """The next one; 1 of 0 and 1."""
+    return 1 << max(value - 1, 0).bit_length()

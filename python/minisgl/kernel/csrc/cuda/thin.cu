@@ -36,6 +36,12 @@ struct Ring {
   int stages, x_bytes;
 
   __device__ int stage_bytes() const { return x_bytes + W_BYTES; }
+
+  // What other blocks of the cluster send: behind the barriers, and behind what warpgroups exchange.
+  __device__ unsigned sums() const {
+    const unsigned end = empty + stages * 8;
+    return ((end > base + N * 256 ? end : base + N * 256) + 15) & ~15u;
+  }
 };
 
 struct Product {
@@ -83,13 +89,19 @@ __device__ unsigned long long matrix(unsigned address) {
 }
 
 // Of all threads of all blocks of the cluster.
-__device__ void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+__device__ void cluster_arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-__device__ void warpgroups_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+__device__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ void warpgroups_barrier() {
+  __syncwarp();
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+}
 
 __device__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
 
@@ -262,15 +274,17 @@ __device__ Four four(const float (&sums)[N / 2], int chunk) {
 __device__ void finish_in_blocks(const float (&sums)[N / 2], const Product& product, unsigned base,
                                  int part, int group, int column, int row) {
   if constexpr (SPLIT > 1) {
-    cluster_barrier();  // nobody reads shared memory any more
+    cluster_wait();  // all blocks have begun
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       const int owner = chunk % PAIRS * SPLIT / PAIRS;
-      if (owner == part || chunk % PAIRS % 2 != group) continue;
+      if (owner == part || chunk % PAIRS % 2 != group || row >= product.rows) continue;
       send(in_block(between_blocks(base, part, owner, chunk), owner), four(sums, chunk));
     }
-    cluster_barrier();
+    cluster_arrive();
+    cluster_wait();
   }
+  if (row >= product.rows) return;
 #pragma unroll
   for (int pair = 0; pair < PAIRS; ++pair) {
     const int owner = pair * SPLIT / PAIRS;
@@ -290,18 +304,21 @@ __device__ void finish_in_blocks(const float (&sums)[N / 2], const Product& prod
 }
 
 // Adds up what warpgroups and blocks have, or puts gate and up together, and stores it. Each
-// warpgroup goes on with every other pair. column, row: of a thread's first sum.
-__device__ void finish(float (&sums)[N / 2], const Product& product, unsigned base, int part,
+// warpgroup goes on with every other pair. column, row: of a thread's first sum; where the row is
+// none of x's, so are its others.
+__device__ void finish(float (&sums)[N / 2], const Product& product, const Ring& ring, int part,
                        int group, int column, int row) {
+  const unsigned base = ring.base;
   warpgroups_barrier();  // neither reads stages any more
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    if (chunk % PAIRS % 2 != group) keep(between_groups(base, chunk), four(sums, chunk));
+    if (chunk % PAIRS % 2 == group || row >= product.rows) continue;
+    keep(between_groups(base, chunk), four(sums, chunk));
   }
   warpgroups_barrier();
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    if (chunk % PAIRS % 2 != group) continue;
+    if (chunk % PAIRS % 2 != group || row >= product.rows) continue;
     const Four mine = four(sums, chunk), other = kept(between_groups(base, chunk));
     if constexpr (HALVES) {
       store(product, row, column + chunk * 8, group == 0 ? mine : other,
@@ -311,7 +328,7 @@ __device__ void finish(float (&sums)[N / 2], const Product& product, unsigned ba
       for (int i = 0; i < 4; ++i) sums[chunk * 4 + i] += other.at[i];
     }
   }
-  if constexpr (!HALVES) finish_in_blocks(sums, product, base, part, group, column, row);
+  if constexpr (!HALVES) finish_in_blocks(sums, product, ring.sums(), part, group, column, row);
 }
 
 // Grid: tiles x SPLIT, in clusters of SPLIT. inputs: a multiple of 64; outputs: of 8.
@@ -326,6 +343,7 @@ extern "C" __global__ void __launch_bounds__(288, 1)
   const int part = blockIdx.x % SPLIT, output = blockIdx.x / SPLIT * (GATED ? BOX : WIDTH);
   const int turns = inputs / INPUTS;
   const int first = part * turns / SPLIT, count = (part + 1) * turns / SPLIT - first;
+  if (SPLIT > 1) cluster_arrive();  // this block has begun: its shared memory may be written to
   if (threadIdx.x == 256) {
     asm volatile("prefetch.tensormap [%0];\nprefetch.tensormap [%1];" ::"l"(&w), "l"(&x)
                  : "memory");
@@ -334,7 +352,8 @@ extern "C" __global__ void __launch_bounds__(288, 1)
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ring.empty + stage * 8),
                    "r"(HALVES ? 2 : 1));
     }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" :::
+                     "memory");
   }
   __syncthreads();
 
@@ -345,8 +364,9 @@ extern "C" __global__ void __launch_bounds__(288, 1)
     __syncwarp();
     let_next_begin();
     if (SPLIT > 1) {
-      cluster_barrier();
-      cluster_barrier();
+      cluster_wait();
+      cluster_arrive();
+      cluster_wait();
     }
     return;
   }
@@ -356,5 +376,5 @@ extern "C" __global__ void __launch_bounds__(288, 1)
   consume(sums, ring, group, count);
   let_next_begin();
 
-  finish(sums, product, base, part, group, column, row);
+  finish(sums, product, ring, part, group, column, row);
 }
