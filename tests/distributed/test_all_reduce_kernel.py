@@ -32,7 +32,7 @@ SHIM = """
 #define __syncthreads()
 #define __shfl_xor_sync(mask, x, lane) 0  // nothing comes from threads that are not there
 #define rsqrtf(x) (1 / std::sqrt(x))
-static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim;
+static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim, gridDim;
 static thread_local std::minstd_rand chance;
 static float __uint_as_float(unsigned word) { float x; std::memcpy(&x, &word, 4); return x; }
 static unsigned __float_as_uint(float x) { unsigned word; std::memcpy(&word, &x, 4); return word; }

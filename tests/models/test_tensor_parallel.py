@@ -29,7 +29,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from minisgl.distributed import DistributedCommunicator, DistributedInfo, SingleRank
+from minisgl.distributed import (
+    DistributedCommunicator,
+    DistributedInfo,
+    PendingSum,
+    SingleRank,
+)
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
@@ -64,9 +69,33 @@ class ThreadRank(DistributedCommunicator):
         return int(self._exchange(torch.tensor(value), lambda slots: torch.stack(slots).min()))
 
 
-def ranks(size: int) -> list[ThreadRank]:
+class BegunSum(PendingSum):
+    """Made where it is waited for."""
+
+    def __init__(self, comm: ThreadRank, x: torch.Tensor) -> None:
+        self.comm, self.x = comm, x
+
+    def wait(self) -> torch.Tensor:
+        self.comm.waited += 1
+        return self.comm.all_reduce(self.x)
+
+
+class HalvesRank(ThreadRank):
+    """Whose tokens go in two halves, one a token larger or two. waited: sums that had begun."""
+
+    waited = 0
+
+    def halves(self, num_rows: int, row_bytes: int) -> list[int]:
+        first = num_rows // 2 + 1
+        return [first, num_rows - first] if num_rows > 2 else [num_rows]
+
+    def begin_sum(self, x: torch.Tensor) -> PendingSum:
+        return BegunSum(self, x)
+
+
+def ranks(size: int, kind: type[ThreadRank] = ThreadRank) -> list[ThreadRank]:
     slots, barrier = [torch.empty(0)] * size, threading.Barrier(size)
-    return [ThreadRank(rank, slots, barrier) for rank in range(size)]
+    return [kind(rank, slots, barrier) for rank in range(size)]
 
 
 # name -> (config class, changes, ranks): what does not divide, on top of every family on two ranks.
@@ -109,6 +138,15 @@ def test_two_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     check(config_class, changes, 2, page_size, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "gemma"])
+def test_tokens_in_halves_are_the_same_tokens(name: str, tmp_path: Path) -> None:
+    config_class, changes, page_size, _ = CASES[name]
+    comms = check(config_class, changes, 2, page_size, tmp_path, kind=HalvesRank)
+    for comm in comms:
+        assert isinstance(comm, HalvesRank)
+        assert comm.waited > 10
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", [name for name in CASES if "moe" in name or "mixtral" in name])
 def test_ranks_may_share_the_experts(name: str, size: int, tmp_path: Path) -> None:
@@ -132,7 +170,9 @@ def check(
     *,
     stacked: bool = False,
     expert_parallel: bool = False,
-) -> None:
+    kind: type[ThreadRank] = ThreadRank,
+) -> list[ThreadRank]:
+    """The ranks, once they computed what one does."""
     config = config_class(**{**SIZES, **changes})
     make_reference(config).save_pretrained(folder, save_original_format=not stacked)
     prompts = [[token % config.vocab_size for token in random_ids(n, n)] for n in (19, 11)]
@@ -145,8 +185,9 @@ def check(
             return sequences
 
     alone = run(SingleRank())
+    comms = ranks(size, kind)
     with ThreadPoolExecutor(size) as pool:
-        together = list(pool.map(run, ranks(size)))
+        together = list(pool.map(run, comms))
     for sequences in together:
         for one, many, first in zip(alone, sequences, together[0], strict=True):
             logits = torch.cat(many.logits)
@@ -154,6 +195,7 @@ def check(
             assert torch.equal(logits, torch.cat(first.logits))
             assert relative_error(logits, torch.cat(one.logits)) <= TOLERANCE
             assert many.outputs == one.outputs
+    return comms
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

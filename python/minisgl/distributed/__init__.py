@@ -6,7 +6,18 @@ given when it is built, so that a layer's code is the same on one rank and on ma
 processes start. Read next: `minisgl.distributed.communicator`, `minisgl.layers.linear`.
 """
 
-from minisgl.distributed.communicator import DistributedCommunicator, DistributedInfo, SingleRank
+from minisgl.distributed.communicator import (
+    DistributedCommunicator,
+    DistributedInfo,
+    PendingSum,
+    SingleRank,
+)
 from minisgl.distributed.create import create_communicator
 
-__all__ = ["DistributedCommunicator", "DistributedInfo", "SingleRank", "create_communicator"]
+__all__ = [
+    "DistributedCommunicator",
+    "DistributedInfo",
+    "PendingSum",
+    "SingleRank",
+    "create_communicator",
+]

@@ -39,6 +39,15 @@ class DistributedInfo:
         return x[share.start : share.stop]
 
 
+class PendingSum(ABC):
+    """A sum over the ranks that was begun: its part is not to be written until it is waited for."""
+
+    @abstractmethod
+    def wait(self) -> Tensor:
+        """The sum, on each rank, for what is enqueued after this; good until the next but one is
+        begun."""
+
+
 class DistributedCommunicator(ABC):
     """Collectives between the ranks; every rank must make the same calls in the same order.
 
@@ -65,15 +74,32 @@ class DistributedCommunicator(ABC):
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, on each rank."""
 
+    def reserve(self, num_rows: int, row_bytes: int) -> None:  # noqa: B027 - most need none
+        """Take memory for `begin_sum` in steps of up to so many rows."""
+
+    def halves(self, num_rows: int, row_bytes: int) -> list[int]:
+        """How many rows to compute at a time, so that the sum of some can run beside the products
+        of others: all, or two halves, which each begin a sum, one after the other."""
+        return [num_rows]
+
+    def begin_sum(self, x_TD: Tensor) -> Tensor | PendingSum:
+        """Begin the sum that `add_norm` waits for, or leave it to that; of one of `halves`."""
+        return x_TD
+
     def add_norm(
-        self, ops: Ops, x_TD: Tensor, residual_TD: Tensor | None, weight: Tensor, eps: float
+        self,
+        ops: Ops,
+        x_TD: Tensor | PendingSum,
+        residual_TD: Tensor | None,
+        weight: Tensor,
+        eps: float,
     ) -> tuple[Tensor, Tensor]:
         """`Ops.add_rms_norm` of the ranks' sum of x; without a residual, `Ops.rms_norm`.
 
         The residual that comes back may be this rank's share of the rows alone, which is then for
-        the next call, of as many rows, and for `take_rows`.
+        the next call, of as many rows, and for `take_rows`; with a sum that was begun it is not.
         """
-        x_TD = self.all_reduce(x_TD)
+        x_TD = x_TD.wait() if isinstance(x_TD, PendingSum) else self.all_reduce(x_TD)
         if residual_TD is None:
             return ops.rms_norm(x_TD, weight, eps), x_TD
         return ops.add_rms_norm(x_TD, residual_TD, weight, eps)

@@ -12,9 +12,6 @@ Where a call goes is decided by dtype and number of bytes alone: every rank deci
 from __future__ import annotations
 
 import ctypes
-import os
-import socket
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +19,7 @@ from torch import Tensor
 
 from minisgl.distributed.communicator import DistributedInfo
 from minisgl.distributed.gloo import GlooCommunicator
+from minisgl.distributed.shared import connect
 from minisgl.kernel.all_reduce import (
     ALGORITHMS,
     EMPTY,
@@ -33,10 +31,6 @@ from minisgl.kernel.all_reduce import (
     Rows,
     all_reduce_cubin,
 )
-from minisgl.kernel.jit import JitUnavailable
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
 
 MAX_SHARE_BYTES = 2 << 20
 """What one rank may send another in one trip: 1,024 blocks, which an H200 (132 multiprocessors, 64
@@ -203,49 +197,8 @@ def connect_peers(
     host: GlooCommunicator, device: torch.device, library: Any, share_bytes: int = MAX_SHARE_BYTES
 ) -> PeerAllReduce | None:
     """All ranks', or None on all ranks, with one log line that says why."""
-    peer, error = None, ""
-    if len(set(_gather(host, _machine()))) > 1:
-        error = "the ranks run on several machines"
-    elif os.environ.get("NCCL_P2P_DISABLE") == "1":  # the customary word for GPUs that cannot
-        error = "NCCL_P2P_DISABLE=1"
-    else:
-        try:
-            peer = PeerAllReduce(host.info, device, library, share_bytes)
-        except (JitUnavailable, RuntimeError) as reason:
-            error = str(reason)
-    if not _all_have(host, peer, error):
-        if peer:
-            peer.close()
-        return None
-    assert peer is not None
-    handles = _gather(host, peer.handle)
-    connected: PeerAllReduce | None = peer
-    try:
-        peer.connect(handles)
-    except RuntimeError as reason:
-        connected, error = None, str(reason)
-    if not _all_have(host, connected, error):
-        peer.close()
-        return None
-    return peer
-
-
-def _all_have(host: GlooCommunicator, peer: PeerAllReduce | None, error: str) -> bool:
-    """The first rank that has none says why."""
-    first = host.all_min(host.size if peer else host.rank)
-    if first == host.rank:
-        logger.info("NCCL does all sums, none go through shared memory: %s", error)
-    return first == host.size
-
-
-def _gather(host: GlooCommunicator, value: bytes) -> list[bytes]:
-    """Every rank's; all are equally long."""
-    rows = host.all_gather(torch.frombuffer(bytearray(value), dtype=torch.uint8)[None], 0)
-    return [bytes(row) for row in rows.numpy()]
-
-
-def _machine() -> bytes:
-    """Tells this machine from others, in 64 bytes."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    name = boot.read_bytes() if boot.exists() else socket.gethostname().encode()
-    return name[:64].ljust(64)
+    return connect(
+        host,
+        lambda: PeerAllReduce(host.info, device, library, share_bytes),
+        otherwise="NCCL does all sums, none go through shared memory",
+    )

@@ -70,6 +70,8 @@ class Engine:
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
         comm = self.comm
+        row_bytes = self.model_config.hidden_size * self.dtype.itemsize
+        comm.reserve(_max_step_tokens(config), row_bytes)
         self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
         start = time.monotonic()
         self.model = load_model(
@@ -295,10 +297,14 @@ def plan_engine_memory(
     return replace(memory, num_pages=comm.all_min(memory.num_pages))
 
 
+def _max_step_tokens(config: EngineConfig) -> int:
+    return (config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS) + config.max_running
+
+
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy."""
     model = spec.config
-    num_tokens = (config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS) + config.max_running
+    num_tokens = _max_step_tokens(config)
     heads = model.num_heads + 2 * model.num_kv_heads
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
     return num_tokens * widest * dtype.itemsize + 3 * config.max_running * model.vocab_size * 4

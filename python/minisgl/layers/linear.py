@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from minisgl.distributed import PendingSum
 from minisgl.kernel.ops import Activation
 from minisgl.layers.base import BaseOP, BuildContext, Part
 from minisgl.layers.norm import RMSNormFused
@@ -35,13 +36,14 @@ class _Linear(BaseOP):
     def forward_normed(
         self,
         norm: RMSNormFused,
-        x: Tensor,
+        x: Tensor | PendingSum,
         residual: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What `norm` gives, with this layer, and what it is a gate of, after its first: on one
         rank as one op, and with the sum over several ranks as two."""
         if self.comm.size == 1:
+            assert isinstance(x, Tensor)
             return self.ops.norm_linear(
                 x, residual, norm.weight, norm.eps, self.weight, self.bias, gate
             )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from minisgl.distributed import PendingSum
 from minisgl.layers.base import BaseOP, BuildContext, Part, Stack
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
@@ -102,7 +103,7 @@ class MoE(BaseOP):
         self.declare("down", build.dtype, *down, stacked=len(held))
 
     def forward(
-        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
+        self, norm: RMSNormFused, x_TD: Tensor | PendingSum, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """This rank's part of the output for norm(sum(x) + residual); and that residual."""
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)

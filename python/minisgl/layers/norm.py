@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from minisgl.distributed import PendingSum
 from minisgl.layers.base import BaseOP, BuildContext, Part
 
 
@@ -36,7 +37,7 @@ class RMSNormFused(_Norm):
         super().__init__(build, size=size, eps=eps, name=name)
         self.comm = build.comm
 
-    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor | PendingSum, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(norm(sum(x) + residual), sum(x) + residual). No residual before the first block."""
         return self.comm.add_norm(self.ops, x, residual, self.weight, self.eps)
 

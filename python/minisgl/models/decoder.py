@@ -2,7 +2,9 @@
 
 Norms are fused with what comes before them, the sum over the ranks and the residual addition, so a
 block passes on two tensors: this rank's part of what the last step computed, and the residual that
-the sum is still to be added to.
+the sum is still to be added to. Of a long prompt's tokens on many ranks it passes on two halves:
+the sum of one runs beside the products of the other (`DistributedCommunicator.halves`). They meet
+where tokens attend to each other.
 
 Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 """
@@ -10,11 +12,14 @@ Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer
+from minisgl.distributed import PendingSum
 from minisgl.layers import (
     AttentionLayer,
     BaseOP,
@@ -42,6 +47,9 @@ if TYPE_CHECKING:
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+
+Stream = tuple[Tensor | PendingSum, Tensor | None]
+"""Of some of the tokens, [T, D]: a rank's part of a sum that may have begun, and the residual."""
 
 
 class BaseLLMModel(BaseOP, ABC):
@@ -71,6 +79,7 @@ class Decoder(BaseLLMModel):
 
     def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
         super().__init__(spec)
+        self.comm = build.comm
         config = spec.config
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
         rope = get_rope(build, config.rope, num_positions)
@@ -99,18 +108,17 @@ class Decoder(BaseLLMModel):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embedding.forward(batch.input_ids)
-        residual_TD: Tensor | None = None
+        halves = self.comm.halves(len(x_TD), x_TD.shape[1] * x_TD.itemsize)
+        streams: list[Stream] = [(x, None) for x in torch.split(x_TD, halves)]
         *blocks, last = self.blocks
         for block in blocks:
-            x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
+            streams = block.forward(streams, batch)
         # After the last attention nobody asks for tokens that do not sample. As many as tokens:
         # every token samples, in order.
         rows = batch.sample_positions
-        x_SD, residual_SD = last.forward(
-            x_TD, residual_TD, batch, rows if len(rows) < len(x_TD) else None
-        )
-        x_SD, _ = self.norm.forward(x_SD, residual_SD)
-        return self.lm_head.forward(x_SD)
+        streams = last.forward(streams, batch, rows if len(rows) < len(x_TD) else None)
+        outputs = [self.norm.forward(x, residual)[0] for x, residual in streams]
+        return self.lm_head.forward(_join(outputs))
 
 
 class Block(BaseOP):
@@ -127,6 +135,7 @@ class Block(BaseOP):
         index: int,
     ) -> None:
         super().__init__()
+        self.comm = build.comm
         size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, f"model.layers.{index}"
         self.attention_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.input_layernorm.weight"
@@ -141,15 +150,16 @@ class Block(BaseOP):
             self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
 
     def forward(
-        self,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
-        batch: Batch,
-        rows_S: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """rows_S: which of the T tokens are wanted; all by default. All tokens' KV is stored."""
-        x, residual = self.attention.forward(self.attention_norm, x_TD, residual_TD, batch, rows_S)
-        return self.mlp.forward(self.mlp_norm, x, residual)
+        self, streams: list[Stream], batch: Batch, rows_S: Tensor | None = None
+    ) -> list[Stream]:
+        """rows_S: which of the tokens are wanted, in one stream; all by default. All tokens' KV is
+        stored."""
+        streams = self.attention.forward(self.attention_norm, streams, batch, rows_S)
+        outputs: list[Stream] = []
+        for x, residual in streams:
+            x, residual = self.mlp.forward(self.mlp_norm, x, residual)
+            outputs.append((self.comm.begin_sum(x) if len(streams) > 1 else x, residual))
+        return outputs
 
 
 class Attention(BaseOP):
@@ -159,6 +169,7 @@ class Attention(BaseOP):
         self, spec: ModelSpec, build: BuildContext, rope: RotaryEmbedding, index: int
     ) -> None:
         super().__init__()
+        self.comm = build.comm
         config, prefix = spec.config, f"model.layers.{index}.self_attn"
         self.qkv = LinearQKVMerged(
             build,
@@ -202,21 +213,28 @@ class Attention(BaseOP):
     def forward(
         self,
         norm: RMSNormFused,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
+        streams: list[Stream],
         batch: Batch,
         rows_S: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> list[Stream]:
         """This rank's part of the output for norm(sum(x) + residual); and that residual.
 
-        Both of the tokens rows_S, or of all.
+        Both of the tokens rows_S, as one stream, or of all.
         """
-        qkv, residual = self.qkv.forward_normed(norm, x_TD, residual_TD)
-        attended = self.attend.forward(qkv, batch)
+        projected, residuals = zip(
+            *(self.qkv.forward_normed(norm, x, residual) for x, residual in streams), strict=True
+        )
+        attended = self.attend.forward(_join(projected), batch)
         if rows_S is not None:
-            residual = norm.rows(residual, rows_S, len(attended))
-            attended = attended[rows_S]
-        return self.out.forward(attended), residual
+            residual = norm.rows(_join(residuals), rows_S, len(attended))
+            return [(self.out.forward(attended[rows_S]), residual)]
+        if len(streams) == 1:
+            return [(self.out.forward(attended), residuals[0])]
+        parts = torch.split(attended, [len(qkv) for qkv in projected])
+        return [
+            (self.comm.begin_sum(self.out.forward(part)), residual)
+            for part, residual in zip(parts, residuals, strict=True)
+        ]
 
 
 class GatedMLP(BaseOP):
@@ -243,11 +261,16 @@ class GatedMLP(BaseOP):
         )
 
     def forward(
-        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor
+        self, norm: RMSNormFused, x_TD: Tensor | PendingSum, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """This rank's part of the output for norm(sum(x) + residual); and that residual."""
         x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.activation)
         return self.down.forward(x_TF), residual_TD
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """Of the streams, one after another; of one itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def _mixture(
