@@ -47,9 +47,10 @@ def check(copies: CopySums, host: GlooCommunicator) -> None:
     rank, size = host.rank, host.size
     assert copies.split(8192) == [4096, 4096]
     assert copies.split(2700) == [1536, 1164]
-    assert copies.takes(8192, ROW_BYTES)
-    assert not any(copies.takes(rows, ROW_BYTES) for rows in (1, 1024, 2047, 8193))
-    assert not copies.takes(4096, ROW_BYTES // 2)
+    assert copies.halves(8192, ROW_BYTES) == [4096, 4096]
+    assert copies.halves(8193, ROW_BYTES) == [8193]
+    assert copies.halves(200, ROW_BYTES) == [200]
+    assert copies.halves(4096, ROW_BYTES // 2) == [4096]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for rows in ROWS:
             x, total = integers(rank, size, rows, dtype, rows)

@@ -74,8 +74,12 @@ class DistributedCommunicator(ABC):
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, on each rank."""
 
-    def reserve(self, num_rows: int, row_bytes: int) -> None:  # noqa: B027 - most need none
-        """Take memory for `begin_sum` in steps of up to so many rows."""
+    halve_from: int | None = None
+    """In steps of how many rows `halves` gives two, where it can; the same on every rank."""
+
+    def reserve(self, num_rows: int, row_bytes: int) -> bool:
+        """Take memory for `begin_sum` in steps of up to so many rows; whether it can."""
+        return False
 
     def halves(self, num_rows: int, row_bytes: int) -> list[int]:
         """How many rows to compute at a time, so that the sum of some can run beside the products

@@ -32,8 +32,6 @@ from minisgl.kernel.all_reduce import PACK_BYTES, THREADS, TYPES, all_reduce_cub
 _cuda: Any = torch.cuda  # whose stubs lack types
 
 NUM_TURNS = 2
-MIN_ROWS = 1024
-"""Of a half: products of fewer lose more than their sums take."""
 TILE_ROWS = 256  # of a large product
 ADD_BLOCKS = 264
 """Two on each of an H200's multiprocessors: enough to read at the memory's rate."""
@@ -112,7 +110,7 @@ class CopySums:
             torch.as_tensor(_Memory(self._memory + self._layout.sums(turn), total), device=device)
             for turn in range(NUM_TURNS)
         ]
-        self._streams = [_cuda.Stream(device, priority=-1) for _ in range(NUM_TURNS)]
+        self._stream = _cuda.Stream(device, priority=-1)
         self._turn, self._count = 0, 0
         torch.cuda.synchronize(device)  # the words are 0 before another rank can write
 
@@ -128,10 +126,11 @@ class CopySums:
         first = -(-num_rows // (2 * TILE_ROWS)) * TILE_ROWS
         return [first, num_rows - first]
 
-    def takes(self, num_rows: int, row_bytes: int) -> bool:
-        """Whether sums of the halves of so many rows are for this."""
+    def halves(self, num_rows: int, row_bytes: int) -> list[int]:
+        """See `DistributedCommunicator.halves`."""
         first, second = self.split(num_rows)
-        return row_bytes == self._row_bytes and second >= MIN_ROWS and first <= self._max_rows
+        fit = row_bytes == self._row_bytes and first <= self._max_rows and second > 0
+        return [first, second] if fit else [num_rows]
 
     def begin(self, x_TD: Tensor) -> PendingSum:
         """Of at most `max_rows` rows, which nobody may write before the sum is waited for."""
@@ -140,7 +139,7 @@ class CopySums:
         assert x_TD.shape[1] * x_TD.itemsize == self._row_bytes
         turn, self._turn = self._turn, (self._turn + 1) % NUM_TURNS
         self._count += turn == 0
-        stream, rank, layout = self._streams[turn], self._info.rank, self._layout
+        stream, rank, layout = self._stream, self._info.rank, self._layout
         stream.wait_stream(torch.cuda.current_stream())
         size = self._info.size
         others = [(rank + step) % size for step in range(1, size)]

@@ -131,9 +131,9 @@ class PyNcclCommunicator(_NcclCommunicator):
         )
         return x
 
-    def reserve(self, num_rows: int, row_bytes: int) -> None:
+    def reserve(self, num_rows: int, row_bytes: int) -> bool:
         if self._peer is None or row_bytes % PACK_BYTES:
-            return
+            return False
         assert self._copies is None
         device = torch.device("cuda", torch.cuda.current_device())
         max_rows = max(CopySums.split(num_rows))
@@ -144,11 +144,12 @@ class PyNcclCommunicator(_NcclCommunicator):
             ),
             otherwise="sums of prompts do not run beside products",
         )
+        return self._copies is not None
 
     def halves(self, num_rows: int, row_bytes: int) -> list[int]:
-        if self._copies and self._copies.takes(num_rows, row_bytes):
-            return self._copies.split(num_rows)
-        return [num_rows]
+        if self._copies is None or self.halve_from is None or num_rows < self.halve_from:
+            return [num_rows]
+        return self._copies.halves(num_rows, row_bytes)
 
     def begin_sum(self, x_TD: Tensor) -> Tensor | PendingSum:
         return self._copies.begin(x_TD) if self._copies else x_TD

@@ -71,7 +71,7 @@ class Engine:
         ops = create_ops(self.device.torch_device)
         comm = self.comm
         row_bytes = self.model_config.hidden_size * self.dtype.itemsize
-        comm.reserve(_max_step_tokens(config), row_bytes)
+        can_halve = comm.reserve(_max_step_tokens(config), row_bytes)
         self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
         start = time.monotonic()
         self.model = load_model(
@@ -128,6 +128,8 @@ class Engine:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
+        if can_halve:
+            probe.choose_halves(self)
         if env.check_pages():
             pool = self._context.kv_pool
             self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
