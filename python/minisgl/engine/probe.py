@@ -159,9 +159,9 @@ def choose_halves(engine: Engine) -> None:
     chosen = None
     while size >= MIN_HALVED_TOKENS:
         comm.halve_from = None
-        whole_s = _prefill_s(engine, size)
+        whole_s = _prefill_s(engine, size, times=1)
         comm.halve_from = size
-        if not comm.all_min(int(_prefill_s(engine, size) < whole_s)):
+        if not comm.all_min(int(_prefill_s(engine, size, times=1) < whole_s)):
             break
         chosen, size = size, size // 2
     comm.halve_from = chosen
@@ -178,11 +178,11 @@ def _probe_sizes(engine: Engine) -> list[int]:
     return sizes
 
 
-def _prefill_s(engine: Engine, num_tokens: int) -> float:
-    """What a step of so many prompt tokens takes."""
+def _prefill_s(engine: Engine, num_tokens: int, times: int = 2) -> float:
+    """What a step of so many prompt tokens takes: the shortest of so many times."""
     plan = prompt_probe(engine, num_tokens)
     seconds = []
-    for _ in range(3):  # the first warms up
+    for _ in range(1 + times):  # the first warms up
         start = time.perf_counter()
         run_probe(engine, plan)
         seconds.append(time.perf_counter() - start)
