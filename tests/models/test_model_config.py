@@ -92,6 +92,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"vocab_size": True}, "vocab_size must be an integer of at least 1, got True"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of 8 query heads"),
+        ({"num_attention_heads": 1, "num_key_value_heads": 2}, "a divisor of 1 query head, got 2"),
         ({"hidden_size": 65}, "head_dim is missing; expected one, as 8 heads do not divide 65"),
         ({"head_dim": 7}, "7 of a head's 7 dims would be rotated"),
         ({"partial_rotary_factor": 2.0}, "16 of a head's 8 dims would be rotated"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minisgl.errors import ConfigError
+from minisgl.utils.text import counted
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -49,7 +50,8 @@ class MemoryPlan:
             (
                 "KV pool",
                 _size(self.kv_bytes),
-                f"{self.num_pages:,} pages of {self.page_size} tokens "
+                f"{self.num_pages:,} page{'' if self.num_pages == 1 else 's'} of "
+                f"{counted(self.page_size, 'token')} "
                 f"({_size(self.page_bytes // self.page_size)} a token)",
             ),
             ("tokens that fit", f"{self.num_tokens:,}", ""),
