@@ -289,6 +289,21 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
     assert_nothing_left(server, [])
 
 
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+def test_a_tokenizer_that_is_broken(
+    launch: Any, tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...]
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    (folder / "tokenizer.json").write_text("{")
+    server = launch("--model", str(folder), *flags)
+    assert server.ended(60) == 1
+    told = rf"the (de)?tokenizer(-0)? could not start: {folder}/tokenizer.json does not load as a t"
+    assert re.search(told, server.output["err"])
+    assert server.output["out"] == ""
+    assert_nothing_left(server, [])
+
+
 @pytest.mark.parametrize(
     ("template", "says"),
     [
