@@ -88,6 +88,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
     [
         ({"hidden_size": None}, "hidden_size is missing; expected an integer of at least 1"),
         ({"hidden_size": "64"}, "hidden_size must be an integer of at least 1, got '64'"),
+        ({"vocab_size": 2**70}, r"vocab_size must be an integer below 2 \*\* 31, got 11805916207"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
         ({"vocab_size": True}, "vocab_size must be an integer of at least 1, got True"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
@@ -108,6 +109,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rope_scaling": {"type": []}}, r"rope type '\[\]' is not supported"),
         ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "context is below .*, got 1e"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
             "rope_parameters: low_freq_factor is missing",

@@ -269,10 +269,22 @@ def test_no_template_at_all(template: Any, tmp_path: Path) -> None:
         _ours(_folder(tmp_path, template))
 
 
+def test_a_template_that_is_no_text(tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level")
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read as text"):
+        _ours(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"chat_template\.json is not valid JSON"):
+        _ours(folder)
+
+
 def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
     none = _ours(make(tmp_path, "byte_level"))
     broken = ChatTemplate({"default": "{% if %}"}, {})
-    for template in (none, broken):
+    too_deep = ChatTemplate({"default": "{{ " + "(" * 10_000}, {})
+    for template in (none, broken, too_deep):
         assert not template.is_usable
         with pytest.raises(InvalidRequest, match="/v1/completions"):
             template.render([USER])

@@ -125,11 +125,20 @@ class TestErrors:
         with pytest.raises(CheckpointError, match="must hold a JSON object"):
             load_tokenizer(tmp_path)
         (tmp_path / "tokenizer_config.json").write_text("{")
-        with pytest.raises(CheckpointError, match="is no JSON"):
+        with pytest.raises(CheckpointError, match="is not valid JSON"):
             load_tokenizer(tmp_path)
 
-    def test_special_tokens_in_no_known_form(self, tmp_path: Path) -> None:
-        folder = make(tmp_path, "byte_level", config={"eos_token": {"text": "</s>"}})
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"eos_token": {"text": "</s>"}},
+            {"eos_token": "\ud800"},
+            {"added_tokens_decoder": {"x": "</s>"}},
+            {"added_tokens_decoder": [1]},
+        ],
+    )
+    def test_special_tokens_in_no_known_form(self, config: dict[str, Any], tmp_path: Path) -> None:
+        folder = make(tmp_path, "byte_level", config=config)
         with pytest.raises(CheckpointError, match="special tokens"):
             load_tokenizer(folder)
 

@@ -43,6 +43,8 @@ class Fields:
         value = self._value(name, default)
         if type(value) is not int or value < minimum:
             raise self.error(name, f"an integer of at least {minimum}")
+        if value >= 2**31:
+            raise self.error(name, "an integer below 2 ** 31")
         return value
 
     def optional_integer(self, name: str) -> int | None:
@@ -210,7 +212,7 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
     original = config.optional_integer("original_max_position_embeddings")
     original = original or rope.integer("original_max_position_embeddings", max_position)
     default_factor = max_position / original if rope_type == "yarn" else None
-    return RotaryConfig(
+    read = RotaryConfig(
         rope_type=rope_type,
         theta=theta,
         rotary_dim=rotary_dim,
@@ -226,3 +228,6 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
     )
+    if read.max_context >= 2**31:
+        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
+    return read

@@ -9,15 +9,15 @@ here, because importing it takes seconds. One difference is deliberate: text is 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from minisgl.errors import CheckpointError, ConfigError
+from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 from minisgl.tokenizer.stream import TextStream, stream_factory
+from minisgl.utils.hf import read_json
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -96,7 +96,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{path} does not load as a tokenizer: {error}") from error
     try:
         return Tokenizer(backend, config)
-    except (AttributeError, KeyError, TypeError) as error:
+    except UnsupportedModel:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / 'tokenizer_config.json'} names special tokens in an unknown form: {error!r}"
         ) from error
@@ -135,15 +137,7 @@ def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Its content, {} if there is no such file. Raises CheckpointError if it is anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
-    return content
+    return read_json(path) if path.exists() else {}
 
 
 def _text(token: Any) -> str:
