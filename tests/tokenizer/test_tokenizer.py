@@ -119,7 +119,10 @@ class TestErrors:
 
     def test_broken_files(self, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text("{")
-        with pytest.raises(CheckpointError, match="does not load"):
+        with pytest.raises(CheckpointError, match=r"does not load .*; download it again"):
+            load_tokenizer(tmp_path)
+        (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+        with pytest.raises(CheckpointError, match=r"does not load .*: run `git lfs pull` there"):
             load_tokenizer(tmp_path)
         (tmp_path / "tokenizer_config.json").write_text("[]")
         with pytest.raises(CheckpointError, match="must hold a JSON object"):

@@ -17,7 +17,7 @@ import tokenizers
 
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 from minisgl.tokenizer.stream import TextStream, stream_factory
-from minisgl.utils.hf import read_json
+from minisgl.utils.hf import mending, read_json
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -93,7 +93,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{path} does not load as a tokenizer: {error}") from error
+        raise CheckpointError(
+            f"{path} does not load as a tokenizer ({error}); {mending(path)}"
+        ) from error
     try:
         return Tokenizer(backend, config)
     except UnsupportedModel:
