@@ -184,9 +184,10 @@ def test_arguments_of_calls_may_be_json_text(tmp_path: Path) -> None:
     assert "5" not in template.render([{**ASSISTANT, "tool_calls": []}])
     with pytest.raises(InvalidRequest, match="TypeError"):
         template.render([{**ASSISTANT, "tool_calls": 5}])
-    broken = {"name": "f", "arguments": '{"a": '}
-    chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": broken}]}]
-    assert '"arguments": {"a": }' in template.render(chat)
+    for arguments in ('{"a": ', "[" * 100_000):
+        broken = {"name": "f", "arguments": arguments}
+        chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": broken}]}]
+        assert f'"arguments": {arguments}}}' in template.render(chat)
 
 
 def test_named_templates(tmp_path: Path) -> None:

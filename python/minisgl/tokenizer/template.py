@@ -180,7 +180,7 @@ def _normalise_call(call: Any) -> Any:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return call  # a model's earlier mistake: shown as it was made
             return {**call, "function": {**function, "arguments": arguments}}
     return call
