@@ -43,7 +43,7 @@ def test_explicit_pages_win() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"weight_bytes": 6 * GIB}, "raise --memory-ratio"),
+        ({"weight_bytes": 6 * GIB}, "raise --memory-ratio, or lower --max-seq-len, --max-pre"),
         ({"num_pages": 10 * 1024}, "the most that fits is 9216"),
     ],
 )

@@ -90,7 +90,8 @@ def plan_memory(
                 f"no memory is left for the KV cache: {_size(free_bytes)} are free, of which "
                 f"--memory-ratio {memory_ratio:g} may be used; weights take {_size(weight_bytes)} "
                 f"and activations up to {_size(activation_bytes)}. Free some memory, raise "
-                "--memory-ratio, or lower --max-prefill-length or --max-running-requests"
+                "--memory-ratio, or lower --max-seq-len, --max-prefill-length or "
+                "--max-running-requests"
             )
     elif num_pages * page_bytes + weight_bytes > free_bytes:
         raise ConfigError(
