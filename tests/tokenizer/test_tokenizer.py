@@ -107,15 +107,25 @@ def test_sentencepiece_model_is_converted(tmp_path: Path) -> None:
 
 
 class TestErrors:
-    def test_no_tokenizer(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-            load_tokenizer(tmp_path)
-
-    def test_no_tokenizer_beside_a_config(self, tmp_path: Path) -> None:
-        # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
-        (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    def test_no_tokenizer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "transformers", None)  # is not even asked
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
         with pytest.raises(CheckpointError, match="has no tokenizer: neither"):
             load_tokenizer(tmp_path)
+
+    def test_half_a_tokenizer(self, tmp_path: Path) -> None:
+        # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
+        (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+        (tmp_path / "vocab.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="has no tokenizer"):
+            load_tokenizer(tmp_path)
+
+    def test_a_model_that_cannot_be_converted(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+        (tmp_path / "tokenizer.model").write_bytes(b"broken")
+        with pytest.raises(CheckpointError, match="cannot make one of what is there") as raised:
+            load_tokenizer(tmp_path)
+        assert "\n" not in str(raised.value)
 
     def test_broken_files(self, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text("{")
@@ -147,6 +157,7 @@ class TestErrors:
 
     def test_missing_transformers(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setitem(sys.modules, "transformers", None)
+        (tmp_path / "tokenizer.model").touch()
         with pytest.raises(ConfigError, match=r"pip install 'minisgl\[sentencepiece\]'"):
             load_tokenizer(tmp_path)
 

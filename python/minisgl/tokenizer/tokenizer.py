@@ -25,6 +25,9 @@ logger = get_logger(__name__)
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
+_OTHER_FORMATS = ("*.model", "vocab*", "tekken.json", "*.tiktoken")
+
+
 class Tokenizer:
     """Text to ids and back.
 
@@ -116,6 +119,12 @@ def load_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Let transformers build the Rust tokenizer."""
+    none = CheckpointError(
+        f"{folder} has no tokenizer: neither tokenizer.json nor a file that transformers could "
+        "make one of (tokenizer.model, vocab.json with merges.txt, ...); download it again"
+    )
+    if not any(any(folder.glob(pattern)) for pattern in _OTHER_FORMATS):
+        raise none
     logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
     try:
         auto = importlib.import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
@@ -126,14 +135,13 @@ def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer
         ) from error
     except Exception as error:  # whatever a broken or missing file makes it raise
         raise CheckpointError(
-            f"{folder} has no tokenizer.json, and transformers finds no tokenizer either: {error}"
+            f"{folder} has no tokenizer.json, and transformers cannot make one of what is there "
+            f"({' '.join(str(error).split())}); download it again, and have the packages of "
+            "pip install 'minisgl[sentencepiece]'"
         ) from error
     if auto.backend_tokenizer.get_vocab_size(with_added_tokens=False) <= 1:
-        # Where every file is missing, transformers makes an empty one of the model's kind.
-        raise CheckpointError(
-            f"{folder} has no tokenizer: neither tokenizer.json nor a file that transformers could "
-            "make one of (tokenizer.model, vocab.json with merges.txt, ...); download it again"
-        )
+        # Where some files are missing, transformers makes an empty one of the model's kind.
+        raise none
     return auto.backend_tokenizer, config | auto.special_tokens_map
 
 
