@@ -286,7 +286,7 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
     server = launch("--model", str(folder))
     assert server.ended(60) == 1
-    assert re.search("the (engine|tokenizer) could not start: .", server.output["err"])
+    assert re.search(r"the (engine|\S*tokenizer\S*) could not start: .", server.output["err"])
     assert_nothing_left(server, [])
 
 
@@ -299,7 +299,7 @@ def test_a_tokenizer_that_is_broken(
     (folder / "tokenizer.json").write_text("{")
     server = launch("--model", str(folder), *flags)
     assert server.ended(60) == 1
-    told = rf"the (de)?tokenizer(-0)? could not start: {folder}/tokenizer.json does not load as a t"
+    told = rf"the \S*tokenizer\S* could not start: {folder}/tokenizer.json does not load as a t"
     assert re.search(told, server.output["err"])
     assert server.output["out"] == ""
     assert_nothing_left(server, [])
