@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
 from minisgl.distributed import DistributedInfo, SingleRank, create_communicator
-from minisgl.errors import ConfigError
+from minisgl.errors import ConfigError, EngineError
 
 # One process runs one of these; what `report` is given comes back.
 PRELUDE = """
@@ -124,10 +125,29 @@ def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
         killed = time.monotonic()
         processes[1].send_signal(signal.SIGKILL)
         for rank in (0, 2):
-            assert f"rank {rank} of 3: a collective failed" in line(processes[rank])
+            assert line(processes[rank]) == (
+                f"rank {rank} of 3: a collective failed, most likely as another rank has ended or "
+                "was silent for 300 s; gloo's own words are in the log, at level info"
+            )
         assert time.monotonic() - killed < 2
     finally:
         end(processes)
+
+
+def test_a_rank_that_does_not_come_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("gloo", "rendezvous"):
+        monkeypatch.setattr(f"minisgl.distributed.{module}.TIMEOUT", timedelta(seconds=1))
+    caplog.set_level("INFO", "minisgl")
+    url = f"file://{tmp_path}/store"
+    with pytest.raises(EngineError) as raised:
+        create_communicator(DistributedInfo(0, 2), store=url, device=torch.device("cpu"))
+    assert str(raised.value) == (
+        "rank 0 of 2: the ranks cannot connect, most likely as another rank has ended or was "
+        "silent for 1 s; gloo's own words are in the log, at level info"
+    )
+    assert str(raised.value.__cause__) in caplog.text
 
 
 @pytest.mark.parametrize("store", ["http://127.0.0.1:1", "tcp://127.0.0.1", "file:", "tcp://a:b"])

@@ -37,12 +37,13 @@ def test_explicit_pages_win() -> None:
     memory = plan(num_pages=7)
     assert memory.num_tokens == 7 * 16
     assert "7 pages of 16 tokens" in memory.table()
+    assert "1 page of 1 token (" in plan(num_pages=1, page_size=1).table()
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"weight_bytes": 6 * GIB}, "raise --memory-ratio"),
+        ({"weight_bytes": 6 * GIB}, "raise --memory-ratio, or lower --max-seq-len, --max-pre"),
         ({"num_pages": 10 * 1024}, "the most that fits is 9216"),
     ],
 )

@@ -61,6 +61,8 @@ def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
         ("stop", (1,)),
         ("stop_token_ids", 5),
         ("stop_token_ids", ("a",)),
+        ("ignore_eos", "no"),
+        ("skip_special_tokens", 0),
     ],
 )
 def test_params_of_a_wrong_type_are_refused(name: str, value: object) -> None:
@@ -78,7 +80,7 @@ def test_ids_may_come_as_arrays(llm: LLM) -> None:
 
 def test_arguments_of_a_wrong_type_are_refused(llm: LLM) -> None:
     wrong: Any
-    for wrong in (None, 5, [None], [1.5], [[1, "a"]], np.array(3)):
+    for wrong in (None, 5, [None], [1.5], [[1, "a"]], np.array(3), b"a", [b"a"], [True]):
         with pytest.raises(InvalidRequest, match="a prompt is a text or a list of token ids"):
             llm.generate(wrong)
     for wrong in ({"max_tokens": 3}, [{"max_tokens": 3}], 5, "x"):
@@ -186,6 +188,7 @@ def test_unknown_model() -> None:
         ({"cuda_graph_max_bs": -1}, "cuda_graph_max_bs must be a whole number of at least 0"),
         ({"memory_ratio": "0.5"}, "memory_ratio must be a number above 0"),
         ({"memory_ratio": 0.5, "num_pages": 64}, "num_pages and memory_ratio both size"),
+        ({"attn": 5}, "attn must be the name of a backend, got 5"),
         ({"attn": "fa"}, "'fa' is for a GPU.*; on a CPU choose one of auto, cpu, torch"),
         ({"attn": "triton,trtllm"}, "'triton,trtllm' is for a GPU"),
     ],

@@ -102,7 +102,7 @@ def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
     assert not folder.exists()
 
 
-def test_what_cannot_work_is_told() -> None:
+def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     before = ranks()
     with pytest.raises(ConfigError, match="tp must be a whole number of at least 1, got 0"):
         LLM(tp=0, **OPTIONS)
@@ -110,6 +110,12 @@ def test_what_cannot_work_is_told() -> None:
         LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))
     with pytest.raises(ConfigError, match=r"--tp 5 needs a query head for each rank, .* has 4"):
         LLM(tp=5, **OPTIONS)
+    with pytest.raises(ConfigError, match="--ep shares experts among ranks, and"):
+        LLM(tp=2, ep=True, **OPTIONS)
+    with monkeypatch.context() as patch:
+        patch.setattr("minisgl.server.checkpoint.num_gpus", lambda: 2)
+        with pytest.raises(ConfigError, match="3 ranks on this machine need a GPU each, but torch"):
+            LLM(tp=3, **OPTIONS)
     with pytest.raises(StartupFailed, match=r"engine could not start: --num-pages") as raised:
         LLM(tp=2, **(OPTIONS | {"num_pages": 10**9}))
     assert str(raised.value).count("--num-pages") == 1  # both ranks said it

@@ -60,10 +60,11 @@ def load(
     folder: Path,
     dtype: torch.dtype = torch.float32,
     comm: DistributedCommunicator | None = None,
+    ops: Ops | None = None,
     **options: Any,
 ) -> BaseLLMModel:
     return load_model(
-        folder, dtype=dtype, device=CPU, ops=Ops(), comm=comm or SingleRank(), **options
+        folder, dtype=dtype, device=CPU, ops=ops or Ops(), comm=comm or SingleRank(), **options
     )
 
 
@@ -90,9 +91,16 @@ class Sequence:
 class Runner:
     """Greedy generation of several sequences in common steps: decodes and odd prefill chunks."""
 
-    def __init__(self, model: BaseLLMModel, *, page_size: int = 1, rows: int = 2) -> None:
+    def __init__(
+        self,
+        model: BaseLLMModel,
+        *,
+        page_size: int = 1,
+        rows: int = 2,
+        ops: Ops | None = None,
+        attn: str = "torch",
+    ) -> None:
         self.model = model
-        ops = Ops()
         config = model.config
         pages_per_row = -(-MAX_TOKENS // page_size)
         pool = create_kvcache_pool(
@@ -110,7 +118,7 @@ class Runner:
         self.context = Context(
             kv_pool=pool,
             page_table=pages.int().view(rows, pages_per_row),
-            attn=create_attention_backend("torch", ops),
+            attn=create_attention_backend(attn, ops or Ops()),
         )
 
     def generate(self, sequences: list[Sequence], chunk: int) -> None:

@@ -88,10 +88,12 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
     [
         ({"hidden_size": None}, "hidden_size is missing; expected an integer of at least 1"),
         ({"hidden_size": "64"}, "hidden_size must be an integer of at least 1, got '64'"),
+        ({"vocab_size": 2**70}, r"vocab_size must be an integer below 2 \*\* 31, got 11805916207"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
         ({"vocab_size": True}, "vocab_size must be an integer of at least 1, got True"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of 8 query heads"),
+        ({"num_attention_heads": 1, "num_key_value_heads": 2}, "a divisor of 1 query head, got 2"),
         ({"hidden_size": 65}, "head_dim is missing; expected one, as 8 heads do not divide 65"),
         ({"head_dim": 7}, "7 of a head's 7 dims would be rotated"),
         ({"partial_rotary_factor": 2.0}, "16 of a head's 8 dims would be rotated"),
@@ -107,6 +109,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rope_scaling": {"type": []}}, r"rope type '\[\]' is not supported"),
         ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "context is below .*, got 1e"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
             "rope_parameters: low_freq_factor is missing",

@@ -78,6 +78,8 @@ def test_more_ranks_than_heads_or_columns_are_refused() -> None:
         split_heads(14, 2, 15)
     with pytest.raises(ConfigError, match="width 3 cannot be shared by 4 ranks"):
         split_columns(3, 4)
+    with pytest.raises(ConfigError, match=r"1 query head cannot be .* use at most 1 rank$"):
+        split_heads(1, 1, 2)
 
 
 def test_columns_cover_everything_about_evenly() -> None:

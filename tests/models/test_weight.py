@@ -95,7 +95,10 @@ def test_sharded_files_load_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    ["[]", "{", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": []}}'],
+    [
+        *("[]", "{", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}'),
+        *('{"weight_map": {"a": []}}', '{"weight_map": {"a": ""}}'),
+    ],
 )
 def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
     saved(tmp_path)
@@ -110,6 +113,16 @@ def test_truncated_file_is_named(keep: int, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
+        load(tmp_path)
+
+
+def test_what_a_clone_without_lfs_holds(tmp_path: Path) -> None:
+    saved(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is .*; git .*: run `git lfs pull"
+    ):
         load(tmp_path)
 
 

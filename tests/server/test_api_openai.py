@@ -313,6 +313,28 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
+def test_a_wish_for_http2_costs_no_body(server: ScriptedServer) -> None:
+    """As Java's HttpClient asks, in one piece and in two, and as a body that only looks like it."""
+    body = b'{"prompt": "a\\r\\nUpgrade: h2c", "max_tokens": 2}'
+    fields = (
+        b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
+        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
+        b"Content-Type: application/json" % len(body)
+    )
+    head = b"POST /v1/completions HTTP/1.1\r\n" + fields + b"\r\n\r\n"
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port or 0), timeout=10) as client:
+        for parts in ([head + body], [head, body]):
+            for part in parts:
+                client.sendall(part)
+                time.sleep(0.05)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += client.recv(65536) or b"(closed)}"
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+            assert b'"finish_reason"' in answer
+
+
 def test_request_ids(http: httpx.Client) -> None:
     given = http.get("/health", headers={"X-Request-Id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"

@@ -218,25 +218,26 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [("--dry-run",), POOL])
 @pytest.mark.parametrize(
-    ("generation", "tp", "says"),
+    ("generation", "ranks", "says"),
     [
-        ({}, "5", "--tp 5 needs a query head for each rank, and the model has 4; use at most"),
-        ({"temperature": 7}, "1", "generation_config.json: temperature must be between 0 and 2"),
-        ({"top_k": "all"}, "2", "generation_config.json: top_k must be a number, got 'all'"),
+        ({}, "--tp 5", "--tp 5 needs a query head for each rank, and the model has 4; use at most"),
+        ({}, "--tp 2 --ep", "--ep shares experts among ranks, and config.json tells of none; leav"),
+        ({"temperature": 7}, "", "generation_config.json: temperature must be between 0 and 2"),
+        ({"top_k": "all"}, "--tp 2", "generation_config.json: top_k must be a number, got 'all'"),
     ],
 )
 def test_what_small_files_say_is_told_before_any_process_starts(
     launch: Any,
     tmp_path_factory: pytest.TempPathFactory,
     generation: dict[str, Any],
-    tp: str,
+    ranks: str,
     says: str,
     flags: tuple[str, ...],
 ) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    server = launch("--model", str(folder), "--tp", tp, *flags)
+    server = launch("--model", str(folder), *ranks.split(), *flags)
     assert server.ended(60) == 1
     assert says in server.output["err"]
     assert "starting" not in server.output["err"]
@@ -285,7 +286,22 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
     server = launch("--model", str(folder))
     assert server.ended(60) == 1
-    assert re.search("the (engine|tokenizer) could not start: .", server.output["err"])
+    assert re.search(r"the (engine|\S*tokenizer\S*) could not start: .", server.output["err"])
+    assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+def test_a_tokenizer_that_is_broken(
+    launch: Any, tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...]
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    (folder / "tokenizer.json").write_text("{")
+    server = launch("--model", str(folder), *flags)
+    assert server.ended(60) == 1
+    told = rf"the \S*tokenizer\S* could not start: {folder}/tokenizer.json does not load as a t"
+    assert re.search(told, server.output["err"])
+    assert server.output["out"] == ""
     assert_nothing_left(server, [])
 
 

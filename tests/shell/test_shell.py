@@ -166,7 +166,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_shell(server: ScriptedServer) -> 
         assert len(server.wait_aborted(before + 1)) == before + 1
         terminal.wait_for(b"> ")
         terminal.type(b"two\r")
-        terminal.wait_for(b"prompt tokens cached")
+        terminal.wait_for(b"0 of 1 prompt token cached")
         terminal.wait_for(b"> ")
         turns = said(server.received[-1])
         assert turns[0] == ("user", "one !forever")

@@ -184,9 +184,10 @@ def test_arguments_of_calls_may_be_json_text(tmp_path: Path) -> None:
     assert "5" not in template.render([{**ASSISTANT, "tool_calls": []}])
     with pytest.raises(InvalidRequest, match="TypeError"):
         template.render([{**ASSISTANT, "tool_calls": 5}])
-    broken = {"name": "f", "arguments": '{"a": '}
-    chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": broken}]}]
-    assert '"arguments": {"a": }' in template.render(chat)
+    for arguments in ('{"a": ', "[" * 100_000):
+        broken = {"name": "f", "arguments": arguments}
+        chat = [USER, {**TOOL_CHAT[1], "tool_calls": [{"type": "function", "function": broken}]}]
+        assert f'"arguments": {arguments}}}' in template.render(chat)
 
 
 def test_named_templates(tmp_path: Path) -> None:
@@ -269,10 +270,22 @@ def test_no_template_at_all(template: Any, tmp_path: Path) -> None:
         _ours(_folder(tmp_path, template))
 
 
+def test_a_template_that_is_no_text(tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level")
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be read as text"):
+        _ours(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"chat_template\.json is not valid JSON"):
+        _ours(folder)
+
+
 def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
     none = _ours(make(tmp_path, "byte_level"))
     broken = ChatTemplate({"default": "{% if %}"}, {})
-    for template in (none, broken):
+    too_deep = ChatTemplate({"default": "{{ " + "(" * 10_000}, {})
+    for template in (none, broken, too_deep):
         assert not template.is_usable
         with pytest.raises(InvalidRequest, match="/v1/completions"):
             template.render([USER])

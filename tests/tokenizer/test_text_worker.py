@@ -226,5 +226,5 @@ def test_a_checkpoint_without_tokenizer(tmp_path: Path) -> None:
     server.close()
     [status] = server.statuses
     assert isinstance(status, StartFailed)
-    assert "no tokenizer.json" in status.message
+    assert "has no tokenizer: neither" in status.message
     assert server.processes[0].exitcode == 1

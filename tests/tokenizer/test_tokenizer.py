@@ -107,34 +107,57 @@ def test_sentencepiece_model_is_converted(tmp_path: Path) -> None:
 
 
 class TestErrors:
-    def test_no_tokenizer(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-            load_tokenizer(tmp_path)
-
-    def test_no_tokenizer_beside_a_config(self, tmp_path: Path) -> None:
-        # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
-        (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    def test_no_tokenizer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "transformers", None)  # is not even asked
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
         with pytest.raises(CheckpointError, match="has no tokenizer: neither"):
             load_tokenizer(tmp_path)
 
+    def test_half_a_tokenizer(self, tmp_path: Path) -> None:
+        # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
+        (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+        (tmp_path / "vocab.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="has no tokenizer"):
+            load_tokenizer(tmp_path)
+
+    def test_a_model_that_cannot_be_converted(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+        (tmp_path / "tokenizer.model").write_bytes(b"broken")
+        with pytest.raises(CheckpointError, match="cannot make one of what is there") as raised:
+            load_tokenizer(tmp_path)
+        assert "\n" not in str(raised.value)
+
     def test_broken_files(self, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text("{")
-        with pytest.raises(CheckpointError, match="does not load"):
+        with pytest.raises(CheckpointError, match=r"does not load .*; download it again"):
+            load_tokenizer(tmp_path)
+        (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+        with pytest.raises(CheckpointError, match=r"does not load .*: run `git lfs pull` there"):
             load_tokenizer(tmp_path)
         (tmp_path / "tokenizer_config.json").write_text("[]")
         with pytest.raises(CheckpointError, match="must hold a JSON object"):
             load_tokenizer(tmp_path)
         (tmp_path / "tokenizer_config.json").write_text("{")
-        with pytest.raises(CheckpointError, match="is no JSON"):
+        with pytest.raises(CheckpointError, match="is not valid JSON"):
             load_tokenizer(tmp_path)
 
-    def test_special_tokens_in_no_known_form(self, tmp_path: Path) -> None:
-        folder = make(tmp_path, "byte_level", config={"eos_token": {"text": "</s>"}})
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"eos_token": {"text": "</s>"}},
+            {"eos_token": "\ud800"},
+            {"added_tokens_decoder": {"x": "</s>"}},
+            {"added_tokens_decoder": [1]},
+        ],
+    )
+    def test_special_tokens_in_no_known_form(self, config: dict[str, Any], tmp_path: Path) -> None:
+        folder = make(tmp_path, "byte_level", config=config)
         with pytest.raises(CheckpointError, match="special tokens"):
             load_tokenizer(folder)
 
     def test_missing_transformers(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setitem(sys.modules, "transformers", None)
+        (tmp_path / "tokenizer.model").touch()
         with pytest.raises(ConfigError, match=r"pip install 'minisgl\[sentencepiece\]'"):
             load_tokenizer(tmp_path)
 

@@ -91,6 +91,9 @@ class SamplingParams(
         for name in ("top_k", "seed", "max_tokens"):
             if (value := getattr(self, name)) is not None or name == "top_k":
                 _check(name, value, "a whole number", Integral)
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidSampling(f"{name} must be True or False, got {value!r}", param=name)
         for name, items, kind in (
             ("stop_token_ids", "token ids", Integral),
             ("stop", "strings", str),

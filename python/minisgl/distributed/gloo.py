@@ -20,6 +20,9 @@ from minisgl.distributed.communicator import (
 )
 from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
 from minisgl.errors import EngineError
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 _dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
 
@@ -33,7 +36,7 @@ class GlooCommunicator(DistributedCommunicator):
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
         options._timeout = TIMEOUT
         self.store = rendezvous.store  # rank 0's serves the others as long as it lives
-        with self._errors_named():
+        with self._errors_named("the ranks cannot connect"):
             self._group = _dist.ProcessGroupGloo(
                 _dist.PrefixStore("gloo", self.store), info.rank, info.size, options
             )
@@ -70,12 +73,16 @@ class GlooCommunicator(DistributedCommunicator):
         del self._group, self.store
 
     @contextmanager
-    def _errors_named(self) -> Iterator[None]:
+    def _errors_named(self, what: str = "a collective failed") -> Iterator[None]:
+        """gloo's own words, of sockets and its source files, go to the log."""
         try:
             yield
         except RuntimeError as error:
+            logger.info("gloo says: %s", error)
             raise EngineError(
-                f"rank {self.rank} of {self.size}: a collective failed, is a rank gone? {error}"
+                f"rank {self.rank} of {self.size}: {what}, most likely as another rank has ended "
+                f"or was silent for {TIMEOUT.total_seconds():.0f} s; gloo's own words are in the "
+                "log, at level info"
             ) from error
 
 

@@ -57,6 +57,8 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype must be one of {', '.join(get_args(DTypeName))}, got {self.dtype!r}"
             )
+        if not isinstance(self.attn, str):
+            raise ConfigError(f"attn must be the name of a backend, got {self.attn!r}")
         for name, value in (
             ("page_size", self.page_size),
             ("num_pages", self.num_pages),

@@ -33,6 +33,7 @@ from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
 from minisgl.models import ModelConfig, ModelSpec, build_model, load_model
 from minisgl.utils.arch import slow_dtype_advice
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 
 logger = get_logger(__name__)
 
@@ -267,8 +268,9 @@ def plan_engine_memory(
     if config.max_seq_len is not None:
         if config.max_seq_len > model.max_context:
             raise ConfigError(
-                f"--max-seq-len {config.max_seq_len} exceeds the {model.max_context} tokens that "
-                "the model was made for (max_position_embeddings and its rope scaling)"
+                f"--max-seq-len {config.max_seq_len} exceeds the "
+                f"{counted(model.max_context, 'token')} that the model was made for "
+                "(max_position_embeddings and its rope scaling)"
             )
         max_seq_len = config.max_seq_len
     skeleton = build_model(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minisgl.errors import ConfigError
+from minisgl.utils.text import counted
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -49,7 +50,8 @@ class MemoryPlan:
             (
                 "KV pool",
                 _size(self.kv_bytes),
-                f"{self.num_pages:,} pages of {self.page_size} tokens "
+                f"{self.num_pages:,} page{'' if self.num_pages == 1 else 's'} of "
+                f"{counted(self.page_size, 'token')} "
                 f"({_size(self.page_bytes // self.page_size)} a token)",
             ),
             ("tokens that fit", f"{self.num_tokens:,}", ""),
@@ -88,7 +90,8 @@ def plan_memory(
                 f"no memory is left for the KV cache: {_size(free_bytes)} are free, of which "
                 f"--memory-ratio {memory_ratio:g} may be used; weights take {_size(weight_bytes)} "
                 f"and activations up to {_size(activation_bytes)}. Free some memory, raise "
-                "--memory-ratio, or lower --max-prefill-length or --max-running-requests"
+                "--memory-ratio, or lower --max-seq-len, --max-prefill-length or "
+                "--max-running-requests"
             )
     elif num_pages * page_bytes + weight_bytes > free_bytes:
         raise ConfigError(

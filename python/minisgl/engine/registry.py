@@ -7,6 +7,7 @@ import torch
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
+from minisgl.utils.arch import too_few_gpus
 
 
 def create_device(name: str, index: int = 0, count: int = 1) -> Device:
@@ -21,10 +22,6 @@ def create_device(name: str, index: int = 0, count: int = 1) -> Device:
         return CpuDevice(count)
     from minisgl.engine.cuda import CudaDevice
 
-    num_gpus = torch.cuda.device_count()
-    if 0 < num_gpus < count:
-        raise ConfigError(
-            f"{count} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower "
-            "--tp, spread the ranks with --nnodes, or look at CUDA_VISIBLE_DEVICES"
-        )
+    if error := too_few_gpus(count, torch.cuda.device_count()):
+        raise ConfigError(error)
     return CudaDevice(index)

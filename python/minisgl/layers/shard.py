@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minisgl.errors import ConfigError
+from minisgl.utils.text import counted
 
 COLUMN_UNITS = (64, 32, 16, 8, 4, 2, 1)
 """Columns that stay together, at best. 64 of 16 bits are the 128 bytes to which NVIDIA's guide
@@ -62,7 +63,8 @@ def split_columns(width: int, num_ranks: int) -> list[range]:
     """
     if width < num_ranks:
         raise ConfigError(
-            f"a layer of width {width} cannot be shared by {num_ranks} ranks; use at most {width}"
+            f"a layer of width {width} cannot be shared by {counted(num_ranks, 'rank')}; use at "
+            f"most {width}"
         )
     for unit in COLUMN_UNITS:
         num_units, rest = divmod(width, unit)
@@ -79,8 +81,8 @@ def split_heads(num_q_heads: int, num_kv_heads: int, num_ranks: int) -> list[Hea
     """
     if num_ranks > num_q_heads:
         raise ConfigError(
-            f"{num_q_heads} query heads cannot be shared by {num_ranks} ranks, since each needs "
-            f"one; use at most {num_q_heads} ranks"
+            f"{counted(num_q_heads, 'query head')} cannot be shared by {num_ranks} ranks, since "
+            f"each needs one; use at most {counted(num_q_heads, 'rank')}"
         )
     group = num_q_heads // num_kv_heads
     if num_ranks <= num_kv_heads:

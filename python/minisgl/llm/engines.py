@@ -64,7 +64,7 @@ class OwnRanks:
     def __init__(self, args: ServerArgs, folder: Path) -> None:
         """Raises ConfigError or StartupFailed, which name the cause."""
         engine_config(args, folder, store="", rank=0)  # what is wrong is told here
-        check_ranks(folder, args.tp)
+        check_ranks(folder, args)
         self._workers = Workers(log_level=env.log_level(default="warning"))
         endpoints = self._workers.endpoints
         self._events: PullQueue[DetokenizeMsg] = PullQueue(endpoints.detokenizer, DetokenizeMsg)

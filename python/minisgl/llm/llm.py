@@ -294,7 +294,7 @@ def _conversations(messages: Any) -> list[Any]:
 def _items(prompt: Any) -> list[Any]:
     """What a list, a tuple or an array holds: a prompt's ids, or prompts."""
     items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(items, str) or not isinstance(items, Sequence):
+    if isinstance(items, str | bytes) or not isinstance(items, Sequence):
         raise InvalidRequest(
             f"a prompt is a text or a list of token ids, got {prompt!r}", param="prompts"
         )
@@ -304,7 +304,8 @@ def _items(prompt: Any) -> list[Any]:
 def _checked_ids(prompt: Any) -> list[int]:
     ids = _items(prompt)
     for token_id in ids:
-        if not isinstance(token_id, Integral) or not 0 <= int(token_id) < 2**31:
+        is_number = isinstance(token_id, Integral) and not isinstance(token_id, bool)
+        if not is_number or not 0 <= int(token_id) < 2**31:
             raise InvalidRequest(
                 f"a prompt is a text or a list of token ids, got {token_id!r} in one",
                 param="prompts",

@@ -21,6 +21,7 @@ from minisgl.models.registry import get_model_class
 from minisgl.models.spec import Family
 from minisgl.models.weight import checkpoint_dtype
 from minisgl.utils.hf import read_json
+from minisgl.utils.text import counted
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -42,6 +43,8 @@ class Fields:
         value = self._value(name, default)
         if type(value) is not int or value < minimum:
             raise self.error(name, f"an integer of at least {minimum}")
+        if value >= 2**31:
+            raise self.error(name, "an integer below 2 ** 31")
         return value
 
     def optional_integer(self, name: str) -> int | None:
@@ -109,7 +112,8 @@ class ModelConfig:
         fields = self.fields
         num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
         if top_k > num_experts:
-            raise fields.error("num_experts_per_tok", f"at most the {num_experts} experts")
+            most = counted(num_experts, "expert")
+            raise fields.error("num_experts_per_tok", f"at most the {most}")
         if self.activation != "silu":
             raise fields.error("hidden_act", "silu in a mixture of experts")
         return num_experts, top_k
@@ -139,7 +143,8 @@ class ModelConfig:
         num_heads = config.integer("num_attention_heads")
         num_kv_heads = config.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
-            raise config.error("num_key_value_heads", f"a divisor of {num_heads} query heads")
+            heads = counted(num_heads, "query head")
+            raise config.error("num_key_value_heads", f"a divisor of {heads}")
         if config.values.get("head_dim") is None and hidden_size % num_heads:
             raise config.error("head_dim", f"one, as {num_heads} heads do not divide {hidden_size}")
         head_dim = config.integer("head_dim", hidden_size // num_heads)
@@ -207,7 +212,7 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
     original = config.optional_integer("original_max_position_embeddings")
     original = original or rope.integer("original_max_position_embeddings", max_position)
     default_factor = max_position / original if rope_type == "yarn" else None
-    return RotaryConfig(
+    read = RotaryConfig(
         rope_type=rope_type,
         theta=theta,
         rotary_dim=rotary_dim,
@@ -223,3 +228,6 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
     )
+    if read.max_context >= 2**31:
+        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
+    return read

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.errors import CheckpointError
 from minisgl.layers.base import BaseOP, Parameter, Part
-from minisgl.utils.hf import read_json
+from minisgl.utils.hf import mending, read_json
 from minisgl.utils.text import counted
 
 Progress = Callable[[int, int], None]
@@ -54,7 +54,7 @@ class Checkpoint:
                 file: Any = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
-                    f"{path} is damaged or incomplete ({error}); download it again"
+                    f"{path} is damaged or incomplete ({error}); {mending(path)}"
                 ) from error
             self._file_of.update(dict.fromkeys(file.keys(), file))
         self.names = set(self._file_of)
@@ -100,7 +100,9 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     weight_map = read_json(index).get("weight_map")
     values = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not values or any(type(name) is not str or Path(name).name != name for name in values):
+    if not values or any(
+        type(name) is not str or not name or Path(name).name != name for name in values
+    ):
         raise CheckpointError(f"{index}: weight_map must map tensor names to files of this folder")
     names = sorted(set(values))
     if absent := [name for name in names if not (folder / name).is_file()]:

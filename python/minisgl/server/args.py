@@ -262,7 +262,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="print where the memory would go, and exit",
+        help="check config.json and the tokenizer, print where the memory would go, and exit",
     )
     group.add_argument(
         "--shell", action="store_true", help="serve quietly and chat in this terminal"

@@ -1,4 +1,4 @@
-"""The checkpoint to serve, and what can be told of it before any process starts.
+"""The checkpoint to serve, and what can be told of it and its ranks before any process starts.
 
 Only small JSON files are read here, without torch: what takes the model's sizes or its tensors to
 find out is the engine's to say.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import sampling_defaults
+from minisgl.utils.arch import num_gpus, too_few_gpus
 from minisgl.utils.hf import read_json, resolve_checkpoint
 
 BUILTIN_NAME: Final = "minisgl-builtin"
@@ -38,7 +39,7 @@ def find_checkpoint(args: ServerArgs) -> Found:
         folder = resolve_checkpoint(args.model, source=args.model_source)
         is_folder = Path(args.model).expanduser().is_dir()
         name = folder.resolve().name if is_folder else args.model
-    check_ranks(folder, args.tp)
+    check_ranks(folder, args)
     return Found(
         folder=folder,
         name=args.served_model_name or name,
@@ -46,16 +47,34 @@ def find_checkpoint(args: ServerArgs) -> Found:
     )
 
 
-def check_ranks(folder: Path, num_ranks: int) -> None:
-    """Raise ConfigError if some of the ranks would have no query head: there may be hundreds.
+def check_ranks(folder: Path, args: ServerArgs) -> None:
+    """Raise ConfigError if a rank would have no GPU, query head or expert: there may be hundreds.
 
-    A config.json that says nothing clear of its heads is left to the engine.
+    A config.json that says nothing clear of its heads or experts is left to the engine, as is a
+    machine without GPUs.
     """
-    if num_ranks == 1:
-        return
-    num_heads = read_json(folder / "config.json").get("num_attention_heads")
-    if type(num_heads) is int and 0 < num_heads < num_ranks:
+    config = read_json(folder / "config.json")
+    num_heads = config.get("num_attention_heads")
+    if type(num_heads) is int and 0 < num_heads < args.tp:
         raise ConfigError(
-            f"--tp {num_ranks} needs a query head for each rank, and the model has {num_heads}; "
+            f"--tp {args.tp} needs a query head for each rank, and the model has {num_heads}; "
             f"use at most --tp {num_heads}"
+        )
+    if args.ep:
+        _check_experts(config, args.tp)
+    num_local = args.tp // args.nnodes
+    if num_local > 1 and args.device != "cpu" and (error := too_few_gpus(num_local, num_gpus())):
+        raise ConfigError(error)
+
+
+def _check_experts(config: dict[str, Any], num_ranks: int) -> None:
+    if not any("expert" in field for field in config):
+        raise ConfigError(
+            "--ep shares experts among ranks, and config.json tells of none; leave it out"
+        )
+    num_experts = config.get("num_local_experts", config.get("num_experts"))
+    if type(num_experts) is int and 0 < num_experts < num_ranks:
+        raise ConfigError(
+            f"--ep needs an expert for each of the --tp {num_ranks} ranks, and the model has "
+            f"{num_experts}; leave --ep out, or use at most --tp {num_experts}"
         )

@@ -83,6 +83,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
     found = find_checkpoint(args)
     with _workers(signals) as workers:
         workers.start_engine(replace(args, model=str(found.folder), served_model_name=found.name))
+        workers.start_text(found.folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
         _say(workers.info["memory"])
         workers.wait_ended()

@@ -36,6 +36,7 @@ from minisgl import __version__, env
 from minisgl.errors import ConfigError, EngineError
 from minisgl.server.args import ServerArgs
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 from minisgl.utils.zmq import Endpoints
 
 logger = get_logger(__name__)
@@ -183,7 +184,8 @@ def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
     host, port = split_address(args)
     links: dict[int, NodeLink] = {}
     with _listening(host, port) as listener:
-        logger.info("waiting for %d other nodes at %s:%d", args.nnodes - 1, host, port)
+        awaited = counted(args.nnodes - 1, "other node")
+        logger.info("waiting for %s at %s:%d", awaited, host, port)
         while len(links) < args.nnodes - 1:
             ready = wait([listener, *(link.status for link in links.values())])
             for node, link in list(links.items()):

@@ -77,9 +77,12 @@ class Workers:
         self._ranks = self.processes[-len(ranks) :]
         self._leads = ranks[0] == 0
 
-    def start_text(self, folder: Path, num_tokenizers: int) -> None:
-        """`num_tokenizers` tokenizers beside a detokenizer, or for 0 one process that is both."""
-        text = partial(_text, folder, self.endpoints)
+    def start_text(self, folder: Path, num_tokenizers: int, *, dry_run: bool = False) -> None:
+        """`num_tokenizers` tokenizers beside a detokenizer, or for 0 one process that is both.
+
+        dry_run: they load, are ready and end.
+        """
+        text = partial(_text, folder, self.endpoints, dry_run)
         for index in range(num_tokenizers):
             self._start(f"tokenizer-{index}", partial(text, index, False))
         if num_tokenizers:
@@ -240,11 +243,20 @@ def _engine(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerSta
 
 
 def _text(
-    folder: Path, endpoints: Endpoints, index: int | None, detokenizer: bool, status: WorkerStatus
+    folder: Path,
+    endpoints: Endpoints,
+    dry_run: bool,
+    index: int | None,
+    detokenizer: bool,
+    status: WorkerStatus,
 ) -> None:
     from minisgl.tokenizer.worker import TextWorkerConfig, tokenize_worker
 
     config = TextWorkerConfig(
-        folder=folder, endpoints=endpoints, tokenizer_index=index, detokenizer=detokenizer
+        folder=folder,
+        endpoints=endpoints,
+        tokenizer_index=index,
+        detokenizer=detokenizer,
+        dry_run=dry_run,
     )
     tokenize_worker(config, status)

@@ -10,6 +10,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from minisgl.utils.text import counted
+
 # Loading a long prompt may take minutes on a CPU; a server that is gone closes the connection.
 TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
 
@@ -33,12 +35,11 @@ class Cost:
         rate = ""
         if self.num_output_tokens > 1 and self.decode_s > 0:
             rate = f", then {(self.num_output_tokens - 1) / self.decode_s:.1f} tokens/s"
-        plural = "" if self.num_output_tokens == 1 else "s"
         cut = ", cut off by the length limit" if self.finish_reason == "length" else ""
         return (
-            f"{self.num_output_tokens} token{plural}{cut}; first after "
+            f"{counted(self.num_output_tokens, 'token')}{cut}; first after "
             f"{1000 * self.first_token_s:.0f} ms{rate}; {self.num_cached_tokens} of "
-            f"{self.num_prompt_tokens} prompt tokens cached"
+            f"{counted(self.num_prompt_tokens, 'prompt token')} cached"
         )
 
 

@@ -55,10 +55,11 @@ class ChatTemplate:
         try:
             for name, source in sources.items():
                 self._templates[name] = environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
             self._templates = {}
+            line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             self._problem = (
-                f"the chat template of this model is broken (line {error.lineno}: {error}), so it "
+                f"the chat template of this model is broken ({line}{error}), so it "
                 "cannot be asked in messages: use /v1/completions with a text prompt"
             )
             logger.warning("%s", self._problem)
@@ -110,8 +111,13 @@ def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTempla
 
 def _find_sources(folder: Path) -> dict[str, str]:
     plain = folder / "chat_template.jinja"
-    if plain.is_file():
-        return {"default": plain.read_text(encoding="utf-8")}
+    if plain.exists():
+        try:
+            return {"default": plain.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"{plain} cannot be read as text ({error}); download it again"
+            ) from error
     found = read_json_object(folder / "chat_template.json").get("chat_template")
     match found or load_tokenizer_config(folder).get("chat_template"):
         case None:
@@ -174,7 +180,7 @@ def _normalise_call(call: Any) -> Any:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return call  # a model's earlier mistake: shown as it was made
             return {**call, "function": {**function, "arguments": arguments}}
     return call

@@ -9,20 +9,23 @@ here, because importing it takes seconds. One difference is deliberate: text is 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from minisgl.errors import CheckpointError, ConfigError
+from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 from minisgl.tokenizer.stream import TextStream, stream_factory
+from minisgl.utils.hf import mending, read_json
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
+_OTHER_FORMATS = ("*.model", "vocab*", "tekken.json", "*.tiktoken")
 
 
 class Tokenizer:
@@ -93,10 +96,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{path} does not load as a tokenizer: {error}") from error
+        raise CheckpointError(
+            f"{path} does not load as a tokenizer ({error}); {mending(path)}"
+        ) from error
     try:
         return Tokenizer(backend, config)
-    except (AttributeError, KeyError, TypeError) as error:
+    except UnsupportedModel:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / 'tokenizer_config.json'} names special tokens in an unknown form: {error!r}"
         ) from error
@@ -112,6 +119,12 @@ def load_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Let transformers build the Rust tokenizer."""
+    none = CheckpointError(
+        f"{folder} has no tokenizer: neither tokenizer.json nor a file that transformers could "
+        "make one of (tokenizer.model, vocab.json with merges.txt, ...); download it again"
+    )
+    if not any(any(folder.glob(pattern)) for pattern in _OTHER_FORMATS):
+        raise none
     logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
     try:
         auto = importlib.import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
@@ -122,28 +135,19 @@ def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer
         ) from error
     except Exception as error:  # whatever a broken or missing file makes it raise
         raise CheckpointError(
-            f"{folder} has no tokenizer.json, and transformers finds no tokenizer either: {error}"
+            f"{folder} has no tokenizer.json, and transformers cannot make one of what is there "
+            f"({' '.join(str(error).split())}); download it again, and have the packages of "
+            "pip install 'minisgl[sentencepiece]'"
         ) from error
     if auto.backend_tokenizer.get_vocab_size(with_added_tokens=False) <= 1:
-        # Where every file is missing, transformers makes an empty one of the model's kind.
-        raise CheckpointError(
-            f"{folder} has no tokenizer: neither tokenizer.json nor a file that transformers could "
-            "make one of (tokenizer.model, vocab.json with merges.txt, ...); download it again"
-        )
+        # Where some files are missing, transformers makes an empty one of the model's kind.
+        raise none
     return auto.backend_tokenizer, config | auto.special_tokens_map
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Its content, {} if there is no such file. Raises CheckpointError if it is anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
-    return content
+    return read_json(path) if path.exists() else {}
 
 
 def _text(token: Any) -> str:

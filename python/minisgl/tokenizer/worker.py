@@ -37,21 +37,31 @@ from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWorkerConfig:
-    """folder: the checkpoint. tokenizer_index: None for no tokenizer. detokenizer: that role."""
+    """folder: the checkpoint. tokenizer_index: None for no tokenizer. detokenizer: that role.
+
+    dry_run: only find out whether the tokenizer is any good.
+    """
 
     folder: Path
     endpoints: Endpoints
     tokenizer_index: int | None
     detokenizer: bool
+    dry_run: bool = False
 
 
 def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
-    """Serve until SIGTERM. Raises ConfigError, before it is ready, if the tokenizer is no good."""
+    """Serve until SIGTERM, in a dry run not at all.
+
+    Raises ConfigError, before it is ready, if the tokenizer is no good.
+    """
     assert config.tokenizer_index is not None or config.detokenizer, "a worker needs a role"
     tokenizer = load_tokenizer(config.folder)
     template = load_template(config.folder, tokenizer.special_tokens)
     encoder = PromptEncoder(tokenizer=tokenizer, template=template)
     detokenizer = Detokenizer(tokenizer)
+    if config.dry_run:
+        status.ready({})
+        return
     with ExitStack() as stack:
         inboxes: list[PullQueue[Any]] = []
         if config.tokenizer_index is not None:

@@ -1,8 +1,12 @@
-"""What this machine's processor can do."""
+"""What this machine's processor can do, and how many GPUs it has."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from functools import cache
+from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,4 +37,42 @@ def slow_dtype_advice(dtype: Any) -> str | None:
     return (
         f"this CPU has no {short} instructions: {short} halves the memory of weights but computes "
         "slowly here; --dtype float32 is likely faster"
+    )
+
+
+def num_gpus() -> int:
+    """NVIDIA GPUs that torch may find here, without importing it. 0: none, or unknown.
+
+    The driver's management library is asked, as torch does, which leaves CUDA alone: a process
+    that has started it can no longer fork.
+    """
+    if version("torch").endswith("+cpu"):
+        return 0
+    count = ctypes.c_uint()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return 0
+    except (OSError, AttributeError):
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count.value
+
+    def is_device(name: str) -> bool:
+        if name.isdecimal():
+            return int(name) < count.value
+        return name.startswith(("GPU-", "MIG-"))
+
+    # CUDA ignores what comes after a name that is none.
+    return len(list(takewhile(is_device, map(str.strip, visible.split(",")))))
+
+
+def too_few_gpus(num_ranks: int, num_gpus: int) -> str | None:
+    """A sentence if this machine has GPUs, but fewer than ranks; else None."""
+    if not 0 < num_gpus < num_ranks:
+        return None
+    return (
+        f"{num_ranks} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower "
+        "--tp, spread the ranks with --nnodes, look at CUDA_VISIBLE_DEVICES, or say --device cpu"
     )

@@ -23,6 +23,7 @@ _TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES = ["*.safetensors"]
 # Copies of the weights in other formats, which some repositories keep beside the ones that load.
 _IGNORED_FILES = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
+_LFS_POINTER = b"version https://git-lfs"
 _MODEL_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -123,10 +124,22 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+        raise CheckpointError(f"{path} is not valid JSON ({error}); {mending(path)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
+
+
+def mending(path: str | os.PathLike[str]) -> str:
+    """What to do about a broken file of a checkpoint."""
+    try:
+        with Path(path).open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        is_pointer = False
+    if is_pointer:
+        return "git cloned a pointer to it instead of the file itself: run `git lfs pull` there"
+    return "download it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

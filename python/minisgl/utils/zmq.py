@@ -25,6 +25,7 @@ import zmq
 
 from minisgl.errors import ConfigError
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 
 T = TypeVar("T")
 
@@ -151,7 +152,10 @@ class _Receiver(Generic[T]):
             except Exception as error:  # whatever came, the worker lives
                 self.num_dropped += 1
                 logger.error(
-                    "dropped a message of %d bytes at %s: %s", len(frame), self._address, error
+                    "dropped a message of %s at %s: %s",
+                    counted(len(frame), "byte"),
+                    self._address,
+                    error,
                 )
         return records
 
