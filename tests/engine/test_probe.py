@@ -82,7 +82,7 @@ def test_steps_go_in_halves_from_where_that_is_faster(
         max_seq_len=40_960,
     )
 
-    def prefill_s(_: object, num_tokens: int, times: int) -> float:
+    def prefill_s(_: object, num_tokens: int) -> float:
         device_s = num_tokens / 8192 / 10
         if engine.comm.halve_from is None:
             return max(launch_ms / 1e3, device_s)

@@ -32,7 +32,7 @@ SIZES = [2, 4]
 VOCAB = ModelConfig.from_folder(model_path()).vocab_size + 3  # its tokenizer's; divides by nothing
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 256,
+    "hidden_size": 512,  # a half of 1,280 rows then goes through shared memory by shares
     "intermediate_size": 520,
     "num_hidden_layers": 3,
     "max_position_embeddings": 4096,

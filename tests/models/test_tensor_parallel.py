@@ -93,6 +93,28 @@ class HalvesRank(ThreadRank):
         return BegunSum(self, x)
 
 
+class SharesRank(HalvesRank):
+    """Which leaves a rank its share of the residual, as a kernel does that sums rows by shares."""
+
+    def add_norm(
+        self,
+        ops: Ops,
+        x_TD: torch.Tensor | PendingSum,
+        residual_TD: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(x_TD, PendingSum):
+            return super().add_norm(ops, x_TD, residual_TD, weight, eps)
+        if residual_TD is not None:
+            whole = residual_TD.new_zeros(x_TD.shape)
+            share = self.info.share(len(x_TD))
+            whole[share.start : share.stop] = self.info.share_of(residual_TD, len(x_TD))
+            residual_TD = self.all_reduce(whole)
+        normed, residual = super().add_norm(ops, x_TD, residual_TD, weight, eps)
+        return normed, self.info.share_of(residual, len(x_TD))
+
+
 def ranks(size: int, kind: type[ThreadRank] = ThreadRank) -> list[ThreadRank]:
     slots, barrier = [torch.empty(0)] * size, threading.Barrier(size)
     return [kind(rank, slots, barrier) for rank in range(size)]
@@ -138,10 +160,13 @@ def test_two_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     check(config_class, changes, 2, page_size, tmp_path)
 
 
+@pytest.mark.parametrize("kind", [HalvesRank, SharesRank])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
-def test_tokens_in_halves_are_the_same_tokens(name: str, tmp_path: Path) -> None:
+def test_tokens_in_halves_are_the_same_tokens(
+    name: str, kind: type[ThreadRank], tmp_path: Path
+) -> None:
     config_class, changes, page_size, _ = CASES[name]
-    comms = check(config_class, changes, 2, page_size, tmp_path, kind=HalvesRank)
+    comms = check(config_class, changes, 2, page_size, tmp_path, kind=kind)
     for comm in comms:
         assert isinstance(comm, HalvesRank)
         assert comm.waited > 10

@@ -9,6 +9,7 @@ Axes: as in `minisgl.attention.paged`; B rows, E of them extend, P pages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,12 +17,15 @@ from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
-from minisgl.core import Batch
+from minisgl.core import Batch, Plan
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
 HEAD_DIMS = (64, 128)
 """What is tested here; the package may hold more."""
+MAX_JOINED_TOKENS = 4096
+"""In a step of no more, prompts that begin share one call with those that go on: launching another
+takes the host longer than what reading k and v directly saves the device."""
 
 
 class FlashAttentionBackend(PagedAttnBackend):
@@ -43,6 +47,13 @@ class FlashAttentionBackend(PagedAttnBackend):
             )
         self._paged, self._varlen = _load()
 
+    def prepare(self, plan: Plan) -> PagedMetadata:
+        metadata = super().prepare(plan)
+        goes_on = metadata.num_fresh < len(metadata.lengths)
+        if goes_on and plan.num_tokens <= MAX_JOINED_TOKENS:
+            return replace(metadata, num_fresh=0)
+        return metadata
+
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
@@ -55,8 +66,8 @@ class FlashAttentionBackend(PagedAttnBackend):
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
-        """Rows at the end of the step that have no context before it read k and v directly, which
-        is faster than the cache; the others are attended before them."""
+        """The metadata's fresh rows, at the end of the step, have no context before it: they read k
+        and v directly, which is faster than the cache. The others are attended before them."""
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         lengths, num_fresh = metadata.lengths, metadata.num_fresh

@@ -9,6 +9,7 @@ processes start. Read next: `minisgl.distributed.communicator`, `minisgl.layers.
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
     DistributedInfo,
+    MadeSum,
     PendingSum,
     SingleRank,
 )
@@ -17,6 +18,7 @@ from minisgl.distributed.create import create_communicator
 __all__ = [
     "DistributedCommunicator",
     "DistributedInfo",
+    "MadeSum",
     "PendingSum",
     "SingleRank",
     "create_communicator",

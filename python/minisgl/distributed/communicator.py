@@ -40,12 +40,26 @@ class DistributedInfo:
 
 
 class PendingSum(ABC):
-    """A sum over the ranks that was begun: its part is not to be written until it is waited for."""
+    """A sum over the ranks that was begun.
+
+    Until it is waited for nobody may write its part, and no other collective may be enqueued than
+    one more such sum: its kernels could hold the multiprocessors that another rank's sum needs.
+    """
 
     @abstractmethod
     def wait(self) -> Tensor:
-        """The sum, on each rank, for what is enqueued after this; good until the next but one is
-        begun."""
+        """The sum, on each rank, for what is enqueued after this on the stream that began it; good
+        until the next but one is begun."""
+
+
+class MadeSum(PendingSum):
+    """One that is made."""
+
+    def __init__(self, total: Tensor) -> None:
+        self._total = total
+
+    def wait(self) -> Tensor:
+        return self._total
 
 
 class DistributedCommunicator(ABC):
@@ -55,12 +69,17 @@ class DistributedCommunicator(ABC):
     the caller uses what it returns and forgets what it gave. On a GPU the calls are enqueued on
     torch's current stream. A rank that is gone makes `EngineError` of every call that waits on the
     host; on a GPU, what is enqueued may never end, and who supervises the ranks has to end them.
+
+    halve_from: in steps of how many rows `halves` gives two, where it `can_halve`; whoever sets it
+    sets the same on every rank.
     """
 
     def __init__(self, info: DistributedInfo) -> None:
         self.info = info
         self.rank = info.rank
         self.size = info.size
+        self.can_halve = False
+        self.halve_from: int | None = None
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -74,21 +93,17 @@ class DistributedCommunicator(ABC):
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, on each rank."""
 
-    halve_from: int | None = None
-    """In steps of how many rows `halves` gives two, where it can; the same on every rank."""
-
-    def reserve(self, num_rows: int, row_bytes: int) -> bool:
-        """Take memory for `begin_sum` in steps of up to so many rows; whether it can."""
-        return False
+    def reserve(self, num_rows: int, row_bytes: int) -> None:  # noqa: B027 - most need none
+        """Take memory to halve steps of up to so many rows; `can_halve` says whether there is."""
 
     def halves(self, num_rows: int, row_bytes: int) -> list[int]:
         """How many rows to compute at a time, so that the sum of some can run beside the products
         of others: all, or two halves, which each begin a sum, one after the other."""
         return [num_rows]
 
-    def begin_sum(self, x_TD: Tensor) -> Tensor | PendingSum:
-        """Begin the sum that `add_norm` waits for, or leave it to that; of one of `halves`."""
-        return x_TD
+    def begin_sum(self, x_TD: Tensor) -> PendingSum:
+        """Begin the sum of one of `halves`, for `add_norm`."""
+        return MadeSum(self.all_reduce(x_TD))
 
     def add_norm(
         self,
@@ -104,6 +119,7 @@ class DistributedCommunicator(ABC):
         the next call, of as many rows, and for `take_rows`; with a sum that was begun it is not.
         """
         x_TD = x_TD.wait() if isinstance(x_TD, PendingSum) else self.all_reduce(x_TD)
+        assert residual_TD is None or residual_TD.shape == x_TD.shape
         if residual_TD is None:
             return ops.rms_norm(x_TD, weight, eps), x_TD
         return ops.add_rms_norm(x_TD, residual_TD, weight, eps)

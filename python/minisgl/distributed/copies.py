@@ -50,17 +50,18 @@ class _Layout:
         return self.parts(NUM_TURNS, 0)
 
     def word(self, turn: int, phase: int, sender: int) -> int:
+        """In turn NUM_TURNS there is one more for each sender, to try."""
         return ((turn * 2 + phase) * self.ranks + sender) * 4
 
     def sums(self, turn: int) -> int:
-        return _aligned(self.word(NUM_TURNS, 0, 0)) + turn * self.total
+        return _aligned(self.word(NUM_TURNS, 1, 0)) + turn * self.total
 
     def parts(self, turn: int, sender: int) -> int:
         return self.sums(NUM_TURNS) + (turn * self.ranks + sender) * self.share
 
 
-class _Memory:
-    """Of the driver, for torch to see: its CUDA array interface."""
+class _DriverMemory:
+    """What torch makes a tensor of: the CUDA array interface of memory that is not torch's."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -71,10 +72,9 @@ class _Memory:
         }
 
 
-class _Sum(PendingSum):
-    """On its way. Mutable: what it holds until somebody waits."""
-
+class _CopiedSum(PendingSum):
     def __init__(self, part: Tensor, total: Tensor, done: torch.cuda.Event) -> None:
+        """part: kept, or torch would give its memory to others while it is copied."""
         self._part, self._total, self._done = part, total, done
 
     def wait(self) -> Tensor:
@@ -103,22 +103,34 @@ class CopySums:
         }
         total = _aligned(max_rows * row_bytes)
         self._layout = _Layout(info.size, total, _aligned(-(-max_rows // info.size) * row_bytes))
-        self._memory = library.memory_allocate(self._layout.size, 0)
-        self.handle: bytes = bytes(library.memory_handle(self._memory))
-        self._addresses = [self._memory] * info.size
-        self._totals = [
-            torch.as_tensor(_Memory(self._memory + self._layout.sums(turn), total), device=device)
-            for turn in range(NUM_TURNS)
-        ]
         self._stream = _cuda.Stream(device, priority=-1)
         self._turn, self._count = 0, 0
+        self._memory = library.memory_allocate(self._layout.size, 0)
+        self._addresses = [self._memory] * info.size
+        self.handle: bytes = bytes(library.memory_handle(self._memory))
+        self._totals = [
+            torch.as_tensor(
+                _DriverMemory(self._memory + self._layout.sums(turn), total), device=device
+            )
+            for turn in range(NUM_TURNS)
+        ]
         torch.cuda.synchronize(device)  # the words are 0 before another rank can write
 
+    @property
+    def num_bytes(self) -> int:
+        return self._layout.size
+
     def connect(self, handles: list[bytes]) -> None:
-        """Open the others' memory. Raises RuntimeError where a GPU cannot reach another's."""
+        """Open the others' memory. Raises RuntimeError where a GPU cannot reach another's, or
+        streams cannot write and wait for words."""
         for rank, handle in enumerate(handles):
             if rank != self._info.rank:
                 self._addresses[rank] = self._library.memory_open(handle)
+            word = self._layout.word(NUM_TURNS, 0, self._info.rank)
+            self._library.stream_write(self._addresses[rank] + word, 1, self._stream.cuda_stream)
+            if rank == self._info.rank:
+                self._library.stream_wait(self._memory + word, 1, self._stream.cuda_stream)
+        self._stream.synchronize()
 
     @staticmethod
     def split(num_rows: int) -> list[int]:
@@ -161,7 +173,7 @@ class CopySums:
         done = _cuda.Event()
         done.record(stream)
         sums = self._totals[turn][: x_TD.nbytes].view(x_TD.dtype).view(x_TD.shape)
-        return _Sum(x_TD, sums, done)
+        return _CopiedSum(x_TD, sums, done)
 
     def _copy(self, to: int, source: int, rows: range, stream: torch.cuda.Stream) -> None:
         if rows:

@@ -36,6 +36,9 @@ from minisgl.distributed.shared import connect
 from minisgl.errors import EngineError
 from minisgl.kernel.all_reduce import PACK_BYTES
 from minisgl.kernel.ops import Ops
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 _dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
 
@@ -131,9 +134,9 @@ class PyNcclCommunicator(_NcclCommunicator):
         )
         return x
 
-    def reserve(self, num_rows: int, row_bytes: int) -> bool:
+    def reserve(self, num_rows: int, row_bytes: int) -> None:
         if self._peer is None or row_bytes % PACK_BYTES:
-            return False
+            return
         assert self._copies is None
         device = torch.device("cuda", torch.cuda.current_device())
         max_rows = max(CopySums.split(num_rows))
@@ -144,15 +147,19 @@ class PyNcclCommunicator(_NcclCommunicator):
             ),
             otherwise="sums of prompts do not run beside products",
         )
-        return self._copies is not None
+        self.can_halve = self._copies is not None
+        if self._copies and self.rank == 0:
+            logger.info("sums of prompts take %d MiB of each GPU", self._copies.num_bytes >> 20)
 
     def halves(self, num_rows: int, row_bytes: int) -> list[int]:
         if self._copies is None or self.halve_from is None or num_rows < self.halve_from:
             return [num_rows]
+        if torch.cuda.is_current_stream_capturing():  # a graph would repeat the counts
+            return [num_rows]
         return self._copies.halves(num_rows, row_bytes)
 
-    def begin_sum(self, x_TD: Tensor) -> Tensor | PendingSum:
-        return self._copies.begin(x_TD) if self._copies else x_TD
+    def begin_sum(self, x_TD: Tensor) -> PendingSum:
+        return self._copies.begin(x_TD) if self._copies else super().begin_sum(x_TD)
 
     def add_norm(
         self,

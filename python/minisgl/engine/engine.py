@@ -71,8 +71,6 @@ class Engine:
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
         comm = self.comm
-        row_bytes = self.model_config.hidden_size * self.dtype.itemsize
-        can_halve = comm.reserve(_max_step_tokens(config), row_bytes)
         self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
         start = time.monotonic()
         self.model = load_model(
@@ -129,7 +127,7 @@ class Engine:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
-        if can_halve:
+        if comm.can_halve:
             probe.choose_halves(self)
         if env.check_pages():
             pool = self._context.kv_pool
@@ -262,8 +260,11 @@ def plan_engine_memory(
 ) -> MemoryPlan:
     """The memory table of a model that is not loaded yet; what `--dry-run` shows.
 
-    Every rank's pool has as many pages as the smallest.
+    Every rank's pool has as many pages as the smallest. What `comm` needs for halves of prompts is
+    taken before, once.
     """
+    if env.halves() is not False and _max_step_tokens(config) >= probe.MIN_HALVED_TOKENS:
+        comm.reserve(_max_step_tokens(config), model.hidden_size * dtype.itemsize)
     max_seq_len = model.max_context
     if config.max_seq_len is not None:
         if config.max_seq_len > model.max_context:

@@ -31,8 +31,10 @@ MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
 
 MIN_HALVED_TOKENS = 2048
-"""Products of half as many lose more than their sums take: 32B on two H200s, 2,048 tokens in 116 ms
-and in halves in 114 to 116, 1,024 in 59 and 61."""
+"""Products of half of fewer lose more than their sums take: 32B on two H200s, 2,048 tokens took 116
+ms and in halves 114 to 116, 1,024 took 59 and in halves 61 to 110."""
+
+WORTH_HALVING = 0.99  # of the time of the whole: else chance would decide at each start
 
 CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
@@ -150,7 +152,10 @@ def choose_chunks(engine: Engine) -> tuple[int, int]:
 
 def choose_halves(engine: Engine) -> None:
     """From how many tokens a step is computed in two halves (`DistributedCommunicator.halves`),
-    which takes the host twice the launches: as few as it is faster with, and with all more."""
+    which takes the host twice the launches: as few as it is faster with, and with all more.
+
+    Measured with one prompt: a model of shorter contexts is never halved.
+    """
     comm, halves = engine.comm, env.halves()
     size = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
     if halves is not None:
@@ -159,9 +164,9 @@ def choose_halves(engine: Engine) -> None:
     chosen = None
     while size >= MIN_HALVED_TOKENS:
         comm.halve_from = None
-        whole_s = _prefill_s(engine, size, times=1)
+        whole_s = _prefill_s(engine, size)
         comm.halve_from = size
-        if not comm.all_min(int(_prefill_s(engine, size, times=1) < whole_s)):
+        if not comm.all_min(int(_prefill_s(engine, size) < WORTH_HALVING * whole_s)):
             break
         chosen, size = size, size // 2
     comm.halve_from = chosen
@@ -178,11 +183,11 @@ def _probe_sizes(engine: Engine) -> list[int]:
     return sizes
 
 
-def _prefill_s(engine: Engine, num_tokens: int, times: int = 2) -> float:
-    """What a step of so many prompt tokens takes: the shortest of so many times."""
+def _prefill_s(engine: Engine, num_tokens: int) -> float:
+    """What a step of so many prompt tokens takes."""
     plan = prompt_probe(engine, num_tokens)
     seconds = []
-    for _ in range(1 + times):  # the first warms up
+    for _ in range(3):  # the first warms up
         start = time.perf_counter()
         run_probe(engine, plan)
         seconds.append(time.perf_counter() - start)

@@ -35,7 +35,8 @@ class Rows(ctypes.Structure):
 
 
 def all_reduce_cubin(device: torch.device, num_ranks: int) -> bytes:
-    """Kernels "ALGORITHM_TYPE" and "add_norm_ALGORITHM_TYPE" for this device and so many ranks.
+    """Kernels "ALGORITHM_TYPE", "add_norm_ALGORITHM_TYPE" and "add_up_TYPE" for this device and so
+    many ranks.
 
     Raises JitUnavailable.
     """

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer
-from minisgl.distributed import PendingSum
+from minisgl.distributed import MadeSum, PendingSum
 from minisgl.layers import (
     AttentionLayer,
     BaseOP,
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
-Stream = tuple[Tensor | PendingSum, Tensor | None]
-"""Of some of the tokens, [T, D]: a rank's part of a sum that may have begun, and the residual."""
+Half = tuple[Tensor | PendingSum, Tensor | None]
+"""Of half of the tokens, or of all, [T, D]: this rank's part of a sum, or the sum where there are
+halves, which has begun; and the residual."""
 
 
 class BaseLLMModel(BaseOP, ABC):
@@ -108,16 +109,19 @@ class Decoder(BaseLLMModel):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embedding.forward(batch.input_ids)
-        halves = self.comm.halves(len(x_TD), x_TD.shape[1] * x_TD.itemsize)
-        streams: list[Stream] = [(x, None) for x in torch.split(x_TD, halves)]
+        halves: list[Half] = [(x_TD, None)]
+        sizes = self.comm.halves(len(x_TD), x_TD.shape[1] * x_TD.itemsize)
+        if len(sizes) > 1:
+            total_TD = self.comm.all_reduce(x_TD)
+            halves = [(MadeSum(x), None) for x in torch.split(total_TD, sizes)]
         *blocks, last = self.blocks
         for block in blocks:
-            streams = block.forward(streams, batch)
+            halves = block.forward(halves, batch)
         # After the last attention nobody asks for tokens that do not sample. As many as tokens:
         # every token samples, in order.
         rows = batch.sample_positions
-        streams = last.forward(streams, batch, rows if len(rows) < len(x_TD) else None)
-        outputs = [self.norm.forward(x, residual)[0] for x, residual in streams]
+        halves = last.forward(halves, batch, rows if len(rows) < len(x_TD) else None)
+        outputs = [self.norm.forward(x, residual)[0] for x, residual in halves]
         return self.lm_head.forward(_join(outputs))
 
 
@@ -149,16 +153,14 @@ class Block(BaseOP):
         else:
             self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
 
-    def forward(
-        self, streams: list[Stream], batch: Batch, rows_S: Tensor | None = None
-    ) -> list[Stream]:
-        """rows_S: which of the tokens are wanted, in one stream; all by default. All tokens' KV is
+    def forward(self, halves: list[Half], batch: Batch, rows_S: Tensor | None = None) -> list[Half]:
+        """rows_S: which of the tokens are wanted, as one; all by default. All tokens' KV is
         stored."""
-        streams = self.attention.forward(self.attention_norm, streams, batch, rows_S)
-        outputs: list[Stream] = []
-        for x, residual in streams:
+        halves = self.attention.forward(self.attention_norm, halves, batch, rows_S)
+        outputs: list[Half] = []
+        for x, residual in halves:
             x, residual = self.mlp.forward(self.mlp_norm, x, residual)
-            outputs.append((self.comm.begin_sum(x) if len(streams) > 1 else x, residual))
+            outputs.append((self.comm.begin_sum(x) if len(halves) > 1 else x, residual))
         return outputs
 
 
@@ -213,22 +215,22 @@ class Attention(BaseOP):
     def forward(
         self,
         norm: RMSNormFused,
-        streams: list[Stream],
+        halves: list[Half],
         batch: Batch,
         rows_S: Tensor | None,
-    ) -> list[Stream]:
+    ) -> list[Half]:
         """This rank's part of the output for norm(sum(x) + residual); and that residual.
 
-        Both of the tokens rows_S, as one stream, or of all.
+        Both of the tokens rows_S, as one, or of all.
         """
         projected, residuals = zip(
-            *(self.qkv.forward_normed(norm, x, residual) for x, residual in streams), strict=True
+            *(self.qkv.forward_normed(norm, x, residual) for x, residual in halves), strict=True
         )
         attended = self.attend.forward(_join(projected), batch)
         if rows_S is not None:
             residual = norm.rows(_join(residuals), rows_S, len(attended))
             return [(self.out.forward(attended[rows_S]), residual)]
-        if len(streams) == 1:
+        if len(halves) == 1:
             return [(self.out.forward(attended), residuals[0])]
         parts = torch.split(attended, [len(qkv) for qkv in projected])
         return [
@@ -269,7 +271,7 @@ class GatedMLP(BaseOP):
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
-    """Of the streams, one after another; of one itself."""
+    """One after another; of one itself."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
