@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
-from minisgl.benchmark.gpu_time import card_rates, events_s
+from minisgl.benchmark.gpu_time import captured, card_rates, events_s
 from minisgl.benchmark.report import write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.errors import ConfigError
@@ -180,13 +180,7 @@ def timed_us(run: Run, layers: int, *, in_graph: bool) -> float:
 
     all_calls()
     torch.cuda.synchronize()
-    repeat: Callable[[], object] = all_calls
-    if in_graph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            all_calls()
-        repeat = graph.replay
-        repeat()
+    repeat = captured(all_calls)[0] if in_graph else all_calls
     return statistics.median(events_s(repeat) for _ in range(REPEATS)) * 1e6 / calls
 
 

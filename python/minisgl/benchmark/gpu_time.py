@@ -1,11 +1,17 @@
-"""Time on the GPU's own clock: between two events on torch's current stream; a card's rates."""
+"""Time on the GPU's own clock, by events on torch's current stream; graphs; a card's rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
+
+ROUNDS = 7
+ROUND_S = 5e-3  # of one side of a round: long against the events
+
+Result = TypeVar("Result")
 
 
 def events_s(run: Callable[[], object], count: int = 1) -> float:
@@ -18,6 +24,26 @@ def events_s(run: Callable[[], object], count: int = 1) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / count
+
+
+def captured(run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    """(a replay of `run` as a CUDA graph, what `run` returned, written anew by each replay)."""
+    with torch.inference_mode():
+        run()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = run()
+    graph.replay()
+    return graph.replay, result
+
+
+def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Median seconds of each run; all take their turn in a round, so that a drift is everyone's."""
+    counts = {name: max(1, int(ROUND_S / events_s(run))) for name, run in runs.items()}
+    rounds = [
+        {name: events_s(run, counts[name]) for name, run in runs.items()} for _ in range(ROUNDS)
+    ]
+    return {name: statistics.median(times[name] for times in rounds) for name in runs}
 
 
 def card_rates() -> dict[str, float]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
-from minisgl.benchmark.gpu_time import events_s
+from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import write_json
 from minisgl.errors import ConfigError
@@ -229,11 +229,5 @@ def gpu_layers(shape: Shape) -> list[Experts]:
 
 def graph_s(run: Callable[[], None], budget_s: float = 0.15) -> float:
     """Seconds of a replay of `run`."""
-    with torch.inference_mode():
-        run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        graph.replay()
-        once = events_s(graph.replay)
-        return events_s(graph.replay, max(3, int(budget_s / once)))
+    replay, _ = captured(run)
+    return events_s(replay, max(3, int(budget_s / events_s(replay))))

@@ -127,19 +127,13 @@ def main(argv: Sequence[str]) -> int:
     chosen = [work for work in workloads() if work.name in args.workloads.split(",")]
     values = SHAPES[args.shape]
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(values))
-        engine = Engine(
-            EngineConfig(
-                folder=Path(name),
-                device="cuda",
-                attn=args.attn,
-                page_size=args.page_size,
-                max_prefill_tokens=args.max_prefill_length,
-                dummy_weight=True,
-                cuda_graph_max_bs=args.cuda_graph_max_bs,
-            )
-        )
+    engine = random_engine(
+        values,
+        attn=args.attn,
+        page_size=args.page_size,
+        max_prefill_tokens=args.max_prefill_length,
+        cuda_graph_max_bs=args.cuda_graph_max_bs,
+    )
     build_s = time.perf_counter() - started
     rates = card_rates()
     print(f"{args.shape}: engine built in {build_s:.1f} s; {rates}")
@@ -151,6 +145,13 @@ def main(argv: Sequence[str]) -> int:
         )
     engine.close()
     return 0
+
+
+def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
+    """Of random weights, on a GPU. values: of a config.json; settings: of `EngineConfig`."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(values))
+        return Engine(EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings))
 
 
 def shape_of(values: dict[str, Any]) -> Shape:

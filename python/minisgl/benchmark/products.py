@@ -1,0 +1,217 @@
+"""The products of a decoder's layer by our choice and by cuBLAS, beside their floor.
+
+A layer's norms, products and activation as a CUDA graph, over so many layers' weights that the L2
+cache holds none of them when their turn comes again. Attention's place is taken by a norm of as
+many numbers. Each product also alone, by cuBLAS, behind others like itself. The floor is that of
+`minisgl.benchmark.floor`, product by product: weights once, or the arithmetic. `--steps` takes
+whole models instead: a decode step of the engine, with our products and with cuBLAS's.
+
+The two take turns, and medians count. Their outputs differ by the roundings of all layers; more
+than `TOLERANCE` ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.decode_steps import measure_steps
+from minisgl.benchmark.floor import product_floor_s
+from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s
+from minisgl.benchmark.offline import SHAPES as MODELS
+from minisgl.benchmark.offline import random_engine
+from minisgl.benchmark.report import write_json
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
+from minisgl.utils.logger import setup_logging
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": MODELS["qwen3-0.6b"],
+    "qwen3-14b": MODELS["qwen3-14b"],
+    "qwen3-32b-tp4": {  # what one of four ranks has
+        **MODELS["qwen3-32b"],
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "intermediate_size": 6400,
+        "vocab_size": 37_984,
+    },
+}
+ROWS = (4, 16, 64, 96, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+WEIGHT_BYTES = 256 << 20  # of one product in all layers: five times the L2 cache of an H200
+EPS = 1e-6
+TOLERANCE = 5e-2
+"""Of the outputs' norm. Simulated roundings give 0.0045 for one layer, 0.023 for 64; one product of
+64 layers left out is a tenth of the residual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Of a decoder without experts; inner: intermediate size."""
+
+    hidden: int
+    attended: int
+    qkv: int
+    inner: int
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Layer:
+        """From a config.json's values."""
+        heads, kv_heads = values["num_attention_heads"], values["num_key_value_heads"]
+        return cls(
+            hidden=values["hidden_size"],
+            attended=heads * values["head_dim"],
+            qkv=(heads + 2 * kv_heads) * values["head_dim"],
+            inner=values["intermediate_size"],
+        )
+
+    @property
+    def products(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of each."""
+        return {
+            "qkv": (self.qkv, self.hidden),
+            "o": (self.hidden, self.attended),
+            "gate_up": (2 * self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }
+
+    def floors_s(self, rows: int) -> dict[str, float]:
+        return {name: product_floor_s(rows, n * k) for name, (n, k) in self.products.items()}
+
+    def num_copies(self) -> int:
+        """Layers until even the smallest product's weights are more than a cache holds."""
+        smallest = min(2 * n * k for n, k in self.products.values())
+        return -(-WEIGHT_BYTES // smallest)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minisgl.benchmark products", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
+    parser.add_argument("--rows", type=_counts, default=list(ROWS), help="with commas")
+    parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
+    parser.add_argument("--contexts", type=_counts, default=[100], help="of --steps, with commas")
+    parser.add_argument("--json", type=Path, default=None, help="where to write the results")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise ConfigError("this times products on a GPU, and torch finds no CUDA device here")
+    setup_logging("products")
+    rates = card_rates()
+    print(rates)
+    rows: list[dict[str, Any]] = []
+    for name, values in args.shapes.items():
+        if args.steps:
+            most = max(256, *args.rows)
+            engine = random_engine(
+                values, max_running=most, cuda_graph_max_bs=most, max_prefill_tokens=2048
+            )
+            rows += measure_steps(name, engine, args.rows, args.contexts)
+            engine.close()
+        else:
+            rows += measure_layer(name, Layer.of(values), args.rows)
+    if args.json:
+        write_json(args.json, {**rates, "rows": rows})
+    return 0
+
+
+def _shapes(text: str) -> dict[str, dict[str, Any]]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise argparse.ArgumentTypeError(
+            f"there is no shape {unknown[0]!r}; there are: {', '.join(SHAPES)}"
+        )
+    return {name: SHAPES[name] for name in names}
+
+
+def _counts(text: str) -> list[int]:
+    return [natural(count) for count in text.split(",")]
+
+
+def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+    from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+
+    device, num_layers = torch.device("cuda"), layer.num_copies()
+    variants: dict[str, Ops] = {"own": create_ops(device), "cublas": CudaOps(None)}
+    layers = [random_weights(layer, device) for _ in range(num_layers)]
+    for rows in counts:
+        inputs = {
+            size: torch.randn(rows, size, device=device).bfloat16()
+            for size in (layer.hidden, layer.attended, layer.inner)
+        }
+        x, attended = inputs[layer.hidden], inputs[layer.attended]
+        torch.cuda.synchronize()  # our products fetch weights before they wait
+        graphs, outputs = {}, {}
+        for key, ops in variants.items():
+            graphs[key], outputs[key] = captured(partial(run_layers, ops, layers, x, attended))
+        for key, (_, size) in layer.products.items():
+            weights = [layer_weights[key] for layer_weights in layers]
+            run = partial(_run_alone, variants["cublas"], inputs[size], weights)
+            graphs[key], _ = captured(run)
+        us = {key: s * 1e6 / num_layers for key, s in interleaved_s(graphs).items()}
+        floors = {key: s * 1e6 for key, s in layer.floors_s(rows).items()}
+        own, cublas = (output.float() for output in outputs.values())
+        error = float((own - cublas).norm() / cublas.norm())
+        yield _row(name, rows, us, floors, error)
+        assert error < TOLERANCE, f"the outputs differ by {error:.3f} of their norm"
+
+
+def _row(
+    name: str, rows: int, us: dict[str, float], floors: dict[str, float], error: float
+) -> dict[str, Any]:
+    alone, floor = sum(us[key] for key in floors), sum(floors.values())
+    print(
+        f"{name:<14}{rows:>4} rows   own {us['own']:7.1f} us   cublas {us['cublas']:7.1f}   floor "
+        f"{floor:6.1f}   alone {alone:7.1f}, {floor / alone:.2f} of it ("
+        + ", ".join(f"{key} {us[key]:.1f}" for key in floors)
+        + f")   error {error:.4f}",
+        flush=True,
+    )
+    return {
+        "name": f"{name} {rows} rows",
+        "own_us": round(us["own"], 1),
+        "cublas_us": round(us["cublas"], 1),
+        "floor_us": round(floor, 1),
+        "cublas_alone_us": {key: round(us[key], 1) for key in floors},
+        "floors_us": {key: round(value, 1) for key, value in floors.items()},
+        "error": round(error, 4),
+    }
+
+
+def random_weights(layer: Layer, device: torch.device) -> dict[str, Tensor]:
+    """Of the products, and of the norms before them."""
+    bfloat16: Any = {"device": device, "dtype": torch.bfloat16}
+    weights = {
+        key: torch.empty(n, k, **bfloat16).normal_(0, k**-0.5)
+        for key, (n, k) in layer.products.items()
+    }
+    sizes = {"qkv": layer.hidden, "o": layer.attended, "gate_up": layer.hidden}
+    return weights | {f"{key}_norm": torch.ones(n, **bfloat16) for key, n in sizes.items()}
+
+
+def run_layers(
+    ops: Ops, layers: Sequence[dict[str, Tensor]], x: Tensor, attended: Tensor
+) -> Tensor:
+    """What the last layer adds to its residual. attended: what takes attention's place in each."""
+    residual = x
+    for w in layers:
+        _, residual = ops.norm_linear(x, residual, w["qkv_norm"], EPS, w["qkv"], None)
+        x = ops.linear(ops.rms_norm(attended, w["o_norm"], EPS), w["o"])
+        x, residual = ops.norm_linear(
+            x, residual, w["gate_up_norm"], EPS, w["gate_up"], None, "silu"
+        )
+        x = ops.linear(x, w["down"])
+    return x
+
+
+def _run_alone(ops: Ops, x: Tensor, weights: Sequence[Tensor]) -> None:
+    for weight in weights:
+        ops.linear(x, weight)

@@ -1,0 +1,105 @@
+"""`benchmark products` as far as a CPU goes: sizes, floors, refusals, and steps of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from minisgl.benchmark import decode_steps, products
+from minisgl.benchmark.__main__ import main
+from minisgl.benchmark.floor import product_floor_s
+from minisgl.benchmark.products import SHAPES, Layer
+from minisgl.builtin import model_path
+from minisgl.engine import Engine, EngineConfig
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+
+TINY = Layer(hidden=64, attended=32, qkv=64, inner=96)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ("qwen3-0.6b", (1024, 2048, 4096, 3072)),
+        ("qwen3-14b", (5120, 5120, 7168, 17_408)),
+        ("qwen3-32b-tp4", (5120, 2048, 2560, 6400)),
+    ],
+)
+def test_sizes_of_a_layer(shape: str, sizes: tuple[int, int, int, int]) -> None:
+    hidden, attended, qkv, inner = sizes
+    layer = Layer.of(SHAPES[shape])
+    assert layer == Layer(hidden=hidden, attended=attended, qkv=qkv, inner=inner)
+    bytes_alone = layer.num_copies() * 2 * hidden * attended  # the output's weights are fewest
+    assert 5 * 50e6 < bytes_alone < 5 * 50e6 + 100e6
+
+
+def test_the_floor_is_weights_or_arithmetic() -> None:
+    # Down of 14B, 5,120 x 17,408: 178.26 MB at 4.3 TB/s; 45.63 GFLOP at 790 TFLOP/s.
+    assert product_floor_s(64, 5120 * 17_408) == pytest.approx(41.46e-6, rel=1e-3)
+    assert product_floor_s(256, 5120 * 17_408) == pytest.approx(57.76e-6, rel=1e-3)
+    floors = Layer.of(SHAPES["qwen3-14b"]).floors_s(64)
+    assert list(floors) == ["qkv", "o", "gate_up", "down"]
+    assert sum(floors.values()) == pytest.approx(153.6e-6, rel=1e-3)  # 330.3 million weights
+
+
+def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
+    torch.manual_seed(0)
+    layers = [products.random_weights(TINY, torch.device("cpu")) for _ in range(60)]
+    x, attended = torch.randn(8, 64).bfloat16(), torch.randn(8, 32).bfloat16()
+    outputs = []
+    for scale in (1, 0):
+        layers[30]["down"] *= scale
+        outputs.append(products.run_layers(Ops(), layers, x, attended).float())
+    whole, partial = outputs
+    assert (whole - partial).norm() / whole.norm() > products.TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--shapes qwen3-14b,none", "there is no shape 'none'; there are: qwen3-0.6b, qwen3-14b"),
+        ("--rows 4,0", "must be a whole number at least 1, got '0'"),
+        ("--steps --contexts x", "must be a whole number at least 1, got 'x'"),
+    ],
+)
+def test_wrong_flags_are_told(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["products", *flags.split()])
+    assert exit_info.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("flags", ["", "--steps"])
+def test_without_a_gpu_it_is_a_sentence(
+    flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["products", *flags.split()]) == 2
+    assert capsys.readouterr().err == (
+        "python -m minisgl.benchmark products: this times products on a GPU, and torch finds no "
+        "CUDA device here\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    config = EngineConfig(
+        folder=model_path(), device="cpu", num_pages=16, max_running=4, max_prefill_tokens=64
+    )
+    engine = Engine(config)
+    yield engine
+    engine.close()
+
+
+def test_steps_of_any_context_run(engine: Engine) -> None:
+    for rows, context in ((4, 40), (1, 1), (2, 128)):
+        plan = decode_steps.fill_cache(engine, rows, context)
+        assert (plan.num_decodes, plan.ends) == (rows, [context] * rows)
+        assert 0 < decode_steps.step_s(engine, plan) < 60
+
+
+def test_steps_that_do_not_fit_are_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="3 rows of 96 tokens do not fit: the KV cache has room"):
+        decode_steps.fill_cache(engine, 3, 96)
