@@ -56,9 +56,10 @@ def requests(count: int, num_output: int) -> list[Session]:
 def test_times_agree_with_what_the_server_really_sent(
     api: Literal["completions", "chat", "generate"],
 ) -> None:
-    # Other work on the machine can spoil a try, a wrong client spoils all of them.
+    # Other work on the machine can spoil the tries of a second, a wrong client spoils all of them.
     errors = [_disagreement(api)]
-    while errors[-1] >= 1 and len(errors) < 5:
+    while errors[-1] >= 1 and len(errors) < 8:
+        time.sleep(len(errors))
         errors.append(_disagreement(api))
     assert errors[-1] < 1, f"in units of what is allowed, 5 % or 1 ms: {errors}"
 
