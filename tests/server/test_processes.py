@@ -305,6 +305,38 @@ def test_a_tokenizer_that_is_broken(
     assert_nothing_left(server, [])
 
 
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+@pytest.mark.parametrize("broken", ["cut off", "of another model"])
+def test_weights_that_are_broken(
+    launch: Any, tmp_path_factory: pytest.TempPathFactory, broken: str, flags: tuple[str, ...]
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    weights = folder / "model.safetensors"
+    if broken == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        told = f"{weights} is damaged or incomplete"
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        config["intermediate_size"] += 8
+        (folder / "config.json").write_text(json.dumps(config))
+        told = "the weights in .* do not fit its config.json; .* misshapen: "
+    server = launch("--model", str(folder), *flags)
+    assert server.ended(60) == 1
+    assert re.search(f"the engine could not start: {told}", server.output["err"], re.DOTALL)
+    assert server.output["out"] == ""
+    assert_nothing_left(server, [])
+
+
+def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    server = launch("--model", str(folder), "--dry-run")
+    assert server.ended(60) == 0
+    assert "has no weights yet, which a start needs" in server.output["err"]
+    assert "KV pool" in server.output["out"]
+
+
 @pytest.mark.parametrize(
     ("template", "says"),
     [

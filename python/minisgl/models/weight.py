@@ -146,6 +146,11 @@ def load_weight(
         _fill(model, parameters, readers.map(fill, parameters), device, progress)
 
 
+def check_weight(model: BaseOP, checkpoint: Checkpoint) -> None:
+    """Raises what `load_weight` would raise before anything is read."""
+    _join(list(model.parameters()), checkpoint)
+
+
 def load_dummy(
     model: BaseOP, *, device: torch.device, seed: int = 0, progress: Progress | None = None
 ) -> None:

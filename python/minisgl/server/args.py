@@ -262,7 +262,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="check config.json and the tokenizer, print where the memory would go, and exit",
+        help="check config.json, the tokenizer and which tensors the weights' files hold, print "
+        "where the memory would go, and exit",
     )
     group.add_argument(
         "--shell", action="store_true", help="serve quietly and chat in this terminal"
