@@ -14,6 +14,8 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 ALONE = DistributedInfo(0, 1)
+MAX_PAGE_SIZE = 1024  # as --page-size says
+MIN_SEQ_LEN = 2  # a prompt's token and one of the answer
 DEFAULT_PAGE_SIZE = 16
 DEFAULT_MEMORY_RATIO = 0.5  # of a CPU; a GPU, which is there for this alone, gives more
 DEFAULT_CUDA_GRAPH_MAX_BS = 256
@@ -59,15 +61,15 @@ class EngineConfig:
             )
         if not isinstance(self.attn, str):
             raise ConfigError(f"attn must be the name of a backend, got {self.attn!r}")
-        for name, value in (
-            ("page_size", self.page_size),
-            ("num_pages", self.num_pages),
-            ("max_running_requests", self.max_running),
-            ("max_seq_len", self.max_seq_len),
-            ("max_prefill_length", self.max_prefill_tokens),
+        check_integer("page_size", self.page_size, 1, MAX_PAGE_SIZE)
+        check_integer("max_running_requests", self.max_running, 1)
+        for name, value, low in (
+            ("num_pages", self.num_pages, 1),
+            ("max_seq_len", self.max_seq_len, MIN_SEQ_LEN),
+            ("max_prefill_length", self.max_prefill_tokens, 1),
         ):
             if value is not None:
-                check_integer(name, value, 1)
+                check_integer(name, value, low)
         check_integer("cuda_graph_max_bs", self.cuda_graph_max_bs, 0)
         ratio: Any = self.memory_ratio
         if ratio is not None and not (isinstance(ratio, int | float) and 0 < ratio <= 1):
@@ -76,7 +78,9 @@ class EngineConfig:
             raise ConfigError("num_pages and memory_ratio both size the KV cache: give one of them")
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raises ConfigError unless the option `name` is a whole number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises ConfigError unless the option `name` is a whole number from `low` to `high`."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < low or (high is not None and value > high):
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} must be a whole number {bounds}, got {value!r}")
