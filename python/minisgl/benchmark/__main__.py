@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def main(argv: list[str]) -> int:
         except MinisglError as error:
             print(f"python -m minisgl.benchmark {argv[0]}: {error}", file=sys.stderr)
             return 2
+        except BrokenPipeError:  # nobody reads on, as behind `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
     print("python -m minisgl.benchmark NAME [--help], where NAME is one of\n")
     for name, line in found.items():
         print(f"  {name:<20} {line}")

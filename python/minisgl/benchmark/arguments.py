@@ -9,9 +9,14 @@ from typing import Any, Final
 
 from minisgl.server.args import integer
 
-__all__ = ["above_zero", "integer", "json_object", "natural", "server_root"]
+__all__ = ["above_zero", "integer", "json_object", "natural", "naturals", "server_root"]
 
 natural: Final = integer(1)
+
+
+def naturals(text: str) -> list[int]:
+    """With commas between."""
+    return [natural(value) for value in text.split(",")]
 
 
 def above_zero(text: str) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.kernels import compare
@@ -61,7 +61,7 @@ SHAPES = {
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark moe")
     parser.add_argument("--shapes", type=_shapes, help=f"some of {','.join(SHAPES)}")
-    parser.add_argument("--tokens", type=_counts, help="counts, with commas between")
+    parser.add_argument("--tokens", type=naturals, help="counts, with commas between")
     parser.add_argument("--dtypes", type=_dtypes, default="bfloat16", help="of a CPU's comparison")
     parser.add_argument("--rounds", type=natural, default=15, help="of a CPU's comparison")
     parser.add_argument("--tune", type=Path, default=None, help="the table to update")
@@ -96,10 +96,6 @@ def _shapes(text: str) -> dict[str, Shape]:
     if unknown := [name for name in names if name not in SHAPES]:
         raise argparse.ArgumentTypeError(f"there is no shape {unknown[0]!r}")
     return {name: SHAPES[name] for name in names}
-
-
-def _counts(text: str) -> list[int]:
-    return [natural(count) for count in text.split(",")]
 
 
 def _dtypes(text: str) -> list[torch.dtype]:

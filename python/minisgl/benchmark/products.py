@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import naturals
 from minisgl.benchmark.decode_steps import measure_steps
 from minisgl.benchmark.floor import product_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s
@@ -97,9 +97,9 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m minisgl.benchmark products", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
-    parser.add_argument("--rows", type=_counts, default=list(ROWS), help="with commas")
+    parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
-    parser.add_argument("--contexts", type=_counts, default=[100], help="of --steps, with commas")
+    parser.add_argument("--contexts", type=naturals, default=[100], help="of --steps, with commas")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -130,10 +130,6 @@ def _shapes(text: str) -> dict[str, dict[str, Any]]:
             f"there is no shape {unknown[0]!r}; there are: {', '.join(SHAPES)}"
         )
     return {name: SHAPES[name] for name in names}
-
-
-def _counts(text: str) -> list[int]:
-    return [natural(count) for count in text.split(",")]
 
 
 def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -101,7 +101,7 @@ def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
         process.wait(timeout=STOP_TIMEOUT_S)
 
 
-def _lengths(workload: str) -> list[tuple[int, int]]:
+def lengths_of(workload: str) -> list[tuple[int, int]]:
     """(prompt, output) tokens of each request."""
     if workload == "throughput":
         mixed = np.random.default_rng(0).integers(100, 1025, (256, 2))
@@ -140,7 +140,7 @@ def _median(values: list[Any]) -> Any:
 
 def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[str, Any]:
     runs = []
-    lengths = _lengths(workload)
+    lengths = lengths_of(workload)
     target.extra["temperature"] = 0.6 if workload == "throughput" else 0.0
     floor = floor_s(
         shape_of(SHAPES[args.shape]),
