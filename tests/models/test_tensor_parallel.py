@@ -37,6 +37,7 @@ from minisgl.distributed import (
 )
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
+from minisgl.layers import LinearRowParallel
 from minisgl.models import ModelConfig, build_model
 
 
@@ -81,15 +82,20 @@ class BegunSum(PendingSum):
 
 
 class HalvesRank(ThreadRank):
-    """Whose tokens go in two halves, one a token larger or two. waited: sums that had begun."""
+    """Whose tokens go in two halves, one a token larger or two. waited: sums that had begun. log:
+    products whose parts are to be summed, and sums that begin, in order."""
 
-    waited = 0
+    def __init__(self, rank: int, slots: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        super().__init__(rank, slots, barrier)
+        self.waited = 0
+        self.log: list[str] = []
 
     def halves(self, num_rows: int, row_bytes: int) -> list[int]:
         first = num_rows // 2 + 1
         return [first, num_rows - first] if num_rows > 2 else [num_rows]
 
     def begin_sum(self, x: torch.Tensor) -> PendingSum:
+        self.log.append("sum")
         return BegunSum(self, x)
 
 
@@ -170,6 +176,24 @@ def test_tokens_in_halves_are_the_same_tokens(
     for comm in comms:
         assert isinstance(comm, HalvesRank)
         assert comm.waited > 10
+
+
+def test_a_halfs_sum_begins_before_the_other_halfs_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = LinearRowParallel.forward
+
+    def logged(self: LinearRowParallel, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.comm, HalvesRank):
+            self.comm.log.append("product")
+        return forward(self, x)
+
+    monkeypatch.setattr(LinearRowParallel, "forward", logged)
+    config_class, changes, page_size, _ = CASES["qwen3"]
+    for comm in check(config_class, changes, 2, page_size, tmp_path, kind=HalvesRank):
+        assert isinstance(comm, HalvesRank)
+        of_a_block = ["product", "sum"] * 2 * 2  # attention's, then the MLP's
+        assert comm.log[:8] == of_a_block
 
 
 @pytest.mark.parametrize("size", [2, 3])
