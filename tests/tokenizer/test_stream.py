@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_checkpoints import CORPUS, KINDS, SAMPLES, make
 
+from minisgl.builtin import model_path
 from minisgl.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -116,13 +116,8 @@ def test_skipping_special_tokens(by_kind: dict[str, Tokenizer]) -> None:
     assert "".join(_streamed(tokenizer, ids, False)) == "<s>a<|im_end|>b<tool>c"
 
 
-def test_builtin_tokenizer_if_it_is_there() -> None:
-    import minisgl
-
-    folder = Path(minisgl.__file__).parent / "builtin"
-    if not (folder / "tokenizer.json").exists():
-        pytest.skip("the built-in checkpoint is not made yet")
-    tokenizer = load_tokenizer(folder)
+def test_builtin_tokenizer() -> None:
+    tokenizer = load_tokenizer(model_path())
     for text in SAMPLES[:5]:
         ids = tokenizer.encode(text)
         assert "".join(_streamed(tokenizer, ids, False)) == tokenizer.decode(

@@ -24,8 +24,9 @@ from minisgl.kernel.ops import Ops
 HEAD_DIMS = (64, 128)
 """What is tested here; the package may hold more."""
 MAX_JOINED_TOKENS = 4096
-"""In a step of no more, prompts that begin share one call with those that go on: launching another
-takes the host longer than what reading k and v directly saves the device."""
+"""In a step of no more, prompts that begin share one call with those that go on: a call took the
+host 46 us in a profile, which should be more than what reading k and v directly saves the device
+(not measured alone)."""
 
 
 class FlashAttentionBackend(PagedAttnBackend):

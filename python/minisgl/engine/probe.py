@@ -157,10 +157,10 @@ def choose_halves(engine: Engine) -> None:
     Measured with one prompt: a model of shorter contexts is never halved.
     """
     comm, halves = engine.comm, env.halves()
-    size = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
     if halves is not None:
         comm.halve_from = MIN_HALVED_TOKENS if halves else None
         return
+    size = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
     chosen = None
     while size >= MIN_HALVED_TOKENS:
         comm.halve_from = None

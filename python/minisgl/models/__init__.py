@@ -7,23 +7,22 @@ then `minisgl.models.decoder`.
 """
 
 from minisgl.layers import RotaryConfig
-from minisgl.models.build import build_model, load_model
+from minisgl.models.build import build_model, check_model, load_model
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import BaseLLMModel, Decoder
 from minisgl.models.registry import get_model_class, supported_architectures
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.weight import Checkpoint, check_weight, load_weight
+from minisgl.models.weight import load_weight
 
 __all__ = [
     "BaseLLMModel",
-    "Checkpoint",
     "Decoder",
     "Family",
     "ModelConfig",
     "ModelSpec",
     "RotaryConfig",
     "build_model",
-    "check_weight",
+    "check_model",
     "get_model_class",
     "load_model",
     "load_weight",

@@ -1,4 +1,5 @@
-"""The two doors of this package: a model on `meta` to measure, and one that is loaded to run."""
+"""The doors of this package: a model on `meta` to measure, one that is loaded to run, and whether a
+checkpoint can be."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from minisgl.layers import BuildContext
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.spec import ModelSpec
-from minisgl.models.weight import Checkpoint, Progress, load_dummy, load_weight
+from minisgl.models.weight import Checkpoint, Progress, check_weight, load_dummy, load_weight
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 
@@ -106,6 +107,24 @@ def load_model(
     model = build()
     load_weight(model, checkpoint, device=device, progress=progress)
     return model
+
+
+def check_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    ops: Ops,
+    comm: DistributedCommunicator,
+    expert_parallel: bool = False,
+) -> None:
+    """Raises what `load_model` would raise before it reads a tensor. A folder without weights is
+    no error, which the log tells of."""
+    if not any(folder.glob("*.safetensors*")):
+        logger.warning("%s has no weights yet, which a start needs", folder)
+        return
+    config = ModelConfig.from_folder(folder)
+    model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
+    check_weight(model, Checkpoint(folder))
 
 
 def _heads_differ(checkpoint: Checkpoint) -> bool:

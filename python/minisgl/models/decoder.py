@@ -12,7 +12,7 @@ Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,12 +156,16 @@ class Block(BaseOP):
     def forward(self, halves: list[Half], batch: Batch, rows_S: Tensor | None = None) -> list[Half]:
         """rows_S: which of the tokens are wanted, as one; all by default. All tokens' KV is
         stored."""
-        halves = self.attention.forward(self.attention_norm, halves, batch, rows_S)
-        outputs: list[Half] = []
-        for x, residual in halves:
-            x, residual = self.mlp.forward(self.mlp_norm, x, residual)
-            outputs.append((self.comm.begin_sum(x) if len(halves) > 1 else x, residual))
-        return outputs
+        attended = self.attention.forward(self.attention_norm, halves, batch, rows_S)
+        halves = self._begin_sums(attended, len(halves) if rows_S is None else 1)
+        outputs = (self.mlp.forward(self.mlp_norm, x, residual) for x, residual in halves)
+        return self._begin_sums(outputs, len(halves))
+
+    def _begin_sums(self, outputs: Iterator[tuple[Tensor, Tensor]], count: int) -> list[Half]:
+        """Of halves, each before the next is computed; the sum of one alone is left to its norm."""
+        if count == 1:
+            return list(outputs)
+        return [(self.comm.begin_sum(x), residual) for x, residual in outputs]
 
 
 class Attention(BaseOP):
@@ -171,7 +175,6 @@ class Attention(BaseOP):
         self, spec: ModelSpec, build: BuildContext, rope: RotaryEmbedding, index: int
     ) -> None:
         super().__init__()
-        self.comm = build.comm
         config, prefix = spec.config, f"model.layers.{index}.self_attn"
         self.qkv = LinearQKVMerged(
             build,
@@ -218,10 +221,10 @@ class Attention(BaseOP):
         halves: list[Half],
         batch: Batch,
         rows_S: Tensor | None,
-    ) -> list[Half]:
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's part of the output for norm(sum(x) + residual); and that residual.
 
-        Both of the tokens rows_S, as one, or of all.
+        Both of the tokens rows_S, as one, or of each half, which is computed when it is asked for.
         """
         projected, residuals = zip(
             *(self.qkv.forward_normed(norm, x, residual) for x, residual in halves), strict=True
@@ -229,14 +232,11 @@ class Attention(BaseOP):
         attended = self.attend.forward(_join(projected), batch)
         if rows_S is not None:
             residual = norm.rows(_join(residuals), rows_S, len(attended))
-            return [(self.out.forward(attended[rows_S]), residual)]
-        if len(halves) == 1:
-            return [(self.out.forward(attended), residuals[0])]
-        parts = torch.split(attended, [len(qkv) for qkv in projected])
-        return [
-            (self.comm.begin_sum(self.out.forward(part)), residual)
-            for part, residual in zip(parts, residuals, strict=True)
-        ]
+            yield self.out.forward(attended[rows_S]), residual
+            return
+        parts = _split(attended, [len(qkv) for qkv in projected])
+        for part, residual in zip(parts, residuals, strict=True):
+            yield self.out.forward(part), residual
 
 
 class GatedMLP(BaseOP):
@@ -273,6 +273,11 @@ class GatedMLP(BaseOP):
 def _join(parts: Sequence[Tensor]) -> Tensor:
     """One after another; of one itself."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def _split(x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """What `_join` has joined."""
+    return (x,) if len(sizes) == 1 else torch.split(x, list(sizes))
 
 
 def _mixture(

@@ -16,7 +16,7 @@ from minisgl.engine.engine import connect, plan_engine_memory, resolve_dtype
 from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
 from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply
-from minisgl.models import Checkpoint, ModelConfig, build_model, check_weight
+from minisgl.models import ModelConfig, check_model
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.beat import CHECK_EVERY, Follower, Leader
 from minisgl.scheduler.io import (
@@ -177,14 +177,9 @@ def _dry_run(config: EngineConfig) -> str:
         model = ModelConfig.from_folder(config.folder)
         dtype = resolve_dtype(config, model, device)
         table = plan_engine_memory(config, model, dtype, device, comm).table()
-        if any(config.folder.glob("*.safetensors*")) and not config.dummy_weight:
+        if not config.dummy_weight:
             parallel = config.expert_parallel
-            skeleton = build_model(
-                model, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=parallel
-            )
-            check_weight(skeleton, Checkpoint(config.folder))
-        elif not config.dummy_weight:
-            logger.warning("%s has no weights yet, which a start needs", config.folder)
+            check_model(config.folder, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=parallel)
         return table
     finally:
         device.close()
