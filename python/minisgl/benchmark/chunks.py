@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from minisgl.benchmark.arguments import above_zero, naturals
+from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import write_json
-from minisgl.benchmark.serving import lengths_of
 from minisgl.core import Event, Plan, SamplingParams
 from minisgl.core.event import Token
 from minisgl.core.plan import StepResult

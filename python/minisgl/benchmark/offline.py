@@ -22,9 +22,11 @@ import numpy as np
 from minisgl.benchmark.arguments import integer, natural
 from minisgl.benchmark.floor import Shape, floor_s
 from minisgl.benchmark.gpu_time import card_rates
+from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import write_json
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
+from minisgl.errors import ConfigError
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.testing import ListInbox, ListOutbox
@@ -96,16 +98,13 @@ class Workload:
 
 
 def workloads() -> list[Workload]:
-    rng = np.random.default_rng(0)
-    mixed = rng.integers(100, 1025, (256, 2))
+    def fixed(name: str, temperature: float) -> Workload:
+        return Workload(name=name, requests=tuple(lengths_of(name)), temperature=temperature)
+
     return [
-        Workload(
-            name="throughput",
-            requests=tuple((int(a), int(b)) for a, b in mixed),
-            temperature=0.6,
-        ),
-        Workload(name="single", requests=((128, 512),), temperature=0.0),
-        Workload(name="prefill", requests=((4096, 1),) * 32, temperature=0.0),
+        fixed("throughput", 0.6),
+        fixed("single", 0.0),
+        fixed("prefill", 0.0),
         Workload(name="shared", requests=((4160, 32),) * 128, temperature=0.0, shared=4096),
         Workload(name="long", requests=((32_768, 256),) * 8, temperature=0.0),
     ]
@@ -124,7 +123,10 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     setup_logging("offline")
 
-    chosen = [work for work in workloads() if work.name in args.workloads.split(",")]
+    known, names = {work.name: work for work in workloads()}, args.workloads.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"there is no workload {unknown[0]!r}; there are: {', '.join(known)}")
+    chosen = [known[name] for name in names]
     values = SHAPES[args.shape]
     started = time.perf_counter()
     engine = random_engine(

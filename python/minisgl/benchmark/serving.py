@@ -3,13 +3,8 @@
 Starts the server as a user would, on a checkpoint of random weights, several times (the last stays
 and serves); each workload runs once to compile and warm up, then `--repeats` times with fresh ids.
 Beside each time stands the floor of `minisgl.benchmark.floor` on `--tp` cards that talk for free.
-
-    throughput   256 requests at once, 100 to 1,024 tokens in and out, temperature 0.6
-    streams      64 at once, 512 in, 256 out
-    single       one, 128 in, 512 out
-    mixed        32 at once, every fourth 6,000 in and 64 out, the others 200 in and 200 out
-    prefill      32 at once, 4,096 in, 1 out
-    batchN       N at once, 128 in, 256 out: the median ITL is the decode step of N rows
+The workloads are those of `minisgl.benchmark.lengths`, throughput at temperature 0.6 and the others
+greedy; of batchN the median ITL is the decode step of N rows.
 """
 
 from __future__ import annotations
@@ -33,6 +28,7 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
+from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.offline import SHAPES, shape_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shards import run_sharded
@@ -61,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     add("server", nargs="*", help="flags of the server")
     args = parser.parse_args(argv)
 
+    workloads = {name: lengths_of(name) for name in args.workloads.split(",")}
     result: dict[str, Any] = {"shape": args.shape, "tp": args.tp, "server": args.server}
     result |= machine_load()
     with tempfile.TemporaryDirectory() as name:
@@ -78,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
                 if index == args.starts - 1:
                     target = Target(url=url, model=describe_server(url)["model"])
                     result["rows"] = [
-                        _measure(target, work, args) for work in args.workloads.split(",")
+                        _measure(target, *workload, args) for workload in workloads.items()
                     ]
         result["starts"] = starts
     if args.json:
@@ -101,24 +98,6 @@ def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
         process.wait(timeout=STOP_TIMEOUT_S)
 
 
-def lengths_of(workload: str) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of each request."""
-    if workload == "throughput":
-        mixed = np.random.default_rng(0).integers(100, 1025, (256, 2))
-        return [(int(prompt), int(output)) for prompt, output in mixed]
-    if workload == "streams":
-        return [(512, 256)] * 64
-    if workload == "single":
-        return [(128, 512)]
-    if workload == "mixed":
-        return [(200, 200) if i % 4 else (6000, 64) for i in range(32)]
-    if workload == "prefill":
-        return [(4096, 1)] * 32
-    if workload.removeprefix("batch").isdecimal():
-        return [(128, 256)] * int(workload.removeprefix("batch"))
-    raise SystemExit(f"unknown workload {workload!r}; {__file__} begins with those there are")
-
-
 def _sessions(workload: str, lengths: Sequence[tuple[int, int]], run: int) -> list[Session]:
     """All at once, with ids that no other workload and no other run has."""
     rng = np.random.default_rng([run, *workload.encode()])
@@ -138,9 +117,10 @@ def _median(values: list[Any]) -> Any:
     return round(statistics.median(values), 4)
 
 
-def _measure(target: Target, workload: str, args: argparse.Namespace) -> dict[str, Any]:
+def _measure(
+    target: Target, workload: str, lengths: list[tuple[int, int]], args: argparse.Namespace
+) -> dict[str, Any]:
     runs = []
-    lengths = lengths_of(workload)
     target.extra["temperature"] = 0.6 if workload == "throughput" else 0.0
     floor = floor_s(
         shape_of(SHAPES[args.shape]),
