@@ -60,15 +60,25 @@ class BaseAttnBackend(ABC):
     """One way to attend over the paged cache. Holds no state of a step: that is the metadata.
 
     graph_safe: decode reads what changes from step to step on the device, so that its launches
-    can be captured once and replayed.
+    can be captured once and replayed. prompts_graph_safe: the others do so too, see `prepare_any`.
     """
 
     name: str
     graph_safe = False
+    prompts_graph_safe = False
 
     @abstractmethod
     def prepare(self, plan: Plan) -> BaseAttnMetadata:
         """The step's metadata, for `Batch.attn_metadata`."""
+
+    def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> BaseAttnMetadata:
+        """Metadata for every step with at most so many rows after the decode rows, tokens of these
+        and of one's context: what a graph is captured with. Such a step is padded with rows of no
+        tokens, and with tokens of no row behind them; what is attended for those is 0.
+
+        Only where prompts_graph_safe.
+        """
+        raise NotImplementedError(f"attention backend {self.name} captures no prompts")
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
         """From projected q, k, v, side by side, to attended heads, [T, N * H].

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
-from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
+from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata
 from minisgl.core import Batch, Plan
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
@@ -31,6 +31,7 @@ host 46 us in a profile, which should be more than what reading k and v directly
 
 class FlashAttentionBackend(PagedAttnBackend):
     name = "fa"
+    prompts_graph_safe = True
 
     def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Raises ConfigError where the package, the GPU or the model does not do."""
@@ -50,9 +51,8 @@ class FlashAttentionBackend(PagedAttnBackend):
 
     def prepare(self, plan: Plan) -> PagedMetadata:
         metadata = super().prepare(plan)
-        goes_on = metadata.num_fresh < len(metadata.lengths)
-        if goes_on and plan.num_tokens <= MAX_JOINED_TOKENS:
-            return replace(metadata, num_fresh=0)
+        if metadata.old.num_rows and plan.num_tokens <= MAX_JOINED_TOKENS:
+            return replace(metadata, old=metadata.all, fresh=Extent())
         return metadata
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
@@ -71,36 +71,38 @@ class FlashAttentionBackend(PagedAttnBackend):
         and v directly, which is faster than the cache. The others are attended before them."""
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
-        lengths, num_fresh = metadata.lengths, metadata.num_fresh
-        first_fresh = len(q_TNH) - sum(lengths[len(lengths) - num_fresh :])
-        if num_fresh:
-            fresh = slice(first_fresh, None)
-            firsts = metadata.once("fresh", lambda: _firsts(batch.rows, num_fresh, first_fresh))
-            longest = max(lengths[-num_fresh:])
+        old, fresh = metadata.old, metadata.fresh
+        first_fresh = len(q_TNH) - fresh.num_tokens
+        if fresh.num_rows:
+            part = slice(first_fresh, None)
+            firsts = metadata.once(
+                "fresh", lambda: _firsts(batch.rows, fresh.num_rows, first_fresh)
+            )
             self._varlen(
-                q_TNH[fresh],
-                k_TKH[fresh],
-                v_TKH[fresh],
+                q_TNH[part],
+                k_TKH[part],
+                v_TKH[part],
                 cu_seqlens_q=firsts,
                 cu_seqlens_k=firsts,
-                max_seqlen_q=longest,
-                max_seqlen_k=longest,
+                max_seqlen_q=fresh.longest,
+                max_seqlen_k=fresh.longest,
                 softmax_scale=layer.scale,
                 causal=True,
                 window_size=_window(layer),
-                out=out_TNH[fresh],
+                out=out_TNH[part],
             )
-        old = lengths[: len(lengths) - num_fresh]
-        if old:
-            first = first_fresh - sum(old)
-            first_row = batch.rows.shape[1] - len(lengths)
-            rows = batch.rows[:, first_row : first_row + len(old)]
+        if old.num_rows:
+            first = first_fresh - old.num_tokens
+            first_row = batch.rows.shape[1] - metadata.all.num_rows
+            rows = batch.rows[:, first_row : first_row + old.num_rows]
             num_pages = -(-metadata.longest // batch.context.kv_pool.page_size)
             table = batch.context.page_table[:, :num_pages]
             table_EP = metadata.once("table", lambda: table[rows[0]])
-            firsts = metadata.once("firsts", lambda: _firsts(rows, len(old), first))
+            firsts = metadata.once("firsts", lambda: _firsts(rows, old.num_rows, first))
             part = slice(first, first_fresh)
-            self._run(q_TNH[part], layer, batch, out_TNH[part], table_EP, rows[3], firsts, max(old))
+            self._run(
+                q_TNH[part], layer, batch, out_TNH[part], table_EP, rows[3], firsts, old.longest
+            )
 
     def _run(
         self,

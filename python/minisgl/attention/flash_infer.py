@@ -30,9 +30,10 @@ MIN_ARCH = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashInferMetadata(PagedMetadata):
-    """turn: 0 and 1, step by step. table_idxs, ends: of the rows after the decode rows."""
+    """turn: 0 and 1, step by step. lengths, table_idxs, ends: of the rows after the decode rows."""
 
     turn: int
+    lengths: list[int]
     table_idxs: list[int]
     ends: list[int]
 
@@ -66,13 +67,16 @@ class FlashInferBackend(PagedAttnBackend):
 
     def prepare(self, plan: Plan) -> FlashInferMetadata:
         common = super().prepare(plan)
+        first = plan.num_decodes
+        starts, ends = plan.starts[first:], plan.ends[first:]
         return FlashInferMetadata(
-            lengths=common.lengths,
-            num_fresh=common.num_fresh,
+            old=common.old,
+            fresh=common.fresh,
             longest=common.longest,
             turn=plan.step % 2,
-            table_idxs=plan.table_idxs[plan.num_decodes :],
-            ends=plan.ends[plan.num_decodes :],
+            lengths=[end - start for start, end in zip(starts, ends, strict=True)],
+            table_idxs=plan.table_idxs[first:],
+            ends=ends,
         )
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:

@@ -9,7 +9,7 @@ Axes: T tokens of this step, D of them decode, N query heads, K key/value heads,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,18 +22,47 @@ from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import rotary
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Of rows that follow each other: how many, their tokens, and those of the longest."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    longest: int = 0
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Extent:
+        return cls(len(lengths), sum(lengths), max(lengths, default=0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedMetadata(BaseAttnMetadata):
     """Of the rows after the decode rows; what is known on the device is in `Batch.rows`.
 
-    lengths: tokens of each. num_fresh: how many at the end begin at position 0. longest: the end
-    of the longest context. memo: what the first layer derives and the others use.
+    old: of the first of them. fresh: of the others, which begin at position 0. longest: the end of
+    the longest context. is_padded: it is at most so much, see `prepare_any`. memo: what the first
+    layer derives and the others use.
     """
 
-    lengths: list[int]
-    num_fresh: int
+    old: Extent
+    fresh: Extent
     longest: int
+    is_padded: bool = False
     memo: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def all(self) -> Extent:
+        old, fresh = self.old, self.fresh
+        return Extent(
+            old.num_rows + fresh.num_rows,
+            old.num_tokens + fresh.num_tokens,
+            max(old.longest, fresh.longest),
+        )
+
+    def zeros(self, q_TNH: Tensor) -> Tensor:
+        """As many, one for all layers: nobody writes what is no row's."""
+        out_TNH: Tensor = self.once("zeros", lambda: torch.zeros_like(q_TNH))
+        return out_TNH
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self.memo:
@@ -61,18 +90,25 @@ class PagedAttnBackend(BaseAttnBackend):
     def prepare(self, plan: Plan) -> PagedMetadata:
         starts, ends = plan.starts[plan.num_decodes :], plan.ends[plan.num_decodes :]
         num_fresh = next((i for i, start in enumerate(reversed(starts)) if start), len(starts))
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        num_old = len(lengths) - num_fresh
         return PagedMetadata(
-            num_fresh=num_fresh,
-            lengths=[end - start for start, end in zip(starts, ends, strict=True)],
+            old=Extent.of(lengths[:num_old]),
+            fresh=Extent.of(lengths[num_old:]),
             longest=max(ends, default=0),
         )
+
+    def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> PagedMetadata:
+        any_rows = Extent(num_rows, num_tokens, longest=num_tokens)
+        return PagedMetadata(old=any_rows, fresh=Extent(), longest=longest, is_padded=True)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
         """`forward_qkv` of a step of decode rows alone; None where there is no kernel for it."""
         return None
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
-        if not batch.attn_metadata.lengths:
+        metadata: PagedMetadata = batch.attn_metadata
+        if not metadata.all.num_rows:
             out = self.decode_qkv(qkv, steps, batch)
             if out is not None:
                 return out
@@ -91,7 +127,7 @@ class PagedAttnBackend(BaseAttnBackend):
             num_q_heads=layer.num_q_heads,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
-            keep=batch.attn_metadata.num_fresh > 0,
+            keep=metadata.fresh.num_rows > 0,
         )
         return self.attend(q_TNH, k_TKH, v_TKH, layer, batch).flatten(1)
 
@@ -107,12 +143,13 @@ class PagedAttnBackend(BaseAttnBackend):
     ) -> Tensor:
         """[T, N, H]; this step's k and v are stored already."""
         assert batch.rows is not None
-        lengths = batch.attn_metadata.lengths
-        out_TNH = torch.empty_like(q_TNH)
-        num_decodes = batch.rows.shape[1] - len(lengths)
+        metadata: PagedMetadata = batch.attn_metadata
+        num_extending = metadata.all.num_rows
+        out_TNH = torch.empty_like(q_TNH) if not metadata.is_padded else metadata.zeros(q_TNH)
+        num_decodes = batch.rows.shape[1] - num_extending
         if num_decodes:
             self.decode(q_TNH[:num_decodes], layer, batch, out_TNH[:num_decodes])
-        if lengths:
+        if num_extending:
             self.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)
         return out_TNH
 
@@ -123,10 +160,14 @@ class HybridBackend(PagedAttnBackend):
     def __init__(self, ops: Ops, prefill: PagedAttnBackend, decode: PagedAttnBackend) -> None:
         super().__init__(ops)
         self.name = f"{prefill.name},{decode.name}"
+        self.prompts_graph_safe = prefill.prompts_graph_safe
         self._prefill, self._decode = prefill, decode
 
     def prepare(self, plan: Plan) -> PagedMetadata:
         return self._prefill.prepare(plan)
+
+    def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> PagedMetadata:
+        return self._prefill.prepare_any(num_rows, num_tokens, longest)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         self._decode.decode(q_DNH, layer, batch, out_DNH)

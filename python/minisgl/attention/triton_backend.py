@@ -21,6 +21,7 @@ from minisgl.kernel.triton.launch import power_of_2
 
 class TritonAttnBackend(PagedAttnBackend):
     name = "triton"
+    prompts_graph_safe = True
 
     def __init__(self, ops: Ops, num_cores: int, device: torch.device) -> None:
         """num_cores: the device's multiprocessors."""
@@ -89,15 +90,16 @@ class TritonAttnBackend(PagedAttnBackend):
     ) -> None:  # fmt: skip
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        lengths = batch.attn_metadata.lengths
+        extent = batch.attn_metadata.all
         attention.extend(
             q_TNH,
             pool.k,
             pool.v,
             batch.context.page_table,
-            batch.rows[:, batch.rows.shape[1] - len(lengths) :],
+            batch.rows[:, batch.rows.shape[1] - extent.num_rows :],
             scale=layer.scale,
             window=layer.window,
-            lengths=lengths,
+            num_tokens=extent.num_tokens,
+            longest=extent.longest,
             out_TNH=out_TNH,
         )

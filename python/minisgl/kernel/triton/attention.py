@@ -196,27 +196,30 @@ def extend(
     *,
     scale: float,
     window: int | None,
-    lengths: list[int],
+    num_tokens: int,
+    longest: int,
     out_TNH: Tensor,
 ) -> None:
-    """Any number of queries per row. rows: [4, B], of tokens in q_TNH; lengths: theirs, B."""
+    """Any number of queries per row. rows: [4, B], of tokens in q_TNH. num_tokens: theirs, at most;
+    longest: the longest's, at most."""
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
     block_h = max(power_of_2(head_dim), 16)
     wide = block_h > 128 or q_TNH.dtype.itemsize == 4
     block_m, block_n = (64, 32) if wide else (128, 64)
-    if max(lengths) <= 32:
+    if longest <= 32:
         block_m = 32
-    num_tiles = sum(-(-length // block_m) for length in lengths)
+    num_rows = rows.shape[1]
+    num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
     _launch_extend(
         (num_tiles, num_q_heads, 1),
         (
             q_TNH, k_pool, v_pool, page_table, rows, out_TNH, scale * LOG2_E, window or 0,
-            len(lengths), rows.stride(0),
+            num_rows, rows.stride(0),
         ),
         (
             page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
-            power_of_2(len(lengths)), block_m, block_h, block_n,
+            power_of_2(num_rows), block_m, block_h, block_n,
         ),
         dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip
@@ -501,6 +504,8 @@ def _extend(
     tiles = tl.cdiv(tl.load(rows_ptr + 2 * rows_stride + b, mask=b < num_rows, other=0), BLOCK_M)
     before = tl.cumsum(tiles, 0) - tiles
     row = tl.sum(((before + tiles <= tile) & (b < num_rows)).to(tl.int32), 0)
+    if row == num_rows:
+        return
     m_first = (tile - tl.sum(tl.where(b == row, before, 0), 0)) * BLOCK_M
 
     length = tl.load(rows_ptr + 2 * rows_stride + row)
