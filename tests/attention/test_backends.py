@@ -14,7 +14,7 @@ from attention_error import count_keys, worst_miscount, worst_share
 from torch import Tensor
 
 from minisgl.attention import ATTENTION_BACKENDS, AttnLayer, create_attention_backend
-from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
+from minisgl.core import Batch, Context, Plan
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
@@ -141,7 +141,6 @@ def make_step(case: Case, dtype: torch.dtype, backend_name: str, seed: int = 0) 
         sample_positions=torch.zeros(0, dtype=torch.int64),
         attn_metadata=backend.prepare(plan),
         context=Context(kv_pool=pool, page_table=table, attn=backend),
-        sampling=BatchSamplingArgs(all_greedy=True),
     )
     layer = AttnLayer(
         layer_id=1,

@@ -11,6 +11,7 @@ import pytest
 from minisgl.builtin import model_path
 from minisgl.engine import Engine, EngineConfig, probe
 from minisgl.engine.cpu import CpuDevice
+from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 
 
 def test_sizes_are_compiled_at_the_first_start_alone(
@@ -78,6 +79,7 @@ def test_steps_go_in_halves_from_where_that_is_faster(
     engine = SimpleNamespace(
         comm=SimpleNamespace(rank=0, all_min=lambda value: value, halve_from=None),
         memory=SimpleNamespace(num_tokens=100_000),
+        runner=SimpleNamespace(max_tokens=0),
         max_prefill_tokens=8192,
         max_seq_len=40_960,
     )
@@ -97,3 +99,47 @@ def test_steps_go_in_halves_from_where_that_is_faster(
         monkeypatch.setenv("MINISGL_HALVES", value)
         probe.choose_halves(cast(Engine, engine))
         assert engine.comm.halve_from == asked
+    # No step that is replayed is halved.
+    engine.runner.max_tokens = 4352
+    monkeypatch.delenv("MINISGL_HALVES")
+    probe.choose_halves(cast(Engine, engine))
+    assert engine.comm.halve_from == (8192 if wanted else None)
+    assert engine.runner.max_tokens == 4352
+    monkeypatch.setenv("MINISGL_HALVES", "1")
+    probe.choose_halves(cast(Engine, engine))
+    assert engine.runner.max_tokens < engine.comm.halve_from == 2048
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "rate", "wanted"),
+    [
+        (10.5, 400_000, 4200),
+        (13, 400_000, 4352),  # that is all that can be padded
+        (7, 400_000, 2800),
+        (15, 20_000, 300),  # a large model
+        (0, 400_000, 64),  # nothing to gain
+    ],
+)
+def test_prompts_are_replayed_where_launching_takes_longer(
+    launch_ms: float, rate: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = SimpleNamespace(
+        prompt_sizes=PROMPT_TOKENS, beside_prompts=BESIDE_PROMPTS, max_tokens=0
+    )
+    engine = SimpleNamespace(
+        comm=SimpleNamespace(rank=0, all_min=lambda value: value),
+        memory=SimpleNamespace(num_tokens=100_000),
+        max_seq_len=40_960,
+        runner=runner,
+    )
+
+    def prefill_s(_: object, num_tokens: int) -> float:
+        is_replayed = num_tokens <= runner.max_tokens
+        return max(0 if is_replayed else launch_ms / 1e3, num_tokens / rate)
+
+    monkeypatch.setattr(probe, "_prefill_s", prefill_s)
+    probe.choose_prompt_graphs(cast(Engine, engine))
+    assert runner.max_tokens == pytest.approx(wanted, rel=0.01)
+    engine.max_seq_len, runner.max_tokens = 50, 0  # shorter than the smallest size
+    probe.choose_prompt_graphs(cast(Engine, engine))
+    assert runner.max_tokens == 0

@@ -17,8 +17,10 @@ from test_backends import CASES, Case, Step, Steps, is_countable, make_step
 pytest.importorskip("triton")
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
+from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import Batch, Context
+from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kvcache.pool import LayerPool
@@ -40,8 +42,15 @@ LONG = (
     Case(name="8 heads share", rows=((900, 901), (0, 300)), num_q_heads=16, head_dim=128),
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
 )  # fmt: skip
+PADDED_SIZE = StepSize(num_decodes=4, num_prompts=8, num_prompt_tokens=768)
+PADDED_SIZE_FOR_ATTENTION = (8, 768, 8192)
+PADDED = (
+    ((900, 901), (1, 2), (130, 400), (63, 128), (0, 300)),
+    ((897, 898), (0, 1), (131, 387), (60, 122), (1, 297)),  # in as many pages
+)
 COUNTED = [case for case in (*CASES, *LONG) if is_countable(case)]
 BACKENDS = pytest.mark.parametrize("name", ["triton", "fa", "triton,trtllm", "fi,triton"])
+Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -100,6 +109,47 @@ def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> Ba
     )
 
 
+def pad_tokens(x: torch.Tensor, num_decodes: int, size: StepSize, value: float) -> torch.Tensor:
+    """Decodes, what pads them, prompts, what pads them."""
+    padded = torch.full((size.num_tokens, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
+    padded[:num_decodes] = x[:num_decodes]
+    padded[size.num_decodes :][: len(x) - num_decodes] = x[num_decodes:]
+    return padded
+
+
+def make_padded(step: Step, backend: BaseAttnBackend, device: torch.device) -> tuple[Batch, Tokens]:
+    """The step's batch as a graph of PADDED_SIZE has it, and its q, k and v."""
+    batch, size = make_batch(step, backend, device), PADDED_SIZE
+    assert batch.rows is not None
+    num_decodes = batch.rows.shape[1] - batch.attn_metadata.all.num_rows
+    extra = size.num_decodes - num_decodes
+    rows = torch.zeros(4, size.num_rows, dtype=torch.int32, device=device)
+    rows[:, :num_decodes] = batch.rows[:, :num_decodes]
+    rows[1, num_decodes : size.num_decodes] = torch.arange(num_decodes, size.num_decodes)
+    rows[2:, num_decodes : size.num_decodes] = 1
+    prompts = batch.rows[:, num_decodes:]
+    rows[:, size.num_decodes :][:, : prompts.shape[1]] = prompts
+    rows[1, size.num_decodes :] += extra
+    rows[1, size.num_decodes + prompts.shape[1] :] = len(step.q) + extra
+    batch.context.page_table[0] = 0  # padding's
+    padded = dataclasses.replace(
+        batch,
+        slots=pad_tokens(batch.slots, num_decodes, size, -1),
+        rows=rows,
+        attn_metadata=backend.prepare_any(*PADDED_SIZE_FOR_ATTENTION),
+    )
+    q, k, v = (pad_tokens(x.to(device), num_decodes, size, 1) for x in (step.q, step.k, step.v))
+    return padded, (q, k, v)
+
+
+def check_padded(out: torch.Tensor, step: Step, num_decodes: int) -> None:
+    first, count = PADDED_SIZE.num_decodes, len(step.q) - num_decodes
+    own = torch.cat((out[:num_decodes], out[first : first + count]))
+    share = worst_share(own, step)
+    assert share <= 1, f"{share:.2f} of the error that rounding explains"
+    assert not out[first + count :].any()
+
+
 def attend(step: Step, backend: BaseAttnBackend, device: torch.device) -> torch.Tensor:
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
     out = backend.forward(q, k, v, step.layer, make_batch(step, backend, device))
@@ -117,6 +167,53 @@ def test_rounding_explains_the_error(
     step = make_step(case, dtype, "torch")
     share = worst_share(attend(step, backend, device), step)
     assert share <= 1, f"{share:.2f} of the error that rounding explains"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("name", ["triton", "fa"])
+def test_a_captured_step_attends_for_others_of_its_size(
+    name: str, window: int | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Padded to more rows and tokens, then with what another step has in the same tensors."""
+    first, second = (
+        Case(name="padded", rows=rows, num_q_heads=16, num_kv_heads=8, head_dim=128, window=window)
+        for rows in PADDED
+    )
+    backend = make_backend(name, first, dtype, device)
+    assert isinstance(backend, PagedAttnBackend)
+    step, other = make_step(first, dtype, "torch"), make_step(second, dtype, "torch", seed=1)
+    batch, (q, k, v) = make_padded(step, backend, device)
+    out = torch.empty_like(q)
+
+    def attend_again() -> None:
+        metadata = backend.prepare_any(*PADDED_SIZE_FOR_ATTENTION)
+        fresh = dataclasses.replace(batch, attn_metadata=metadata)
+        out.copy_(backend.attend(q, k, v, step.layer, fresh))
+
+    store = batch.context.kv_pool.layer(1)
+    backend.ops.store_kv(k, v, batch.slots, store)
+    attend_again()
+    check_padded(out, step, num_decodes=2)
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            attend_again()
+        attend_again = graph.replay
+    new_batch, new_tokens = make_padded(other, backend, device)
+    olds, news = (*tensors_of(batch), q, k, v), (*tensors_of(new_batch), *new_tokens)
+    for old, new in zip(olds, news, strict=True):
+        old.copy_(new)
+    backend.ops.store_kv(k, v, batch.slots, store)
+    attend_again()
+    check_padded(out, other, num_decodes=2)
+
+
+def tensors_of(batch: Batch) -> list[torch.Tensor]:
+    """What changes from step to step, and the cache."""
+    assert batch.rows is not None
+    pool = batch.context.kv_pool.layer(1)
+    return [batch.rows, batch.slots, batch.context.page_table, pool.k, pool.v]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)

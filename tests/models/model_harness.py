@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from minisgl.attention import create_attention_backend
-from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
+from minisgl.core import Batch, Context, Plan
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
@@ -160,7 +160,7 @@ class Runner:
         positions = torch.cat([torch.arange(start, end) for _, start, end, _ in rows])
         owners = torch.cat([torch.full((end - start,), row) for row, start, end, _ in rows])
         pages = self.context.page_table[owners, positions // self.page_size]
-        return self.model.forward(
+        x_SD = self.model.forward(
             Batch(
                 input_ids=torch.tensor(ids, dtype=torch.int32),
                 positions=positions.int(),
@@ -168,9 +168,9 @@ class Runner:
                 sample_positions=torch.tensor(range(len(ids)) if sample is None else sample).long(),
                 attn_metadata=self.context.attn.prepare(plan),
                 context=self.context,
-                sampling=BatchSamplingArgs(all_greedy=True),
             )
         )
+        return self.model.logits(x_SD)
 
 
 def random_ids(count: int, seed: int = 0) -> list[int]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from minisgl.attention import AttnLayer, create_attention_backend
 from minisgl.benchmark.gpu_time import captured, card_rates, events_s
 from minisgl.benchmark.report import write_json
-from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
+from minisgl.core import Batch, Context, Plan
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
@@ -125,7 +125,6 @@ class Step:
             sample_positions=torch.zeros(0, dtype=torch.int64, device=device),
             attn_metadata=backend.prepare(plan),
             context=Context(kv_pool=self.pool, page_table=self.table, attn=backend),
-            sampling=BatchSamplingArgs(all_greedy=True),
             rows=torch.from_numpy(rows.astype(np.int32)).to(device),
         )
         layers = [

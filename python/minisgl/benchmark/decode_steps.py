@@ -32,7 +32,7 @@ def measure_steps(
 
     ops = engine._ops
     assert isinstance(ops, CudaOps)
-    own_graphs, cublas_graphs = engine._runner, engine.device.create_runner(engine.max_running)
+    own_graphs, cublas_graphs = engine.runner, engine.device.create_runner(engine.max_running)
     variants = {"own": (ops._thin, own_graphs), "cublas": (None, cublas_graphs)}
     for context in contexts:
         for count in counts:
@@ -40,7 +40,7 @@ def measure_steps(
             ms: dict[str, list[float]] = {key: [] for key in variants}
             for _ in range(ROUNDS + 1):  # the first captures
                 for key, (thin, graphs) in variants.items():
-                    ops._thin, engine._runner = thin, graphs
+                    ops._thin, engine.runner = thin, graphs
                     ms[key].append(step_s(engine, plan) * 1e3)
             own, cublas = (statistics.median(times[1:]) for times in ms.values())
             print(

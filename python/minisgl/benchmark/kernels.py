@@ -153,7 +153,6 @@ def attention_step(
         sample_positions=torch.zeros(0, dtype=torch.int64),
         attn_metadata=backend.prepare(plan),
         context=Context(kv_pool=pool, page_table=table, attn=backend),
-        sampling=BatchSamplingArgs(all_greedy=True),
     )
     layer = AttnLayer(
         layer_id=0,

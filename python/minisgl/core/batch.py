@@ -62,6 +62,5 @@ class Batch:
     sample_positions: Tensor
     attn_metadata: Any
     context: Context
-    sampling: BatchSamplingArgs
     rows: Tensor | None = None
     shared: Tensor | None = None

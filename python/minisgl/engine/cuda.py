@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
+from minisgl.engine.graph import PROMPT_TOKENS, GraphRunner
 from minisgl.errors import ConfigError
 
 _cuda: Any = torch.cuda  # whose events and streams have no annotations
@@ -86,6 +87,7 @@ class CudaDevice(Device):
     stall_target_s = 0.01  # with decode rows and launches less than the 19.5 ms of peers' ITL p99
     min_chunk_tokens = 1024
     warm_up_rows = (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256)  # of `gemv`; of `attention.num_pieces`
+    max_graph_tokens = PROMPT_TOKENS[-1]
     default_memory_ratio = 0.9
 
     def __init__(self, index: int = 0) -> None:
@@ -172,8 +174,6 @@ class CudaDevice(Device):
     def create_runner(self, max_graph_rows: int) -> Runner:
         if not max_graph_rows:
             return EagerRunner()
-        from minisgl.engine.graph import GraphRunner
-
         return GraphRunner(max_graph_rows)
 
     def tune(self, decode: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -26,12 +27,40 @@ class Pending(Protocol):
         """What the work returned, on the host. Raises what the work raised."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Rows that decode; rows that do not, of prompts, and their tokens. longest: of a step's size
+    to pad to, the most tokens that a prompt's context ends at."""
+
+    num_decodes: int
+    num_prompts: int
+    num_prompt_tokens: int
+    longest: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_decodes + self.num_prompts
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.num_prompt_tokens
+
+
 class Runner(ABC):
-    """How a step's work is launched."""
+    """How a step's work is launched.
+
+    prompt_sizes: to how many tokens of prompts it can pad a step. beside_prompts: to how many
+    decode rows beside them. max_tokens: the most of both that it pads a step with prompts to.
+    Mutable.
+    """
+
+    prompt_sizes: Sequence[int] = ()
+    beside_prompts: Sequence[int] = ()
+    max_tokens = 0
 
     @abstractmethod
-    def padded_rows(self, plan: Plan) -> int | None:
-        """To how many rows the step is to be padded; None for not at all."""
+    def padded(self, plan: Plan) -> StepSize | None:
+        """To what the step is to be padded; None for not at all."""
 
     @abstractmethod
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
@@ -41,7 +70,7 @@ class Runner(ABC):
 class EagerRunner(Runner):
     """Launch by launch."""
 
-    def padded_rows(self, plan: Plan) -> int | None:
+    def padded(self, plan: Plan) -> StepSize | None:
         return None
 
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
@@ -55,7 +84,7 @@ class Device(ABC):
     stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
     for it than min_chunk_tokens, below which prompts run at a much lower rate.
     warm_up_rows: numbers of decode rows whose steps take different kernels, which are compiled
-    before a user waits for them.
+    before a user waits for them. max_graph_tokens: the last of `Runner.prompt_sizes`.
     """
 
     torch_device: torch.device
@@ -63,6 +92,7 @@ class Device(ABC):
     stall_target_s: float
     min_chunk_tokens: int
     warm_up_rows: tuple[int, ...] = ()
+    max_graph_tokens = 0
     default_memory_ratio: float
 
     @abstractmethod

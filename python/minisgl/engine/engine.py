@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from minisgl import env
-from minisgl.attention import BaseAttnMetadata, create_attention_backend
+from minisgl.attention import create_attention_backend
 from minisgl.core import Batch, Context, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.distributed import DistributedCommunicator, create_communicator
 from minisgl.engine import probe
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.device import Device, Pending, out_of_memory
+from minisgl.engine.device import Device, Pending, StepSize, out_of_memory
 from minisgl.engine.guard import PageGuard
 from minisgl.engine.inputs import StepTensors, make_arrays
 from minisgl.engine.memory import MemoryPlan, plan_memory
@@ -107,7 +107,7 @@ class Engine:
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running))
-        self._runner = self.device.create_runner(max_graph_rows)
+        self.runner = self.device.create_runner(max_graph_rows)
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,
@@ -123,12 +123,15 @@ class Engine:
         )
         probe.tune(self)
         probe.warm_up(self)
+        if self._attn.prompts_graph_safe:
+            probe.choose_prompt_graphs(self)
         if config.max_prefill_tokens:
             self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
         else:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
         if comm.can_halve:
             probe.choose_halves(self)
+        probe.capture_prompts(self)
         if env.check_pages():
             pool = self._context.kv_pool
             self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
@@ -152,40 +155,54 @@ class Engine:
         """One step, in stream order: int32 ids [S] of the rows that sample."""
         if self._guard:
             self._guard.before(plan)
-        arrays = make_arrays(plan, self._tables, self.page_size, self._runner.padded_rows(plan))
-        tensors = self.device.upload(arrays.arrays)
-        next_ids = self._runner.run(
-            arrays.shape,
-            lambda: self._compute(StepTensors.of(arrays, tensors), self._attn.prepare(plan)),
-        )
+        size = self.runner.padded(plan)
+        arrays = make_arrays(plan, self._tables, self.page_size, size)
+        step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
+        if plan.new_pages:
+            self._ops.write_pages(self._tables.page_table, step.new_pages)
+        shape, num_samples = arrays.shape, len(plan.sample_rows)
+        if plan.num_decodes < plan.num_rows:
+            x_SD = self.runner.run(shape, lambda: self._forward(plan, size, step))
+            next_ids = self._sample(x_SD[:num_samples], step)
+        else:
+            next_ids = self.runner.run(
+                shape, lambda: self._sample(self._forward(plan, size, step), step)
+            )[:num_samples]
         if self._guard:
             self._guard.after(plan)
-        return next_ids[: len(plan.sample_rows)]
+        return next_ids
 
-    def _compute(self, step: StepTensors, attn_metadata: BaseAttnMetadata) -> Tensor:
-        """int32 ids [S], padding included; everything here is on the device."""
-        page_table, last_token = self._tables.page_table, self._tables.last_token
-        self._ops.write_pages(page_table, step.new_pages)
+    def _forward(self, plan: Plan, size: StepSize | None, step: StepTensors) -> Tensor:
+        """What the model has for the head, [S, D], padding included; all of it on the device."""
+        if size is None or not size.num_prompts:
+            attn_metadata = self._attn.prepare(plan)
+        else:
+            attn_metadata = self._attn.prepare_any(
+                size.num_prompts, size.num_prompt_tokens, size.longest
+            )
         # Promised ids are on the device only.
         decoding = step.rows[0, : step.num_decodes]
         batch = Batch(
-            input_ids=self._ops.take_ids(step.token_ids, decoding, last_token),
+            input_ids=self._ops.take_ids(step.token_ids, decoding, self._tables.last_token),
             positions=step.positions,
             slots=step.slots,
             sample_positions=step.sample_positions,
             attn_metadata=attn_metadata,
             context=self._context,
-            sampling=step.sampling,
             rows=step.rows,
             shared=step.shared,
         )
-        logits_SV = self.model.forward(batch)
+        return self.model.forward(batch)
+
+    def _sample(self, x_SD: Tensor, step: StepTensors) -> Tensor:
+        """int32 ids [S], padding included; remembered as last tokens."""
+        logits_SV = self.model.logits(x_SD)
         if self._guard:
             is_padding_S = step.sample_table_idxs == self._tables.padding_idx
             self._guard.watch(logits_SV, is_padding_S)
         # Rank 0's are everybody's: equal logits on two devices are likely, not promised.
-        next_ids_S = self.comm.broadcast(self._ops.sample(logits_SV, batch.sampling))
-        last_token[step.sample_table_idxs] = next_ids_S
+        next_ids_S = self.comm.broadcast(self._ops.sample(logits_SV, step.sampling))
+        self._tables.last_token[step.sample_table_idxs] = next_ids_S
         return next_ids_S
 
     # --- start and end -------------------------------------------------------------------------
@@ -197,7 +214,7 @@ class Engine:
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
         self.device.close()
-        for name in ("_runner", "model", "_context", "_tables", "_attn", "_guard"):
+        for name in ("runner", "model", "_context", "_tables", "_attn", "_guard"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold what they captured of it
 
@@ -286,7 +303,7 @@ def plan_engine_memory(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         weight_bytes=skeleton.num_weight_bytes,
-        activation_bytes=_activation_bytes(config, skeleton.spec, dtype),
+        activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
         page_bytes=MHAKVCache.page_bytes(
             num_layers=model.num_layers,
             page_size=config.page_size,
@@ -306,10 +323,17 @@ def _max_step_tokens(config: EngineConfig) -> int:
     return (config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS) + config.max_running
 
 
-def _activation_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy."""
+def _activation_bytes(
+    config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
+) -> int:
+    """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy. The
+    steps in graphs share memory, which no other step has."""
     model = spec.config
-    num_tokens = _max_step_tokens(config)
     heads = model.num_heads + 2 * model.num_kv_heads
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
-    return num_tokens * widest * dtype.itemsize + 3 * config.max_running * model.vocab_size * 4
+    num_tokens, num_steps = _max_step_tokens(config), 1
+    if config.cuda_graph_max_bs and device.max_graph_tokens:
+        num_tokens += min(device.max_graph_tokens + config.max_running, num_tokens)
+        num_steps = 2
+    logit_bytes = 3 * config.max_running * model.vocab_size * 4
+    return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes

@@ -1,4 +1,4 @@
-"""CUDA graphs for decode: a step whose shape was seen before is replayed as one launch.
+"""CUDA graphs: a step whose shape was seen before is replayed as one launch.
 
 A graph remembers kernels with their addresses, so a padded step finds its inputs where an earlier
 step of its shape found them (`Device.upload`), and works in memory that all graphs share: they
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from minisgl.core import Plan
-from minisgl.engine.device import Runner
+from minisgl.engine.device import Runner, StepSize
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -29,6 +29,18 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 176, 208, 256)
 take 192 us for 128 rows, then 203 (144), 214 (160), 219 (176), 241 (192), 236 (208), 252 (224), 250
 (240) and 252 (256): 192, 224 and 240 cost more than a larger size, or as much."""
 SIZE_STEP = 64  # of those above
+
+
+PROMPT_TOKENS = (64, 128, 256, 512, 1024, 2048, 3072, 4096)
+BESIDE_PROMPTS = (0, 16, 64, 256)
+"""Sizes of steps with prompts, and of decode rows beside them. Up to how many tokens in all is
+measured (`probe.choose_prompt_graphs`). Few, as all of them are captured at the start."""
+TOKENS_PER_PROMPT, MAX_PROMPTS = 16, 64
+"""A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64."""
+MAX_CONTEXT = 8192
+"""Tokens of the longest context in a step with prompts. A graph's attention shares out its work as
+if none were shorter than any other; where one is very long, it had better be cut into pieces."""
+MAX_NEW_PAGES = 32768  # of a step with prompts: they fit the staging buffers
 
 
 def graph_sizes(max_rows: int) -> list[int]:
@@ -43,15 +55,32 @@ class GraphRunner(Runner):
 
     def __init__(self, max_rows: int) -> None:
         self._sizes = graph_sizes(max_rows)
+        self.beside_prompts = [*(n for n in BESIDE_PROMPTS if n < max_rows), max_rows]
+        self.prompt_sizes = PROMPT_TOKENS
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self.capture_s = 0.0
 
-    def padded_rows(self, plan: Plan) -> int | None:
-        if plan.num_decodes != plan.num_rows or plan.num_rows > self._sizes[-1]:
+    def padded(self, plan: Plan) -> StepSize | None:
+        num_decodes, num_prompts = plan.num_decodes, plan.num_rows - plan.num_decodes
+        if num_decodes > self._sizes[-1]:
             return None
-        return self._sizes[bisect_left(self._sizes, plan.num_rows)]
+        if not num_prompts:
+            return StepSize(_at_least(num_decodes, self._sizes), 0, 0)
+        num_tokens = plan.num_tokens - num_decodes
+        if (
+            num_tokens > PROMPT_TOKENS[-1]
+            or max(plan.ends[num_decodes:]) > MAX_CONTEXT
+            or len(plan.new_pages) > MAX_NEW_PAGES
+        ):
+            return None
+        num_tokens = _at_least(num_tokens, PROMPT_TOKENS)
+        max_prompts = min(num_tokens // TOKENS_PER_PROMPT, MAX_PROMPTS)
+        num_decodes = _at_least(num_decodes, self.beside_prompts)
+        size = StepSize(num_decodes, max_prompts, num_tokens, MAX_CONTEXT)
+        fits = num_prompts <= max_prompts and size.num_tokens <= self.max_tokens
+        return size if fits else None
 
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
         if shape is None:
@@ -61,9 +90,9 @@ class GraphRunner(Runner):
             return compute()
         if shape not in self._graphs:
             self._graphs[shape] = self._capture(shape, compute)
-        graph, ids = self._graphs[shape]
+        graph, output = self._graphs[shape]
         graph.replay()
-        return ids
+        return output
 
     def _capture(
         self, shape: Hashable, compute: Callable[[], Tensor]
@@ -72,10 +101,15 @@ class GraphRunner(Runner):
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            ids = compute()
+            output = compute()
         finally:
             graph.capture_end()
         seconds = time.perf_counter() - start
         self.capture_s += seconds
         logger.debug("captured %s in %.3f s", shape, seconds)
-        return graph, ids
+        return graph, output
+
+
+def _at_least(number: int, sizes: Sequence[int]) -> int:
+    """The smallest of the ascending sizes that is no less."""
+    return sizes[bisect_left(sizes, number)]

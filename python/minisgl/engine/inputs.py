@@ -1,11 +1,13 @@
 """A plan as arrays for one upload, and what they are once they are on the device.
 
-A step that only decodes can be padded to a number of rows, so that steps of many sizes share one
-shape (and one captured graph). A padding row is a request that is not there: it owns a row of the
-tables, its slot is -1, so nothing is stored, and what it samples is dropped::
+A step can be padded, so that steps of many sizes share one shape (and one captured graph)::
 
-    rows      |== decodes ==|- padding -|                 padded: only steps that just decode
-    rows      |== decodes ==|==== chunks of prompts ====|
+    rows      |== decodes ==|- padding -|== chunks of prompts ==|- padding -|
+    tokens    |== decodes ==|- padding -|==== chunks of prompts ====|--- padding ---|
+
+Decode rows are padded with requests that are not there: they own a row of the tables, their slots
+are -1, so nothing is stored, and what they sample is dropped. Chunks are padded with rows of no
+tokens, and behind them with tokens of no row.
 
 Axes: T tokens, B rows, S rows that sample, N new pages.
 """
@@ -21,16 +23,20 @@ import numpy.typing as npt
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs, Plan
+from minisgl.engine.device import StepSize
 from minisgl.engine.tables import RequestTables
 
 Array = npt.NDArray[Any]
 
+NO_SLOT = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """All that a padded step's work depends on besides the values in its arrays."""
+    """All that the work of a padded step without prompts depends on besides the values in its
+    arrays. With prompts, that is its size: what it samples is not part of the graph."""
 
-    num_rows: int
+    size: StepSize
     is_shared: bool
     all_greedy: bool
     has_top_k: bool
@@ -42,7 +48,7 @@ class StepShape:
 class StepArrays:
     """shape: of a padded step; None where the step is not padded. arrays: for `StepTensors.of`."""
 
-    shape: StepShape | None
+    shape: StepShape | StepSize | None
     num_decodes: int
     arrays: list[Array]
 
@@ -50,6 +56,7 @@ class StepArrays:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """token_ids: int32 [T], `PROMISED` where the host does not know. rows: see `Batch.rows`.
+    sample_positions: int64, of S tokens, and in a padded step with prompts of more behind them.
     sample_table_idxs: int64 [S]. new_pages: int64 [3, N], table row, index in it and page.
     shared: see `Batch.shared`.
     """
@@ -69,10 +76,10 @@ class StepTensors:
     def of(cls, step: StepArrays, tensors: Sequence[Tensor]) -> StepTensors:
         """`tensors` are `step.arrays` on the device."""
         token_ids, positions, slots, rows, sample_positions, sample_table_idxs = tensors[:6]
-        new_pages, shared = tensors[6:8]
+        shared, *drawing, new_pages = tensors[6:]
         sampling = BatchSamplingArgs(all_greedy=True)
-        if len(tensors) > 8:
-            temperatures, top_ks, top_ps, min_ps, seeds, output_idxs = tensors[8:]
+        if drawing:
+            temperatures, top_ks, top_ps, min_ps, seeds, output_idxs = drawing
             sampling = BatchSamplingArgs(
                 all_greedy=False,
                 temperatures=temperatures,
@@ -97,45 +104,55 @@ class StepTensors:
 
 
 def make_arrays(
-    plan: Plan, tables: RequestTables, page_size: int, num_padded_rows: int | None
+    plan: Plan, tables: RequestTables, page_size: int, padded: StepSize | None
 ) -> StepArrays:
-    """Takes the plan into the tables' host side. num_padded_rows: None leaves the step as it is."""
+    """Takes the plan into the tables' host side. padded: None leaves the step as it is."""
     new_pages = tables.update(plan)
-    starts = np.array(plan.starts, np.int32)
-    ends = np.array(plan.ends, np.int32)
-    table_idxs = np.array(plan.table_idxs, np.int64)
-    output_idxs = np.array(plan.output_idxs, np.int64)
-    if num_padded_rows is None:
-        lengths = ends - starts
-        ends_in_batch = np.cumsum(lengths, dtype=np.int64)
-        firsts = ends_in_batch - lengths
-        positions = np.repeat(starts - firsts, lengths)
-        positions = (positions + np.arange(plan.num_tokens)).astype(np.int32)
-        slots = tables.slots(np.repeat(table_idxs, lengths), positions, page_size)
-        sample_positions = ends_in_batch[plan.sample_rows] - 1
-        sample_table_idxs = table_idxs[plan.sample_rows]
-        token_ids = plan.token_ids
-        num_decodes = plan.num_decodes
-    else:
-        extra = num_padded_rows - plan.num_rows
-        positions = _pad(starts, extra, 0)
-        slots = _pad(tables.slots(table_idxs, starts, page_size), extra, -1)
-        token_ids = _pad(plan.token_ids, extra, 0)
-        ends = _pad(ends, extra, 1)
-        sample_table_idxs = table_idxs = _pad(table_idxs, extra, tables.padding_idx)
-        output_idxs = _pad(output_idxs, extra, 0)
-        firsts = sample_positions = np.arange(num_padded_rows)
-        lengths = np.ones(num_padded_rows, np.int32)
-        assert len(new_pages) <= num_padded_rows, "a decode row takes one page at most"
-        padding = np.array([(tables.padding_idx, 0, 0)], np.int64)
-        padding = padding.repeat(num_padded_rows - len(new_pages), axis=0)
-        new_pages = np.concatenate((new_pages, padding))
-        num_decodes = num_padded_rows
-    shared = tables.shared_tokens(plan, page_size) if num_padded_rows else 0
+    num_decodes, num_tokens = plan.num_decodes, plan.num_tokens
+    exact = StepSize(num_decodes, plan.num_rows - num_decodes, num_tokens - num_decodes)
+    size = padded or exact
+    extra = size.num_decodes - num_decodes  # rows that decode for nobody, of a token each
+    num_kept = num_tokens + extra  # tokens that belong to a row
+
+    def fill(count: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
+        """int32 [count]: the values, behind those of decode rows and behind all what pads them."""
+        filled = np.full(count, prompt, np.int32)
+        filled[:num_decodes] = values[:num_decodes]
+        filled[num_decodes : num_decodes + extra] = decode
+        filled[num_decodes + extra : len(values) + extra] = values[num_decodes:]
+        return filled
+
+    starts = fill(size.num_rows, plan.starts, 0, 0)
+    ends = fill(size.num_rows, plan.ends, 1, 0)
+    table_idxs = fill(size.num_rows, plan.table_idxs, tables.padding_idx, tables.padding_idx)
+    lengths = ends - starts
+    ends_in_batch = np.cumsum(lengths, dtype=np.int32)
+    firsts = ends_in_batch - lengths
+    positions = np.repeat(starts - firsts, lengths) + np.arange(num_kept, dtype=np.int32)
+    slots = tables.slots(np.repeat(table_idxs, lengths), positions, page_size)
+    slots[num_decodes : num_decodes + extra] = NO_SLOT
+    token_ids = fill(size.num_tokens, plan.token_ids, 0, 0)
+    decodes_alone = padded is not None and not size.num_prompts
+    num_samples = len(plan.sample_rows)
+    sample_rows = np.array(plan.sample_rows, np.int64)
+    sample_rows[sample_rows >= num_decodes] += extra
+    # What pads them are other tokens of the step.
+    sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
+    sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
+    num_extra = size.num_rows - num_samples if decodes_alone else 0
+    sample_table_idxs = _pad(
+        table_idxs[sample_rows].astype(np.int64), num_extra, tables.padding_idx
+    )
+    output_idxs = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
+    if padded and len(new_pages):
+        padding = np.array([(tables.padding_idx, 0, 0)])
+        count = (1 << (len(new_pages) - 1).bit_length()) - len(new_pages)
+        new_pages = np.concatenate((new_pages, padding.repeat(count, axis=0)))
+    shared = tables.shared_tokens(plan, page_size) if decodes_alone else 0
     temperature, top_k, top_p, min_p, seed = tables.sampling(sample_table_idxs)
     draws = bool(temperature.any())
     shape = StepShape(
-        num_rows=len(table_idxs),
+        size=size,
         is_shared=shared > 0,
         all_greedy=not draws,
         has_top_k=draws and bool(top_k.any()),
@@ -144,12 +161,11 @@ def make_arrays(
     )
     arrays: list[Array] = [
         token_ids,
-        positions,
-        slots,
-        np.stack((table_idxs, firsts, lengths, ends)).astype(np.int32),
+        _pad(positions, size.num_tokens - num_kept, 0),
+        _pad(slots, size.num_tokens - num_kept, NO_SLOT),
+        np.stack((table_idxs, firsts, lengths, ends)),
         sample_positions,
         sample_table_idxs,
-        new_pages.T,
         np.array([shared] if shared else [], np.int32),
     ]
     if not shape.all_greedy:  # a filter that no row uses is left out
@@ -161,8 +177,9 @@ def make_arrays(
             seed,
             output_idxs,
         ]
+    arrays.append(new_pages.T)  # the last, since how many there are is not the shape's
     return StepArrays(
-        shape=None if num_padded_rows is None else shape, num_decodes=num_decodes, arrays=arrays
+        shape=shape if decodes_alone else padded, num_decodes=size.num_decodes, arrays=arrays
     )
 
 

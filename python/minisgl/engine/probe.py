@@ -65,10 +65,11 @@ def prompt_probe(engine: Engine, num_tokens: int) -> Plan:
     )
 
 
-def decode_probe(num_decodes: int, num_tokens: int) -> Plan:
+def decode_probe(engine: Engine, num_decodes: int, num_tokens: int) -> Plan:
     """A plan of rows that decode at position 0, which is one page to all of them, and of a prompt
-    in another page, if it has tokens."""
+    in other pages, if it has tokens."""
     num_rows = num_decodes + (num_tokens > 0)
+    num_pages = -(-num_tokens // engine.page_size)
     sampling = SamplingParams(temperature=1.0, seed=0)
     return Plan(
         step=-1,
@@ -80,7 +81,10 @@ def decode_probe(num_decodes: int, num_tokens: int) -> Plan:
         num_decodes=num_decodes,
         sample_rows=list(range(num_rows)),
         output_idxs=[0] * num_rows,
-        new_pages=[(row, 0, row // num_decodes) for row in range(num_rows)],
+        new_pages=[
+            *((row, 0, 0) for row in range(num_decodes)),
+            *((num_decodes, index, 1 + index) for index in range(num_pages)),
+        ],
         begins=[(row, sampling) for row in range(num_rows)],
     )
 
@@ -103,7 +107,7 @@ def warm_up(engine: Engine) -> None:
     start = time.monotonic()
     for num_decodes in rows:
         for num_tokens in (0, engine.page_size):
-            run_probe(engine, decode_probe(num_decodes, num_tokens))
+            run_probe(engine, decode_probe(engine, num_decodes, num_tokens))
     logger.info("compiled in %.1f s", time.monotonic() - start)
     with contextlib.suppress(OSError):  # the next start does it again
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -150,19 +154,67 @@ def choose_chunks(engine: Engine) -> tuple[int, int]:
     return most, stalling
 
 
+def choose_prompt_graphs(engine: Engine) -> None:
+    """Up to how many tokens a step with prompts is padded and replayed from a graph: as many as the
+    device computes in the time in which the host launches them kernel by kernel. Beyond, the host
+    holds up nobody, and the device would wait for padding."""
+    runner = engine.runner
+    most = min(engine.max_seq_len, engine.memory.num_tokens)
+    sizes = [size for size in runner.prompt_sizes if size <= most]
+    if not sizes:
+        return
+    launching_s = _slowest_s(engine, sizes[0])
+    chosen, seconds = 0.0, 0.0
+    for size in sizes:
+        runner.max_tokens = size
+        last, last_s = chosen, seconds
+        seconds = _slowest_s(engine, size)
+        chosen = size
+        if seconds >= launching_s:
+            chosen = last + (size - last) * (launching_s - last_s) / (seconds - last_s)
+            break
+    else:
+        chosen *= launching_s / seconds
+    runner.max_tokens = min(int(chosen), runner.prompt_sizes[-1] + runner.beside_prompts[-1])
+    if engine.comm.rank == 0:
+        logger.info(
+            "launching a step takes %.1f ms: those of up to %s tokens with prompts are replayed "
+            "from graphs",
+            launching_s * 1e3,
+            f"{runner.max_tokens:,}",
+        )
+
+
+def capture_prompts(engine: Engine) -> None:
+    """The graphs of steps with prompts. A busy server would meet all 32 in its first seconds of
+    work, and twice each."""
+    for size in engine.runner.prompt_sizes:
+        if size + engine.page_size > min(engine.max_seq_len, engine.memory.num_tokens):
+            return
+        for rows in engine.runner.beside_prompts:
+            rows = min(rows, engine.max_running - 1)
+            plan = decode_probe(engine, rows, size) if rows else prompt_probe(engine, size)
+            if engine.runner.padded(plan):
+                for _ in range(2):  # the second is captured
+                    run_probe(engine, plan)
+
+
 def choose_halves(engine: Engine) -> None:
     """From how many tokens a step is computed in two halves (`DistributedCommunicator.halves`),
     which takes the host twice the launches: as few as it is faster with, and with all more.
 
     Measured with one prompt: a model of shorter contexts is never halved.
     """
-    comm, halves = engine.comm, env.halves()
+    comm, runner, halves = engine.comm, engine.runner, env.halves()
     if halves is not None:
         comm.halve_from = MIN_HALVED_TOKENS if halves else None
+        if halves:  # no graph has any
+            runner.max_tokens = min(runner.max_tokens, MIN_HALVED_TOKENS - 1)
         return
+    least = max(MIN_HALVED_TOKENS, runner.max_tokens + 1)
     size = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
     chosen = None
-    while size >= MIN_HALVED_TOKENS:
+    while size >= least:
         comm.halve_from = None
         whole_s = _prefill_s(engine, size)
         comm.halve_from = size
@@ -192,6 +244,11 @@ def _prefill_s(engine: Engine, num_tokens: int) -> float:
         run_probe(engine, plan)
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])
+
+
+def _slowest_s(engine: Engine, num_tokens: int) -> float:
+    """What it takes the slowest rank, to a microsecond: the same number on all."""
+    return -engine.comm.all_min(int(-1e6 * _prefill_s(engine, num_tokens))) / 1e6
 
 
 def _tokens_in_the_same_time(seconds: dict[int, float]) -> int:

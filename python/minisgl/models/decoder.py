@@ -71,8 +71,11 @@ class BaseLLMModel(BaseOP, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, V] of `batch.sample_positions`, as `Ops.logits` makes them; writes the step's
-        KV."""
+        """What `logits` takes, [S, D], of `batch.sample_positions`; writes the step's KV."""
+
+    @abstractmethod
+    def logits(self, x_SD: Tensor) -> Tensor:
+        """[S, V], as `Ops.logits` makes them."""
 
 
 class Decoder(BaseLLMModel):
@@ -122,7 +125,10 @@ class Decoder(BaseLLMModel):
         rows = batch.sample_positions
         halves = last.forward(halves, batch, rows if len(rows) < len(x_TD) else None)
         outputs = [self.norm.forward(x, residual)[0] for x, residual in halves]
-        return self.lm_head.forward(_join(outputs))
+        return _join(outputs)
+
+    def logits(self, x_SD: Tensor) -> Tensor:
+        return self.lm_head.forward(x_SD)
 
 
 class Block(BaseOP):

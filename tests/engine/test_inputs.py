@@ -1,0 +1,125 @@
+"""A padded step's arrays say what its own say, and beside that nothing that has an effect."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minisgl.core import PROMISED, Plan, SamplingParams
+from minisgl.engine.cpu import CpuDevice
+from minisgl.engine.device import StepSize
+from minisgl.engine.inputs import NO_SLOT, Array, make_arrays
+from minisgl.engine.tables import RequestTables
+
+MAX_RUNNING = 12
+PAGE_SIZE = 4
+NAMES = (
+    "token_ids", "positions", "slots", "rows", "sample_positions", "sample_table_idxs", "shared",
+    "temperature", "top_k", "top_p", "min_p", "seed", "output_idxs", "new_pages",
+)  # fmt: skip
+
+
+def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples: bool) -> Plan:
+    """prompts: (start, end) of each."""
+    num_rows = num_decodes + len(prompts)
+    starts = [7 * row + 3 for row in range(num_decodes)] + [start for start, _ in prompts]
+    ends = [start + 1 for start in starts[:num_decodes]] + [end for _, end in prompts]
+    num_tokens = sum(ends) - sum(starts)
+    token_ids = np.arange(100, 100 + num_tokens, dtype=np.int32)
+    token_ids[: num_decodes // 2] = PROMISED
+    table_idxs = [(5 * row + 2) % MAX_RUNNING for row in range(num_rows)]
+    pages = iter(range(1000))
+    sample_rows = list(range(num_rows if last_samples else num_rows - 1))
+    return Plan(
+        step=0,
+        uids=list(range(num_rows)),
+        table_idxs=table_idxs,
+        starts=starts,
+        ends=ends,
+        token_ids=token_ids,
+        num_decodes=num_decodes,
+        sample_rows=sample_rows,
+        output_idxs=[3 * row for row in sample_rows],
+        new_pages=[
+            (table_idx, index, next(pages))
+            for table_idx, end in zip(table_idxs, ends, strict=True)
+            for index in range(-(-end // PAGE_SIZE))
+        ],
+        begins=[
+            (table_idx, SamplingParams(temperature=0.1 + table_idx / 10, seed=table_idx))
+            for table_idx in table_idxs
+        ],
+    )
+
+
+def arrays_of(plan: Plan, size: StepSize | None) -> dict[str, Array]:
+    device = CpuDevice()
+    try:
+        tables = RequestTables(device, max_running=MAX_RUNNING, max_pages=32)
+        step = make_arrays(plan, tables, PAGE_SIZE, size)
+    finally:
+        device.close()
+    assert (step.shape is None) == (size is None)
+    names = NAMES if plan.sample_rows else (*NAMES[:7], NAMES[-1])  # as where all are greedy
+    return dict(zip(names, step.arrays, strict=True))
+
+
+@pytest.mark.parametrize("last_samples", [True, False])
+@pytest.mark.parametrize(
+    ("num_decodes", "prompts", "size"),
+    [
+        (3, [], StepSize(8, 0, 0)),
+        (8, [], StepSize(8, 0, 0)),
+        (0, [(0, 20)], StepSize(0, 4, 32)),
+        (3, [(8, 20), (0, 9)], StepSize(4, 4, 32)),
+        (4, [(8, 20), (4, 9), (0, 15)], StepSize(4, 3, 32)),
+        (6, [(0, 3), (1, 2)], StepSize(11, 4, 8)),
+    ],
+)
+def test_padding_has_no_effect(
+    num_decodes: int, prompts: list[tuple[int, int]], size: StepSize, last_samples: bool
+) -> None:
+    plan = make_plan(num_decodes, prompts, last_samples=last_samples or not prompts)
+    exact, padded = arrays_of(plan, None), arrays_of(plan, size)
+    extra = size.num_decodes - num_decodes
+
+    tokens = np.arange(plan.num_tokens)
+    tokens[num_decodes:] += extra
+    rows = np.arange(plan.num_rows)
+    rows[num_decodes:] += extra
+    for name in ("token_ids", "positions", "slots"):
+        assert len(padded[name]) == size.num_tokens
+        assert (padded[name][tokens] == exact[name]).all(), name
+    padding_tokens = np.setdiff1d(np.arange(size.num_tokens), tokens)
+    assert (padded["slots"][padding_tokens] == NO_SLOT).all()
+    assert (padded["token_ids"][padding_tokens] == 0).all()  # an embedding that there is
+    assert (padded["positions"][padding_tokens] == 0).all()
+
+    assert padded["rows"].shape == (4, size.num_rows)
+    moved = exact["rows"].copy()
+    moved[1, num_decodes:] += extra
+    assert (padded["rows"][:, rows] == moved).all()
+    padding_rows = np.setdiff1d(np.arange(size.num_rows), rows)
+    table_idx, first, length, end = padded["rows"][:, padding_rows]
+    assert (table_idx == MAX_RUNNING).all()
+    assert (length == (padding_rows < size.num_decodes)).all()
+    assert (end == length).all()
+    assert (first + length <= size.num_tokens).all()
+
+    count = len(plan.sample_rows)
+    num_positions = len(padded["sample_positions"])
+    assert num_positions == min(size.num_rows, MAX_RUNNING)
+    assert (padded["sample_positions"][:count] == tokens[exact["sample_positions"]]).all()
+    assert (padded["sample_positions"] < size.num_tokens).all()
+    if not prompts:  # the model need not look for those that sample
+        assert (padded["sample_positions"] == np.arange(num_positions)).all()
+    assert (padded["sample_table_idxs"][count:] == MAX_RUNNING).all()
+    for name in {"sample_table_idxs", "temperature", "seed", "output_idxs"} & padded.keys():
+        assert len(padded[name]) == (count if prompts else num_positions)
+        assert (padded[name][:count] == exact[name]).all(), name
+
+    num_pages = exact["new_pages"].shape[1]
+    assert num_pages == len(plan.new_pages)
+    assert (padded["new_pages"][:, :num_pages] == exact["new_pages"]).all()
+    assert (padded["new_pages"][0, num_pages:] == MAX_RUNNING).all()
+    assert all(padded[name].dtype == array.dtype for name, array in exact.items())
