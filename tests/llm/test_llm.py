@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -68,6 +69,40 @@ def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
 def test_params_of_a_wrong_type_are_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidSampling, match=f"{name} must be"):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("temperature", 10**400, id="temperature"),
+        ("top_k", 2**31),
+        ("max_tokens", 2**31),
+        ("seed", 2**64),
+        ("stop", ("\ud800",)),
+    ],
+)
+def test_params_that_no_record_could_hold_are_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidSampling) as refused:
+        SamplingParams(**{name: value})
+    assert refused.value.param == name
+
+
+def test_params_may_be_numpys_numbers(llm: LLM) -> None:
+    plain = SamplingParams(
+        temperature=0.75, top_p=0.5, top_k=5, seed=-5, max_tokens=6, stop_token_ids=(3,)
+    )
+    numpys = SamplingParams(
+        temperature=np.float32(0.75),
+        top_p=np.float16(0.5),
+        top_k=np.int32(5),
+        seed=np.int64(-5),
+        max_tokens=np.int64(6),
+        stop_token_ids=[np.uint8(3)],
+    )
+    assert numpys == plain
+    assert msgspec.msgpack.encode(numpys) == msgspec.msgpack.encode(plain)
+    (expected,), (output,) = llm.generate("Once", plain), llm.generate("Once", numpys)
+    assert output.token_ids == expected.token_ids
 
 
 def test_ids_may_come_as_arrays(llm: LLM) -> None:

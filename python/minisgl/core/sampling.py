@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
@@ -24,7 +25,7 @@ class SamplingParams(
     the filters. Noise is a function of (seed, index of the output token, vocabulary id) only, so
     equal logits and an equal seed give equal text whatever else is in the batch.
 
-    temperature: 0 to 2. top_k: at least 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
+    temperature: 0 to 2. top_k: 1 to 2**31 - 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
     seed: any 64-bit integer; None lets the door that accepts the request draw one.
     max_tokens: output tokens at most; None is what the context and the KV pool leave.
     ignore_eos: do not end at the model's end-of-sequence tokens.
@@ -48,7 +49,7 @@ class SamplingParams(
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        self._check_types()
+        self._take_plain_values()
         for name, low, high in (("temperature", 0, 2), ("top_p", 0, 1), ("min_p", 0, 1)):
             value = getattr(self, name)
             if (
@@ -58,15 +59,17 @@ class SamplingParams(
             ):
                 above = "above 0 and at most 1" if name == "top_p" else f"between {low} and {high}"
                 raise InvalidSampling(f"{name} must be {above}, got {value}", param=name)
-        if self.top_k < 0:
+        if not 0 <= self.top_k < 2**31:
             raise InvalidSampling(
-                f"top_k must be at least 1, or 0 for no limit, got {self.top_k}", param="top_k"
+                f"top_k must be from 1 to {2**31 - 1}, or 0 for no limit, got {self.top_k}",
+                param="top_k",
             )
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise InvalidSampling(f"seed must fit 64 bits, got {self.seed}", param="seed")
-        if self.max_tokens is not None and self.max_tokens < 1:
+        if self.max_tokens is not None and not 1 <= self.max_tokens < 2**31:
             raise InvalidSampling(
-                f"max_tokens must be at least 1, got {self.max_tokens}", param="max_tokens"
+                f"max_tokens must be from 1 to {2**31 - 1}, got {self.max_tokens}",
+                param="max_tokens",
             )
         if any(not 0 <= token < 2**31 for token in self.stop_token_ids):
             raise InvalidSampling(
@@ -84,33 +87,42 @@ class SamplingParams(
                     f"got one of {len(text)}",
                     param="stop",
                 )
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise InvalidSampling(
+                    f"a stop string must be valid Unicode, got {text!r}", param="stop"
+                )
 
-    def _check_types(self) -> None:
+    def _take_plain_values(self) -> None:
+        """Check the types; what counts as a number elsewhere, as NumPy's do, becomes Python's own:
+        others overflow in places, and cannot cross to another process."""
         for name in ("temperature", "top_p", "min_p"):
-            _check(name, getattr(self, name), "a number", Real)
+            self._take(name, "a number", Real, float)
         for name in ("top_k", "seed", "max_tokens"):
-            if (value := getattr(self, name)) is not None or name == "top_k":
-                _check(name, value, "a whole number", Integral)
+            if getattr(self, name) is not None or name == "top_k":
+                self._take(name, "a whole number", Integral, int)
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidSampling(f"{name} must be True or False, got {value!r}", param=name)
-        for name, items, kind in (
-            ("stop_token_ids", "token ids", Integral),
-            ("stop", "strings", str),
+        self._take_items("stop_token_ids", "token ids", Integral, int)
+        self._take_items("stop", "strings", str, str)
+
+    def _take(self, name: str, expected: str, kind: type, plain: Callable[[Any], Any]) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidSampling(f"{name} must be {expected}, got {value!r}", param=name)
+        try:
+            msgspec.structs.force_setattr(self, name, plain(value))
+        except OverflowError:
+            raise InvalidSampling(f"{name} is out of range", param=name) from None
+
+    def _take_items(self, name: str, items: str, kind: type, plain: Callable[[Any], Any]) -> None:
+        values = getattr(self, name)
+        if not isinstance(values, tuple | list) or not all(
+            isinstance(value, kind) for value in values
         ):
-            values = getattr(self, name)
-            if not isinstance(values, tuple | list) or not all(
-                isinstance(value, kind) for value in values
-            ):
-                raise InvalidSampling(
-                    f"{name} must be a tuple of {items}, got {values!r}", param=name
-                )
+            raise InvalidSampling(f"{name} must be a tuple of {items}, got {values!r}", param=name)
+        msgspec.structs.force_setattr(self, name, tuple(map(plain, values)))
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
-
-
-def _check(name: str, value: Any, expected: str, kind: type) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidSampling(f"{name} must be {expected}, got {value!r}", param=name)
