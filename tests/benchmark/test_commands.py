@@ -25,6 +25,7 @@ from minisgl.benchmark import (
 )
 from minisgl.benchmark.__main__ import benchmarks, main
 from minisgl.benchmark.stub import Script
+from minisgl.benchmark.table import RESULTS
 from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import UserMsg, ids_to_bytes
@@ -216,6 +217,31 @@ def test_a_difference_counts_only_beyond_the_noise(
 ) -> None:
     (row,) = compare.compare(runs(*a), runs(*b))
     assert (row.name, row.verdict) == ("ttft_ms.p50", verdict)
+
+
+@pytest.mark.parametrize(
+    ("key", "verdict"),
+    [
+        ("duration_s", "worse"),  # which has "ratio" in it
+        ("seconds", "worse"),
+        ("tokens_per_core_s", "better"),
+        ("copy_tb_s", "better"),
+        ("of_floor", "better"),
+        ("ratio_median", "better"),
+    ],
+)
+def test_compare_knows_what_is_better(key: str, verdict: str) -> None:
+    a, b = ({"runs": [{key: value}, {key: value}]} for value in (1.0, 2.0))
+    assert [row.verdict for row in compare.compare(a, b)] == [verdict]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_compare_tells_the_rows_of_every_result_apart(path: Path) -> None:
+    result = compare.read_result(path)
+    names = [row.name for row in compare.compare(result, result)]
+    for field in ("rows", "steps", "variants", "points", "tree"):
+        shown = {name.split(".")[1] for name in names if name.startswith(f"{field}.")}
+        assert len(shown) == len(result.get(field, [])), (field, shown)
 
 
 def test_compare_knows_lists_by_name_and_warns_of_other_machines() -> None:

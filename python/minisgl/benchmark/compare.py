@@ -23,11 +23,24 @@ from minisgl.benchmark.report import BUSY_SHARE
 from minisgl.errors import ConfigError
 
 # Says which of two numbers is better; what matches neither is shown without a judgement.
-_HIGHER = re.compile(r"_per_s|goodput|speedup|hidden_share|cached_share|ratio")
-_LOWER = re.compile(r"_ms|_us|_s$|yardsticks")
+_HIGHER = re.compile(
+    r"(_per|_per_core|_tb|_gb|_tflop)_s|goodput|speedup|(hidden|cached)_share|share_kept|of_floor"
+    r"|(^|[._])ratio"
+)
+_LOWER = re.compile(r"_ms|_us|_s$|(^|[._])seconds|yardsticks")
 
-# What was asked for, not what came out, and columns for plots.
-_SKIP = ("environment", "target", "server", "slo", "load_before", "workload", "requests", "curves")
+# What was asked for, not what came out; columns for plots; what runs say one by one.
+_SKIP = (
+    *("environment", "target", "server", "slo", "load_before", "workload"),
+    *("requests", "curves", "server_counters", "median"),
+)
+
+# What tells the items of a list apart: their names, or what was measured.
+_NAMES = ("name", "workload", "dtype")
+_SIZES = (
+    *("shape", "heads", "rows", "context", "decode", "backend", "communicator"),
+    *("rate", "batch", "bytes", "tokens", "watermark_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +125,9 @@ def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _name_of(item: dict[str, Any]) -> str | None:
-    keys = [str(item[key]) for key in ("name", "dtype", "rate", "batch") if key in item]
-    return " ".join(keys) or None
+    names = [item[key] for key in _NAMES if key in item]
+    sizes = [f"{key} {item[key]}" for key in _SIZES if key in item]
+    return " ".join(names or sizes) or None
 
 
 def _verdict(name: str, a: list[float], b: list[float]) -> str:

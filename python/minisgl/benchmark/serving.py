@@ -58,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
 
     workloads = {name: lengths_of(name) for name in args.workloads.split(",")}
-    result: dict[str, Any] = {"shape": args.shape, "tp": args.tp, "server": args.server}
-    result |= machine_load()
+    result: dict[str, Any] = {"load_before": machine_load()}
+    result |= {"shape": args.shape, "tp": args.tp, "server": args.server}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / args.shape
         write_checkpoint(folder, SHAPES[args.shape], weights=not args.dummy_weight)
