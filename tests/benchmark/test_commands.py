@@ -70,7 +70,7 @@ def test_a_sweep_finds_where_the_goodput_breaks(
     start_stub: Callable[[Script], StubThread], tmp_path: Path
 ) -> None:
     stub = start_stub(Script(itl_s=0.002))
-    path = online_json(tmp_path, stub, "s", "--sweep", "50,100", "--slo", "ttft=500")
+    path = online_json(tmp_path, stub, "s", "--sweep", "100,50", "--slo", "ttft=500")
     content = json.loads(path.read_text())
     assert [point["rate"] for point in content["points"]] == [50, 100]
     assert content["summary"]["max_rate_per_s"] == 100
@@ -88,6 +88,10 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["--input", "9:3"], "LOW:HIGH"),
         (["--slo", "fast"], "reads like ttft=500"),
         (["--sweep", "1,x"], "rates as 1,2,4"),
+        (["--sweep", "0,1"], "rates as 1,2,4"),
+        (["--sweep", "1,nan"], "rates as 1,2,4"),
+        (["--sweep", "1,2", "--repeat", "3"], "--repeat does not go with --sweep"),
+        (["--think", "-1"], "must be a number of at least 0"),
         (["--rate", "1", "--concurrency", "2"], "one of --rate"),
         (["--workload", "trace"], "go together"),
         (["--requests", "0"], "must be a whole number at least 1, got '0'"),

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from minisgl.server.args import integer
 
-__all__ = ["above_zero", "integer", "json_object", "natural", "naturals", "server_root"]
+__all__ = [
+    "above_zero",
+    "from_zero",
+    "integer",
+    "json_object",
+    "natural",
+    "naturals",
+    "server_root",
+]
 
 natural: Final = integer(1)
 
@@ -20,13 +28,22 @@ def naturals(text: str) -> list[int]:
 
 
 def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
+    if not 0 < (value := _float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
     return value
+
+
+def from_zero(text: str) -> float:
+    if not 0 <= (value := _float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def server_root(text: str) -> str:

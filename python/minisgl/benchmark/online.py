@@ -19,7 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.arguments import above_zero, integer, json_object, natural, server_root
+from minisgl.benchmark.arguments import (
+    above_zero,
+    from_zero,
+    integer,
+    json_object,
+    natural,
+    server_root,
+)
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.report import machine_load, write_json
@@ -54,11 +61,16 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
     add("--vocab-size", type=int, default=1000, help="ids are drawn below this (default: 1000)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=integer(0), default=0)
     add("--groups", type=natural, default=8, help="shared-prefix: different prefixes (default: 8)")
     add("--prefix", type=natural, default=512, help="shared-prefix: tokens of each (default: 512)")
     add("--turns", type=natural, default=4, help="multi-turn: turns of each (default: 4)")
-    add("--think", type=float, default=0.0, help="multi-turn: seconds between turns (default: 0)")
+    add(
+        "--think",
+        type=from_zero,
+        default=0.0,
+        help="multi-turn: seconds between turns (default: 0)",
+    )
     add("--trace", type=Path, metavar="FILE", help="trace: Mooncake or Qwen-Bailian JSON lines")
     add("--start", type=integer(0), default=0, help="trace: first request (default: 0)")
     add("--scale", type=above_zero, default=1.0, help="trace: factor of all lengths (default: 1)")
@@ -80,6 +92,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--workload trace and --trace FILE go together")
     if sum(value is not None for value in (args.rate, args.concurrency, args.sweep)) > 1:
         parser.error("give one of --rate, --concurrency and --sweep")
+    if args.sweep is not None and args.repeat > 1:
+        parser.error("--repeat does not go with --sweep, whose runs are its rates")
     return args
 
 
@@ -193,7 +207,7 @@ def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
 
     rates, low, high, step = list(args.sweep), 0.0, 0.0, 0
     for rate in rates:
-        low = rate if carried(rate) else low
+        low = max(low, rate) if carried(rate) else low
     while not rates and step < SWEEP_STEPS and (not high or high / max(low, 1e-9) > 1.2):
         rate = (low + high) / 2 if high else max(2 * low, 1.0)
         if carried(rate) or carried(rate):  # one stumble of a shared machine is no limit
@@ -295,8 +309,8 @@ def token_span(text: str) -> tuple[int, int]:
 def _rates(text: str) -> list[float]:
     """Empty for auto."""
     try:
-        return [] if text == "auto" else [float(part) for part in text.split(",")]
-    except ValueError:
+        return [] if text == "auto" else [above_zero(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected auto or rates as 1,2,4, got {text!r}") from None
 
 
