@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -11,14 +12,17 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from scripted_server import ScriptedServer
 
 from minisgl.message import ChatPrompt, TokenizeMsg
+from minisgl.shell.client import Chat, ChatError
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,32 @@ def test_ctrl_c_while_a_pipe_says_nothing(server: ScriptedServer) -> None:
     shell.send_signal(signal.SIGINT)
     _, errors = shell.communicate(timeout=10)
     assert (shell.returncode, errors) == (130, b"")
+
+
+def test_a_connection_that_breaks_takes_its_question_along() -> None:
+    asked: list[list[dict[str, str]]] = []
+
+    class HalfAnAnswer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(body["messages"])
+            chunk = {"choices": [{"delta": {"content": "half"}, "finish_reason": None}]}
+            self.send_response(200)
+            self.send_header("content-length", "9999")
+            self.end_headers()
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), HalfAnAnswer) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        with closing(Chat(f"http://127.0.0.1:{http.server_port}")) as talk:
+            for question in ("one", "two"):
+                with pytest.raises(ChatError, match="there is no server"):
+                    list(talk.ask(question))
+        http.shutdown()
+    assert asked == [[{"role": "user", "content": question}] for question in ("one", "two")]
 
 
 def test_no_server() -> None:

@@ -93,6 +93,7 @@ class Chat:
         try:
             yield from self._stream(body, answer)
         except httpx.HTTPError as error:
+            answer.clear()
             raise self._unreachable(error) from error
         finally:
             if answer:
