@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -14,8 +15,19 @@ import pytest
 from scripted_server import MODEL, ScriptedServer
 
 from minisgl.errors import EngineError
-from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, ids_from_bytes
+from minisgl.message import (
+    ChatPrompt,
+    FrontendMsg,
+    PingMsg,
+    PongMsg,
+    TextPrompt,
+    TokenPrompt,
+    UserReply,
+    ids_from_bytes,
+)
+from minisgl.server.frontend import Frontend
 from minisgl.server.observe import Observer
+from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:
@@ -473,3 +485,33 @@ def test_ready_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert response.status_code == 503
         assert "no answer" in response.json()["error"]["message"]
         assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("num_awake", [1, 2])
+def test_ready_asks_every_tokenizer(num_awake: int) -> None:
+    endpoints = Endpoints.create()
+    inboxes: list[PullQueue[FrontendMsg]] = [
+        PullQueue(endpoints.tokenizer(index), FrontendMsg) for index in range(2)
+    ]
+    replies: AsyncPullQueue[UserReply] = AsyncPullQueue(endpoints.api, UserReply)
+    to_tokenizers = [PushQueue(endpoints.tokenizer(index)) for index in range(2)]
+    to_api = PushQueue(endpoints.api)
+
+    async def ping() -> bool:
+        frontend = Frontend(to_tokenizers, replies)
+        dispatch = asyncio.create_task(frontend.run())
+        asked = asyncio.create_task(frontend.ping(10 if num_awake == 2 else 0.3))
+        for inbox in inboxes[:num_awake]:
+            for message in await asyncio.to_thread(inbox.get, 5):
+                assert isinstance(message, PingMsg)
+                to_api.put([PongMsg(seq=message.seq)])
+        is_ready = await asked
+        dispatch.cancel()
+        return is_ready
+
+    try:
+        assert asyncio.run(ping()) == (num_awake == 2)
+    finally:
+        for queue in (*inboxes, *to_tokenizers, to_api, replies):
+            queue.close()
+        endpoints.remove()

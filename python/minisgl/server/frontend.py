@@ -221,9 +221,11 @@ class Frontend:
                 self._dispatch(reply, now)
 
     async def ping(self, timeout_s: float) -> bool:
-        """Whether a message gets round the whole pipeline in time."""
+        """Whether a message by way of each tokenizer gets round the whole pipeline in time."""
+        num = len(self._tokenizers)
+        message = PingMsg(seq=next(self._uids))
         try:
-            return bool(await self._ask(PingMsg(seq=next(self._uids)), 1, timeout_s))
+            return len(await self._ask(message, self._tokenizers, num, timeout_s)) == num
         except EngineError:
             return False
 
@@ -235,7 +237,7 @@ class Frontend:
         Raises EngineError when a worker is gone.
         """
         message = ProfileMsg(seq=next(self._uids), action=action)
-        replies = await self._ask(message, self._num_ranks, timeout_s)
+        replies = await self._ask(message, self._tokenizers[:1], self._num_ranks, timeout_s)
         said = {reply.rank: reply for reply in replies if isinstance(reply, ProfileReply)}
         too_late = EngineError(f"no answer from the engine within {timeout_s:g} s")
         failed = Failed.of(message.seq, too_late)
@@ -245,7 +247,11 @@ class Frontend:
         ]
 
     async def _ask(
-        self, message: PingMsg | ProfileMsg, num_replies: int, timeout_s: float
+        self,
+        message: PingMsg | ProfileMsg,
+        tokenizers: Sequence[PushQueue],
+        num_replies: int,
+        timeout_s: float,
     ) -> list[PongMsg | ProfileReply]:
         """The replies that come in time, `num_replies` at most."""
         if self.failure:
@@ -255,7 +261,8 @@ class Frontend:
         answers = self._asked[seq] = asyncio.Queue()
         replies: list[PongMsg | ProfileReply] = []
         try:
-            self._tokenizers[seq % len(self._tokenizers)].put([message])
+            for tokenizer in tokenizers:
+                tokenizer.put([message])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while len(replies) < num_replies:
