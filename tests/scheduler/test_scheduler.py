@@ -234,3 +234,11 @@ def test_a_full_queue_is_busy() -> None:
     assert isinstance(answer, Failed)
     assert answer.status == 429
     assert "full with 1 request;" in answer.message
+
+
+def test_a_full_queue_does_not_hide_that_a_request_can_never_fit() -> None:
+    scheduler = make(max_queued=1, max_seq_len=60)
+    add(scheduler, 0, [1])
+    answer = add(scheduler, 1, [1] * 60)
+    assert isinstance(answer, Failed)
+    assert (answer.status, answer.code) == (400, "context_length_exceeded")

@@ -26,7 +26,7 @@ from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
 Uid = Annotated[int, msgspec.Meta(ge=0)]
-Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

@@ -31,11 +31,6 @@ def admissible_max_tokens(
             f"stop_token_ids must be between 0 and {config.vocab_size - 1}, got {stop_id}",
             param="stop_token_ids",
         )
-    if config.max_queued is not None and num_waiting >= config.max_queued:
-        raise ServerBusy(
-            f"the queue is full with {counted(num_waiting, 'request')}; try again later, or raise "
-            "--max-queued-requests"
-        )
     limit = min(config.max_seq_len, config.num_pool_tokens)
     name, remedy = (
         ("context length", "")
@@ -58,5 +53,10 @@ def admissible_max_tokens(
             limit=limit,
             got=num_prompt + asked,
             param="max_tokens",
+        )
+    if config.max_queued is not None and num_waiting >= config.max_queued:
+        raise ServerBusy(
+            f"the queue is full with {counted(num_waiting, 'request')}; try again later, or raise "
+            "--max-queued-requests"
         )
     return limit - num_prompt if asked is None else asked

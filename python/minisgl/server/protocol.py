@@ -18,13 +18,20 @@ from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import FinishReason, SamplingParams
 from minisgl.errors import InvalidRequest
-from minisgl.message import ChatPrompt, FinishedReply, Prompt, TextPrompt, TokenPrompt, ids_to_bytes
+from minisgl.message import (
+    ChatPrompt,
+    FinishedReply,
+    Priority,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ids_to_bytes,
+)
 
 MAX_PROMPTS: Final = 1024  # of one call; several times `--max-running-requests`
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 def only(*values: Any, why: str) -> Meta:
