@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minisgl.benchmark timeline", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("steps", type=Path, metavar="STEPS.jsonl", help="of serve --log-steps")
+    parser.add_argument("steps", type=Path, metavar="STEPS.jsonl", help="a file of --log-steps")
     parser.add_argument("--out", type=Path, default=None, help="folder (default: beside the file)")
     parser.add_argument("--first", type=float, default=0.0, metavar="S", help="leave out before")
     parser.add_argument("--last", type=float, default=np.inf, metavar="S", help="leave out after")
