@@ -184,7 +184,7 @@ def run_seed(seed: int, *, fail: bool) -> None:
             assert (ids, end.reason) == (expected, reason)
             assert end.num_output_tokens == len(expected)
     assert not scheduler.runnable
-    assert scheduler.kv_usage == 0
+    assert scheduler.num_used_pages == 0
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

@@ -143,7 +143,7 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert isinstance(end, Finished)
     assert (end.reason, end.num_output_tokens) == ("stop", 1)
     assert settle(scheduler, second) == []
-    assert scheduler.kv_usage == 0
+    assert scheduler.num_used_pages == 0
 
 
 def test_priority_then_arrival() -> None:
@@ -185,7 +185,7 @@ def test_aborts() -> None:
     assert scheduler.handle(AbortBackendMsg(uid=77)) == []
     assert settle(scheduler, plan) == []
     assert not scheduler.runnable
-    assert scheduler.kv_usage == 0
+    assert scheduler.num_used_pages == 0
 
 
 def test_stop_counts_what_the_client_was_given() -> None:

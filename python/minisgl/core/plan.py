@@ -16,7 +16,6 @@ than the planning itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
@@ -62,17 +61,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step gave. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``.
-
-    The other fields are room for what a request may ask to see of the same step; each is None
-    when no row asked: logprobs of the sampled tokens, logprobs of prompt tokens, and pooled
-    hidden states, each keyed by the position in `sample_rows` or by row.
-    """
+    """What a step gave. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``."""
 
     next_ids: list[int]
-    logprobs: dict[int, Any] | None = None
-    prompt_logprobs: dict[int, Any] | None = None
-    embeddings: dict[int, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

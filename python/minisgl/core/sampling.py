@@ -122,7 +122,3 @@ class SamplingParams(
         ):
             raise InvalidSampling(f"{name} must be a tuple of {items}, got {values!r}", param=name)
         msgspec.structs.force_setattr(self, name, tuple(map(plain, values)))
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0

@@ -416,11 +416,6 @@ class Scheduler:
         """Pages that are kept for whoever comes with the same prefix."""
         return self._cache.num_cached_pages
 
-    @property
-    def kv_usage(self) -> float:
-        """Share of the pool that running requests hold, 0 to 1."""
-        return self.num_used_pages / self._cache.num_pages
-
     def check(self) -> None:
         """Raise AssertionError unless the books add up. Slow: for tests."""
         holders = [*self._running, *self._leaving.values()]
