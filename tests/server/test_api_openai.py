@@ -198,7 +198,7 @@ def test_messages_reach_the_tokenizer(client: openai.OpenAI, server: ScriptedSer
     prompt = server.received[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages == [
-        {"role": "system", "content": "be brief"},
+        {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "one"}, part], "name": "Eve"},
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "content": "3", "tool_call_id": "1"},

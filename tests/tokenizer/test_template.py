@@ -219,6 +219,12 @@ def test_text_parts_are_joined(tmp_path: Path) -> None:
     )
 
 
+def test_templates_know_a_developer_as_system(tmp_path: Path) -> None:
+    template = _ours(_folder(tmp_path, CHATML))
+    developer, system = ({"role": role, "content": "Hi"} for role in ("developer", "system"))
+    assert template.render([developer, USER]) == template.render([system, USER])
+
+
 @pytest.mark.parametrize(
     ("messages", "match", "param"),
     [

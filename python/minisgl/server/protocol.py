@@ -186,15 +186,15 @@ class Message(_Json, frozen=True, kw_only=True):
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
-        """The message for `ChatPrompt`. Chat templates know `developer` as `system`."""
+        """The message for `ChatPrompt`."""
         self.refuse_unsupported(f"{path}.")
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise InvalidRequest(
                 f"{path}.content must be text or a list of text parts", param=f"{path}.content"
             )
         named = {name: getattr(self, name) for name in _TEMPLATE_FIELDS}
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role} | {name: value for name, value in named.items() if value is not None}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"role": self.role} | given
 
 
 _TEMPLATE_FIELDS: Final = ("content", "name", "tool_call_id", "tool_calls")

@@ -133,12 +133,15 @@ def _find_sources(folder: Path) -> dict[str, str]:
 
 
 def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """One message as templates expect it: content a string, no null fields."""
+    """One message as templates expect it: content a string, no null fields, OpenAI's role
+    `developer` by its old name."""
     where = f"messages[{index}]"
     normal = {key: value for key, value in message.items() if value is not None}
     role = normal.get("role")
     if not isinstance(role, str):
         raise InvalidRequest(f"{where}.role must be a string, got {role!r}", param=f"{where}.role")
+    if role == "developer":
+        normal["role"] = "system"
     if "content" in normal:
         normal["content"] = _join_parts(normal["content"], f"{where}.content")
     elif role != "assistant":
