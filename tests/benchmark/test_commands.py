@@ -185,6 +185,14 @@ def test_tiles_cannot_be_tuned_without_gpu_and_triton(
     assert says in told
 
 
+def test_a_server_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["startup", "--runs", "1", "--", "--model", "/nowhere"]) == 2
+    told = capfd.readouterr().err
+    assert "there is no folder /nowhere" in told
+    assert "ended with exit code 1 before it was ready" in told
+    assert "Traceback" not in told
+
+
 def test_a_port_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["stub", "--port", str(taken.getsockname()[1])]) == 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.scheduler import measure_overlap
 from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.startup import wait_for_url
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError
@@ -67,12 +67,8 @@ def local_server(variant: Variant, model: str | None) -> Iterator[LocalServer]:
     )
     done = threading.Event()
     try:
+        server = LocalServer(wait_for_url(process))
         assert process.stdout is not None
-        urls = (re.search(r"Serving .* on (http://\S+)", line) for line in process.stdout)
-        found = next((match for match in urls if match), None)
-        if found is None:
-            raise ConfigError(f"{' '.join(command)} ended before it was ready; see its message")
-        server = LocalServer(found[1])
         # Somebody must read on, or the pipe fills and the server waits.
         threading.Thread(target=process.stdout.read, daemon=True).start()
         threading.Thread(target=_watch, args=(process.pid, server, done), daemon=True).start()

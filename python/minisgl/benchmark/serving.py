@@ -29,14 +29,13 @@ from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
 from minisgl.benchmark.lengths import lengths_of
-from minisgl.benchmark.offline import SHAPES, shape_of
+from minisgl.benchmark.offline import FIRST_ID, LAST_ID, SHAPES, shape_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.startup import first_token, wait_for_url
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Session, Turn
 
-FIRST_ID, LAST_ID = 1_000, 100_000  # ordinary tokens of the shapes' vocabulary
 STOP_TIMEOUT_S = 60.0
 
 

@@ -19,6 +19,7 @@ import httpx
 
 from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.report import write_json
+from minisgl.errors import ConfigError
 
 TIMEOUT_S = 120.0
 
@@ -50,9 +51,8 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
     """Seconds from the command until it says that it is ready, and until a streamed first token."""
     start = time.perf_counter()
     server = subprocess.Popen(
-        [sys.executable, "-m", "minisgl", "--port", "0", *flags],
+        [sys.executable, "-m", "minisgl", "--port", "0", "--log-level", "error", *flags],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
     )
     try:
@@ -67,12 +67,13 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
 
 
 def wait_for_url(server: subprocess.Popen[str]) -> str:
-    """Blocks until the server, whose stdout is a pipe, says where it is."""
+    """Blocks until the server, whose stdout is a pipe, says where it is. Raises ConfigError if it
+    ends instead; what it says of that is on its stderr."""
     assert server.stdout is not None
     for line in server.stdout:
         if match := re.search(r"Serving .* on (http://\S+)", line):
             return match[1]
-    raise RuntimeError(f"the server ended with exit code {server.wait()} before it was ready")
+    raise ConfigError(f"the server ended with exit code {server.wait()} before it was ready")
 
 
 def first_token(url: str, start: float) -> float:
