@@ -178,3 +178,11 @@ def test_metrics_of_two_ranks() -> None:
         "kv_pages": {"0": pages, "1": pages},
         "peak_memory_bytes": {"0": [0], "1": [0]},
     }
+
+
+@pytest.mark.parametrize("version", ["latest", "1.x", ""])
+def test_a_metrics_format_of_no_known_version(version: str) -> None:
+    accept = f"application/openmetrics-text; version={version}"
+    body, content_type = MetricsPage(Observer(), "m").render(accept)
+    assert content_type.startswith(("text/plain", "application/openmetrics-text; version=1.0.0"))
+    assert b"minisgl_build_info" in body

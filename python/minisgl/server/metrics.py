@@ -131,7 +131,10 @@ class MetricsPage(Collector):
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the Accept header allows, and its content type."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # what the library makes of a version that is no number
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
