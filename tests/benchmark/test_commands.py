@@ -256,6 +256,14 @@ def test_compare_tells_the_rows_of_every_result_apart(path: Path) -> None:
         assert len(shown) == len(result.get(field, [])), (field, shown)
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_the_report_has_the_rows_of_every_result(path: Path) -> None:
+    result = compare.read_result(path)
+    page = plots.report({path.stem: result}, {})
+    for field in ("rows", "runs", "steps", "variants", "points", "tree"):
+        assert page.count("<tr>") >= len(result.get(field, [])), field
+
+
 def test_compare_knows_lists_by_name_and_warns_of_other_machines() -> None:
     a = {"steps": [{"name": "decode 1", "total_us": 8.0}], "environment": {"cpu": "X"}}
     b = {"steps": [{"name": "decode 64", "total_us": 1.0}, {"name": "decode 1", "total_us": 4.0}]}

@@ -180,17 +180,22 @@ def report(results: Results, pictures: dict[str, bytes]) -> str:
 
 
 def _tables(result: dict[str, Any]) -> str:
-    """Whatever is a summary becomes a row of one table; lists of flat rows become tables."""
+    """Whatever is a summary becomes a row of one table; other lists become tables."""
     named = [(f"run {index + 1}", run) for index, run in enumerate(result.get("runs", []))]
     named += [(f"{point['rate']:g} requests/s", point) for point in result.get("points", [])]
     for variant in result.get("variants", []):
         named += [(f"{variant['name']}, {i + 1}", run) for i, run in enumerate(variant["runs"])]
+    summaries = [(label, run["summary"]) for label, run in named if "summary" in run]
+    # Of `serving`: the medians of each workload's runs.
+    summaries += [
+        (row["workload"], row["median"]) for row in result.get("rows", []) if "median" in row
+    ]
     parts = []
-    if rows := [{"": label, **_flat(run["summary"])} for label, run in named]:
+    if rows := [{"": label, **_flat(summary)} for label, summary in summaries]:
         parts.append(_table(rows))
     for value in result.values():
-        if isinstance(value, list) and value and isinstance(value[0], dict) and "name" in value[0]:
-            parts += [] if "runs" in value[0] else [_table(value)]
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            parts += [] if {"runs", "summary"} & value[0].keys() else [_table(value)]
     return "".join(parts)
 
 
@@ -205,10 +210,14 @@ def _flat(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    head = "".join(f"<th>{html.escape(str(column))}</th>" for column in rows[0])
+    """Of what is no dict itself: a column for each key that some row has."""
+    columns = dict.fromkeys(
+        key for row in rows for key, value in row.items() if not isinstance(value, dict)
+    )
+    head = "".join(f"<th>{html.escape(key)}</th>" for key in columns)
     body = "".join(
         "<tr>"
-        + "".join(f"<td>{html.escape(_cell(row.get(key)))}</td>" for key in rows[0])
+        + "".join(f"<td>{html.escape(_cell(row.get(key)))}</td>" for key in columns)
         + "</tr>"
         for row in rows
     )
