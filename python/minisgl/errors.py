@@ -15,6 +15,7 @@
     └─ EngineError(RuntimeError)  a worker cannot go on; the API answers with a 5xx
        ├─ WorkerDied              a process of the server is gone
        ├─ StartupFailed           a process of the server could not start
+       ├─ PeerLost                a rank cannot reach the others: one of them may know why
        └─ OutOfDeviceMemory       an allocation failed; says which option to turn, which way
 
 ``assert`` states our own invariants. What a user sends never meets an assert.
@@ -119,6 +120,10 @@ class WorkerDied(EngineError):
 
 class StartupFailed(EngineError):
     """A process of the server could not start; the message names the cause."""
+
+
+class PeerLost(EngineError):
+    """A rank cannot reach the others, most likely as one of them has ended: that one knows why."""
 
 
 class OutOfDeviceMemory(EngineError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from minisgl.distributed import DistributedInfo, SingleRank, create_communicator
-from minisgl.errors import ConfigError, EngineError
+from minisgl.errors import ConfigError, PeerLost
 
 # One process runs one of these; what `report` is given comes back.
 PRELUDE = """
@@ -141,13 +142,59 @@ def test_a_rank_that_does_not_come_is_told_in_a_sentence(
         monkeypatch.setattr(f"minisgl.distributed.{module}.TIMEOUT", timedelta(seconds=1))
     caplog.set_level("INFO", "minisgl")
     url = f"file://{tmp_path}/store"
-    with pytest.raises(EngineError) as raised:
+    with pytest.raises(PeerLost) as raised:
         create_communicator(DistributedInfo(0, 2), store=url, device=torch.device("cpu"))
     assert str(raised.value) == (
         "rank 0 of 2: the ranks cannot connect, most likely as another rank has ended or was "
         "silent for 1 s; gloo's own words are in the log, at level info"
     )
     assert str(raised.value.__cause__) in caplog.text
+
+
+def join(rank: int, url: str) -> None:
+    create_communicator(DistributedInfo(rank, 2), store=url, device=torch.device("cpu"))
+
+
+def test_nobody_listens_where_rank_0_should(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minisgl.distributed.rendezvous.TIMEOUT", timedelta(seconds=0.5))
+    url = f"tcp://127.0.0.1:{free_port()}"
+    with pytest.raises(PeerLost) as raised:
+        join(1, url)
+    assert str(raised.value) == (
+        f"rank 1 finds nobody at {url}, where rank 0 listens (Connection refused): has that "
+        "ended, or does a firewall close the port?"
+    )
+    assert capfd.readouterr().err == ""  # torch writes pages
+
+
+def test_another_program_listens_where_rank_0_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "minisgl.distributed.rendezvous.ANSWER_TIMEOUT", timedelta(milliseconds=500)
+    )
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                other.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"rank 0 cannot listen at {url}, where the ranks me"):
+            join(0, url)
+        pool.submit(answer)
+        try:
+            with pytest.raises(PeerLost, match=f"rank 1 finds somebody at {url} who is not rank 0"):
+                join(1, url)
+        finally:
+            other.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_that_is_not_known(rank: int) -> None:
+    with pytest.raises(ConfigError, match=r"ranks cannot meet at tcp://no\.such"):
+        join(rank, "tcp://no.such.host.invalid:1")
 
 
 @pytest.mark.parametrize("store", ["http://127.0.0.1:1", "tcp://127.0.0.1", "file:", "tcp://a:b"])

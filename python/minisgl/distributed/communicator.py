@@ -67,7 +67,7 @@ class DistributedCommunicator(ABC):
 
     Tensors have one shape and dtype on every rank: that is trusted. A call may work in place, so
     the caller uses what it returns and forgets what it gave. On a GPU the calls are enqueued on
-    torch's current stream. A rank that is gone makes `EngineError` of every call that waits on the
+    torch's current stream. A rank that is gone makes `PeerLost` of every call that waits on the
     host; on a GPU, what is enqueued may never end, and who supervises the ranks has to end them.
 
     halve_from: in steps of how many rows `halves` gives two, where it `can_halve`; whoever sets it

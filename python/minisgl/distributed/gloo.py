@@ -19,7 +19,7 @@ from minisgl.distributed.communicator import (
     join_gathered,
 )
 from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
-from minisgl.errors import EngineError
+from minisgl.errors import PeerLost
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -79,7 +79,7 @@ class GlooCommunicator(DistributedCommunicator):
             yield
         except RuntimeError as error:
             logger.info("gloo says: %s", error)
-            raise EngineError(
+            raise PeerLost(
                 f"rank {self.rank} of {self.size}: {what}, most likely as another rank has ended "
                 f"or was silent for {TIMEOUT.total_seconds():.0f} s; gloo's own words are in the "
                 "log, at level info"

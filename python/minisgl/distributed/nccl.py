@@ -33,7 +33,7 @@ from minisgl.distributed.gloo import GlooCommunicator
 from minisgl.distributed.peer import PeerAllReduce
 from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.distributed.shared import connect
-from minisgl.errors import EngineError
+from minisgl.errors import PeerLost
 from minisgl.kernel.all_reduce import PACK_BYTES
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
@@ -223,6 +223,6 @@ def _errors_named(comm: DistributedCommunicator) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise EngineError(
+        raise PeerLost(
             f"rank {comm.rank} of {comm.size} cannot connect over NCCL: {error}"
         ) from error
