@@ -23,6 +23,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class MinisglError(Exception):
     """Root of the tree: catching it catches everything that this package raises on purpose."""
@@ -111,6 +113,8 @@ class WorkerDied(EngineError):
             how = "is gone"  # the system still clears up after it, a GPU's memory say
         elif exit_code < 0:
             how = f"was killed by signal {-exit_code}"
+            if exit_code == -signal.SIGKILL:
+                how += ", as the system does where memory runs out"
         else:
             how = f"ended with exit code {exit_code}"
         super().__init__(f"the {worker} process {how}; the server cannot go on without it")

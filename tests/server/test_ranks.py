@@ -79,6 +79,20 @@ def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
     return client.completions.create(model=MODEL, prompt=prompt, **(settings | fields))
 
 
+def test_a_rank_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, *FLAGS)
+    with closing(server):
+        server.wait_for("(the tokenizer-0) is ready", "err")
+        helper, engine_0, engine_1, *_ = sorted(server.family()[1:], key=lambda p: p.create_time())
+        engine_1.kill()
+        assert server.ended() == 1
+        *_, last = server.output["err"].splitlines()
+        assert "E [server] the engine-1 process was killed by signal 9, as the system" in last
+        assert "engine-0" not in server.output["err"]
+        assert not psutil.wait_procs([helper, engine_0], timeout=5)[1]
+        assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("overlap_off", "rank"), [("0", 1), ("1", 0)])
 def test_ranks_serve_as_one_and_end_together(
     overlap_off: str, rank: int, alone: list[str], tmp_path: Path

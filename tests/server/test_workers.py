@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from minisgl.errors import StartupFailed
+from minisgl.errors import CheckpointError, StartupFailed
 from minisgl.server.workers import Worker, Workers
 from minisgl.utils.process import WorkerStatus
 
@@ -20,11 +23,15 @@ def workers() -> Iterator[Workers]:
     workers.endpoints.remove()
 
 
-def failed(workers: Workers, name: str, message: str) -> None:
+def started(workers: Workers, name: str) -> WorkerStatus:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     no_process: Any = None
     workers.processes.append(Worker(name=name, process=no_process, status=ours))
-    WorkerStatus(theirs).failed(message)
+    return WorkerStatus(theirs)
+
+
+def failed(workers: Workers, name: str, message: str, *, is_consequence: bool = False) -> None:
+    started(workers, name).failed(message, is_consequence=is_consequence)
 
 
 def test_what_several_say_is_told_once(workers: Workers) -> None:
@@ -45,3 +52,57 @@ def test_different_causes_are_all_told_in_order(workers: Workers) -> None:
         "the engine could not start: no memory is left: 3.5 GiB are free; "
         "the tokenizer-0 could not start: tokenizer.json does not load"
     )
+
+
+def test_what_followed_from_a_failure_is_not_told(workers: Workers) -> None:
+    failed(workers, "engine-0", "another rank has ended", is_consequence=True)
+    failed(workers, "engine-1", "the weights are damaged")
+    with pytest.raises(StartupFailed) as raised:
+        workers.wait_ready()
+    assert str(raised.value) == "the engine-1 could not start: the weights are damaged"
+
+
+def test_the_cause_may_come_later_than_what_followed(workers: Workers) -> None:
+    failed(workers, "engine-0", "another rank has ended", is_consequence=True)
+    late = started(workers, "engine-1")
+    threading.Timer(0.1, late.failed, ["the weights are damaged"]).start()
+    with pytest.raises(StartupFailed) as raised:
+        workers.wait_ready()
+    assert str(raised.value) == "the engine-1 could not start: the weights are damaged"
+
+
+def test_what_followed_is_told_when_nobody_says_why(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl.server.workers.CAUSE_S", 0.1)
+    silent = started(workers, "engine-0")
+    failed(workers, "engine-1", "rank 1 of 2: no connection", is_consequence=True)
+    with pytest.raises(StartupFailed) as raised:
+        workers.wait_ready()
+    assert str(raised.value) == "the engine-1 could not start: rank 1 of 2: no connection"
+    assert not silent.is_reported
+
+
+def _stuck(status: WorkerStatus) -> None:
+    """As a rank in a collective whose peer is gone: signals change nothing."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    time.sleep(60)
+
+
+def _broken(status: WorkerStatus) -> None:
+    raise CheckpointError("the weights are damaged")
+
+
+def test_a_failed_start_ends_the_others_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    workers = Workers()
+    workers._start("engine-0", _stuck)
+    workers._start("engine-1", _broken)
+    try:
+        with pytest.raises(StartupFailed, match="the engine-1 could not start: the weights are da"):
+            workers.wait_ready()
+    finally:
+        began = time.monotonic()
+        workers.end("a reason")
+    assert time.monotonic() - began < 2
+    assert workers.processes[0].process.exitcode == -signal.SIGKILL
+    assert caplog.text == ""

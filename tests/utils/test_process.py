@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.errors import CheckpointError
+from minisgl.errors import CheckpointError, PeerLost
 from minisgl.utils.process import (
     Ready,
     StartFailed,
@@ -62,6 +63,19 @@ def _fail(error: Exception, status: WorkerStatus) -> None:
     raise error
 
 
+class _ToldToEnd(CheckpointError):
+    """Its supervisor asks a worker to end while it says what went wrong."""
+
+    def __str__(self) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "no weights"
+
+
+def _fail_when_told_to_end(status: WorkerStatus) -> None:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    raise _ToldToEnd
+
+
 def _return(status: WorkerStatus) -> None:
     status.ready({})
 
@@ -85,16 +99,25 @@ def test_sigterm_cleans_up_and_sigint_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "message", "is_consequence"),
     [
-        (CheckpointError("no weights in this folder"), "no weights in this folder"),
-        (RuntimeError("what is this"), "RuntimeError: what is this"),
+        (CheckpointError("no weights in this folder"), "no weights in this folder", False),
+        (RuntimeError("what is this"), "RuntimeError: what is this", False),
+        (PeerLost("a rank is gone"), "a rank is gone", True),
     ],
 )
-def test_failed_start(error: Exception, message: str) -> None:
+def test_failed_start(error: Exception, message: str, is_consequence: bool) -> None:
     process, connection = _start(partial(_fail, error))
-    assert receive_status(connection) == StartFailed(message=message)
+    expected = StartFailed(message=message, is_consequence=is_consequence)
+    assert receive_status(connection) == expected
     process.join(10)
+    assert process.exitcode == 1
+
+
+def test_a_failure_ends_on_the_spot_also_when_told_to_end() -> None:
+    process, connection = _start(_fail_when_told_to_end)
+    assert receive_status(connection) == StartFailed(message="no weights")
+    process.join(5)  # not for its thread
     assert process.exitcode == 1
 
 

@@ -37,6 +37,8 @@ logger = get_logger(__name__)
 END_S: Final = 5.0
 # A rank whose peer is gone may wait for it in a collective, which no signal interrupts.
 STUCK_END_S: Final = 0.5
+# What a rank that has lost another may be ahead of the word on why: both are on their way here.
+CAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,15 @@ class Worker:
         """What to say of a worker whose sentinel shows that it is gone."""
         self.process.join(1.0)  # the sentinel can be ahead of the exit code
         return WorkerDied(self.name, self.process.exitcode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """Of a start. why: without the name of who says it."""
+
+    text: str
+    why: str
+    is_consequence: bool = False
 
 
 class Workers:
@@ -113,14 +124,19 @@ class Workers:
             theirs.close()  # so that the pipe ends when the worker does
 
     def wait_ready(self) -> None:
-        """Wait until each is ready. Raises StartupFailed, which names the cause."""
+        """Wait until each is ready. Raises StartupFailed, which names the cause, and nothing that
+        followed from it."""
         waiting = self.processes[:]
-        while waiting:
-            # A rank that fails makes others fail: all that is known by now is told.
+        failures: list[_Failure] = []
+        causes: list[_Failure] = []
+        while waiting and not causes:
             statuses = [worker.status for worker in waiting]
-            told = wait(statuses + [node.status for node in self.nodes])
-            failures = [
-                (text, text)
+            statuses += [node.status for node in self.nodes]
+            told = wait(statuses, CAUSE_S if failures else None)
+            if not told:
+                break
+            failures += [
+                _Failure(text=text, why=text)
                 for node in self.nodes
                 if node.status in told
                 for text in [str(node.death() or f"{node.name} has ended")]
@@ -131,24 +147,29 @@ class Workers:
                 if worker.status in told and (failure := self._await_status(worker))
             ]
             waiting = [worker for worker in waiting if worker.status not in told]
-            if failures:
-                # Text workers say the same of a tokenizer, and ranks the same with other numbers,
-                # of free memory for instance: told once, of the first.
-                different: dict[str, str] = {}
-                for why, text in failures:
-                    different.setdefault(re.sub(r"[\d.,]+", "", why), text)
-                raise StartupFailed("; ".join(different.values()))
+            causes = [failure for failure in failures if not failure.is_consequence]
+        if failures:
+            # Text workers say the same of a tokenizer, and ranks the same with other numbers, of
+            # free memory for instance: told once, of the first.
+            different: dict[str, str] = {}
+            for failure in causes or failures:
+                different.setdefault(re.sub(r"[\d.,]+", "", failure.why), failure.text)
+            raise StartupFailed("; ".join(different.values()))
         self._is_ready = True
 
-    def _await_status(self, worker: Worker) -> tuple[str, str] | None:
-        """What went wrong, without and with the name of the worker."""
+    def _await_status(self, worker: Worker) -> _Failure | None:
         try:
             status = receive_status(worker.status)
         except EOFError:
-            return (death := str(worker.death())), death
+            death = str(worker.death())
+            return _Failure(text=death, why=death)
         if isinstance(status, StartFailed):
             kind = "engine" if worker in self._ranks else worker.name
-            return status.message, f"the {kind} could not start: {status.message}"
+            return _Failure(
+                text=f"the {kind} could not start: {status.message}",
+                why=status.message,
+                is_consequence=status.is_consequence,
+            )
         seconds = time.monotonic() - self._started_at
         pid = worker.process.pid
         logger.info("the %s is ready after %.1f s (pid %d)", worker.name, seconds, pid)
@@ -199,13 +220,17 @@ class Workers:
             queue.put([ExitMsg()])
             queue.close()
         for worker in self.processes:
-            if worker not in leaving:
+            if not self._is_ready:  # there is nothing to clean up, and a rank may be stuck
+                worker.process.kill()
+            elif worker not in leaving:
                 worker.process.terminate()
-        deadline = time.monotonic() + (END_S if is_whole or not self._ranks else STUCK_END_S)
+        may_be_stuck = bool(self._ranks) and self._is_ready and not is_whole
+        deadline = time.monotonic() + (STUCK_END_S if may_be_stuck else END_S)
         for worker in self.processes:
             worker.process.join(max(deadline - time.monotonic(), 0))
             if worker.process.exitcode is None:
-                logger.warning("the %s does not end; killing it", worker.name)
+                if not may_be_stuck:
+                    logger.warning("the %s does not end; killing it", worker.name)
                 worker.process.kill()
                 worker.process.join()
         for node in self.nodes:

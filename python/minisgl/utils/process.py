@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from minisgl.errors import MinisglError
+from minisgl.errors import MinisglError, PeerLost
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -45,9 +45,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker could not start; `message` is a sentence that says why."""
+    """The worker could not start; `message` is a sentence that says why.
+
+    is_consequence: most likely as another worker could not.
+    """
 
     message: str
+    is_consequence: bool = False
 
 
 class WorkerStatus:
@@ -62,8 +66,8 @@ class WorkerStatus:
         leave_start_to_no_collector()
         self._send(Ready(info=info))
 
-    def failed(self, message: str) -> None:
-        self._send(StartFailed(message=message))
+    def failed(self, message: str, *, is_consequence: bool = False) -> None:
+        self._send(StartFailed(message=message, is_consequence=is_consequence))
 
     def _send(self, status: Ready | StartFailed) -> None:
         assert not self.is_reported, "a worker reports its start once"
@@ -116,6 +120,8 @@ def run_worker(
         setup_logging(name, level=log_level)
         body(status)
     except Exception as error:
+        # SystemExit, from here, would let the interpreter wait for threads at its end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         is_ours = isinstance(error, MinisglError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
         if status.is_reported or not is_ours:
@@ -123,7 +129,7 @@ def run_worker(
             logger.error("the %s process %s: %s", name, what, message, exc_info=not is_ours)
         if not status.is_reported:
             with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
-                status.failed(message)
+                status.failed(message, is_consequence=isinstance(error, PeerLost))
         os._exit(1)
     finally:
         # SystemExit in the middle of the interpreter's own clean-up would only make noise.
