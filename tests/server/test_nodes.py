@@ -21,7 +21,7 @@ import pytest
 from running_server import RunningServer
 
 from minisgl.builtin import model_path
-from minisgl.errors import ConfigError
+from minisgl.errors import ConfigError, EngineError
 from minisgl.llm import LLM, SamplingParams
 from minisgl.server.args import ServerArgs
 from minisgl.server.nodes import (
@@ -31,6 +31,7 @@ from minisgl.server.nodes import (
     gather_nodes,
     join_node_0,
     settings_of,
+    split_address,
     with_network,
 )
 from minisgl.utils.zmq import Endpoints
@@ -79,7 +80,8 @@ def pool() -> Background:
 
 
 def node_args(nnodes: int = 2) -> ServerArgs:
-    return ServerArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{free_ports(1)}")
+    port = free_ports(1 + nnodes)
+    return ServerArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{port}")
 
 
 def gather(pool: Background, args: ServerArgs) -> Future[list[NodeLink]]:
@@ -155,6 +157,34 @@ def test_an_address_that_is_not_of_this_machine() -> None:
     args = dataclasses.replace(args, dist_init_addr="no.such.host.invalid:2000")
     with pytest.raises(ConfigError, match="no IPv4 address is known by that name"):
         join_node_0(args, {})
+
+
+def test_a_port_of_the_ranks_that_is_in_use(pool: Background) -> None:
+    args = node_args()
+    port = split_address(args)[1]
+    in_use = "port {} is in use at 127.0.0.1: .* another port with --dist-init-addr, the same on"
+    with (
+        socket.create_server((LOOPBACK, port + 1)),
+        pytest.raises(ConfigError, match=in_use.format(port + 1)),
+    ):
+        gather_nodes(args, {})
+    gathered = gather(pool, args)
+    with (
+        socket.create_server((LOOPBACK, port + 2)),
+        pytest.raises(ConfigError, match=in_use.format(port + 2)),
+    ):
+        join(pool, args, 1).result(20)
+    assert join(pool, args, 1).result(20).name == "node 0"
+    assert [link.name for link in gathered.result(5)] == ["node 1"]
+
+
+def test_another_program_listens_where_node_0_should(pool: Background) -> None:
+    args = node_args()
+    with socket.create_server(split_address(args)) as other:
+        joined = join(pool, args, 1)
+        other.accept()[0].close()
+        with pytest.raises(EngineError, match=r"what listens at --dist-init-addr .* is not node 0"):
+            joined.result(20)
 
 
 def test_a_node_that_died_before_the_start_may_come_again(pool: Background) -> None:

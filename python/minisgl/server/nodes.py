@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -184,6 +186,7 @@ def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
     host, port = split_address(args)
     links: dict[int, NodeLink] = {}
     with _listening(host, port) as listener:
+        _check_free(host, port + 1)  # the store's
         awaited = counted(args.nnodes - 1, "other node")
         logger.info("waiting for %s at %s:%d", awaited, host, port)
         while len(links) < args.nnodes - 1:
@@ -228,11 +231,27 @@ def _admit(
 
 
 def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
-    """Another node: wait for node 0, and for all the others. Raises ConfigError if refused."""
+    """Another node: wait for node 0, and for all the others.
+
+    Raises ConfigError if refused or if its ranks' ports are taken, EngineError if node 0 ends.
+    """
     host, port = split_address(args)
     link = NodeLink("node 0", _connect(host, port))
+    try:
+        for rank in ranks_of(args, args.node_rank):
+            _check_free(link.own_address, port + 1 + rank)
+    except ConfigError:
+        link.close()
+        raise
     link.send(Hello(node=args.node_rank, settings=settings))
-    said = link.receive()
+    logger.info("connected to %s:%d; waiting until all nodes are here", host, port)
+    try:
+        said = link.receive()
+    except EngineError as error:
+        raise EngineError(
+            f"what listens at --dist-init-addr {host}:{port} is not node 0, or node 0 has just "
+            "ended; start node 0, then this node again"
+        ) from error
     if isinstance(said, Refused):
         link.close()
         raise ConfigError(f"node 0 refuses this node: {said.message}")
@@ -263,12 +282,24 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server(_resolve(host, port))
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is in use at {host}: stop the program that listens there, or choose "
+                "another port with --dist-init-addr, the same on all nodes (it is the first of "
+                "1 + --tp ports)"
+            ) from error
         raise ConfigError(
-            f"--dist-init-addr {host}:{port} must be an address of this machine, node 0, with a "
-            f"port that is free: {error.strerror or error}"
+            f"--dist-init-addr {host}:{port} must be an address of this machine, node 0: "
+            f"{os.strerror(error.errno or 0)}"
         ) from error
     with listener:
         yield listener
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise ConfigError if a rank of this node could not listen there: told before it starts."""
+    with _listening(host, port):
+        pass
 
 
 def _connect(host: str, port: int) -> socket.socket:
