@@ -156,6 +156,28 @@ def test_wrong_bytes(http: httpx.Client, body: bytes, says: str) -> None:
     assert says in refused(response)["message"]
 
 
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+def test_template_variables_nested_too_deeply(
+    http: httpx.Client, server: ScriptedServer, path: str
+) -> None:
+    def post(depth: int) -> httpx.Response:
+        variables = '{"x": [1, ' * (depth // 2) + ("{}" if depth % 2 else "2")
+        variables += "]}" * (depth // 2)
+        body = f'{{"messages": {json.dumps(HELLO)}, "chat_template_kwargs": {variables}}}'
+        return http.post(path, content=body, headers={"content-type": "application/json"})
+
+    assert post(100).status_code == 200
+    before = len(server.received)
+    for depth in (101, 500, *range(940, 970), 100_000):  # Python's own limit is among them
+        error = refused(post(depth))
+        if error["param"]:
+            assert error["param"] == "chat_template_kwargs"
+            assert f"has {depth} levels of objects and lists" in error["message"]
+        else:
+            assert error["message"] == "the body is nested too deeply"
+    assert len(server.received) == before
+
+
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
 def test_wrong_content_type(http: httpx.Client, kind: str | None) -> None:
     headers = {"content-type": kind} if kind else {}

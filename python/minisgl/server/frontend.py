@@ -204,7 +204,7 @@ class Frontend:
         try:
             for index, messages in by_tokenizer.items():
                 self._tokenizers[index].put(messages)
-        except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+        except (OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequest(
                 f"the request holds a value that is out of range: {error}"
             ) from None

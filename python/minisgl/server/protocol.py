@@ -29,6 +29,9 @@ from minisgl.message import (
 )
 
 MAX_PROMPTS: Final = 1024  # of one call; several times `--max-running-requests`
+# Of `chat_template_kwargs`. Python's own limit is near 1,000, and another in each process: what one
+# can write another might not read. JSON schemas of tools nest some ten deep.
+MAX_DEPTH: Final = 100
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -210,10 +213,29 @@ def _chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) 
             "chat_template_kwargs must not hold messages: those are a field of the request",
             param="chat_template_kwargs",
         )
+    if (depth := _depth(template_args)) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {depth} levels of objects and lists in one another; at most "
+            f"{MAX_DEPTH} are allowed",
+            param="chat_template_kwargs",
+        )
     return ChatPrompt(
         messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
         template_args=template_args or {},
     )
+
+
+def _depth(value: Any) -> int:
+    """How many objects and lists lie in one another."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return depth
 
 
 class ChatRequest(_OpenAIFields, frozen=True, kw_only=True):
