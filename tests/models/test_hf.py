@@ -14,7 +14,12 @@ import pytest
 from huggingface_hub import errors
 
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.utils.hf import GenerationDefaults, read_generation_defaults, resolve_checkpoint
+from minisgl.utils.hf import (
+    GenerationDefaults,
+    mending,
+    read_generation_defaults,
+    resolve_checkpoint,
+)
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -43,6 +48,15 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for model in ("/no/such/folder", "./here", "a/b/c", "a b"):
         with pytest.raises(ConfigError, match=f"there is no folder {model}"):
             resolve_checkpoint(model)
+    name = "/" + "a" * 300  # a folder that may not be entered is none for root
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: File name too long|no folder"):
+        resolve_checkpoint(name)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_broken(tmp_path: Path) -> None:
+    assert mending(tmp_path / "a link to nowhere") == "download it again"
+    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+        mending(tmp_path)
 
 
 def _http(kind: type[errors.HfHubHTTPError], status: int) -> Exception:

@@ -49,18 +49,22 @@ def resolve_checkpoint(
             "the model is an empty string; name a folder or a model id like Qwen/Qwen3-0.6B, or "
             "leave it out for the built-in model"
         )
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        if folder.exists():
-            raise ConfigError(f"{model} is a file; a model is a folder with a config.json")
-        if not _MODEL_ID.fullmatch(model):
-            raise ConfigError(
-                f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B"
-            )
-        download = _from_huggingface if source == "huggingface" else _from_modelscope
-        patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
-        folder = Path(download(model, revision, patterns))
-    if not (folder / "config.json").is_file():
+    folder = Path(os.path.expanduser(model))
+    try:
+        if not folder.is_dir():
+            if folder.exists():
+                raise ConfigError(f"{model} is a file; a model is a folder with a config.json")
+            if not _MODEL_ID.fullmatch(model):
+                raise ConfigError(
+                    f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B"
+                )
+            download = _from_huggingface if source == "huggingface" else _from_modelscope
+            patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
+            folder = Path(download(model, revision, patterns))
+        has_config = (folder / "config.json").is_file()
+    except OSError as error:  # a folder that this user may not enter
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+    if not has_config:
         raise CheckpointError(
             f"{folder} has no config.json; expected a checkpoint in Hugging Face format "
             "(config.json, *.safetensors, tokenizer files)"
@@ -131,12 +135,17 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def mending(path: str | os.PathLike[str]) -> str:
-    """What to do about a broken file of a checkpoint."""
+    """What to do about a broken file of a checkpoint.
+
+    Raises CheckpointError if it is not broken, but this user may not read it, say.
+    """
     try:
         with Path(path).open("rb") as file:
             is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
-    except OSError:
+    except FileNotFoundError:  # a link to nowhere
         is_pointer = False
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if is_pointer:
         return "git cloned a pointer to it instead of the file itself: run `git lfs pull` there"
     return "download it again"
