@@ -11,7 +11,9 @@ import sys
 def main() -> int:
     from minisgl.server.args import parse_args
     from minisgl.server.launch import launch_server
+    from minisgl.utils.files import open_closed_streams
 
+    open_closed_streams()
     args = parse_args()
     if not args.shell:
         return launch_server(args)

@@ -6,9 +6,11 @@ import argparse
 import sys
 
 from minisgl.shell.repl import run_shell
+from minisgl.utils.files import open_closed_streams
 
 
 def main() -> int:
+    open_closed_streams()
     parser = argparse.ArgumentParser(
         prog="python -m minisgl.shell", description="Chat with a running server."
     )
