@@ -133,7 +133,7 @@ def test_prompts_are_replayed_where_launching_takes_longer(
         runner=runner,
     )
 
-    def prefill_s(_: object, num_tokens: int) -> float:
+    def prefill_s(_: object, num_tokens: int, repeats: int) -> float:
         is_replayed = num_tokens <= runner.max_tokens
         return max(0 if is_replayed else launch_ms / 1e3, num_tokens / rate)
 

@@ -205,8 +205,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         "--cuda-graph-max-bs",
         metavar="N",
         type=integer(0),
-        help="decode steps of up to N requests are replayed as CUDA graphs; 0 for none; a CPU has "
-        f"none (default: {defaults.cuda_graph_max_bs})",
+        help="steps of up to N decoding requests are replayed as CUDA graphs; 0 for none; a CPU "
+        f"has none (default: {defaults.cuda_graph_max_bs})",
     )
     group.add_argument(
         "--dummy-weight",
