@@ -111,6 +111,14 @@ def test_counters_agree_with_the_requests(http: httpx.Client) -> None:
     pages = {state: after[f"minisgl_kv_pages:{state}"] for state in ("used", "cached", "free")}
     assert (pages["used"], sum(pages.values())) == (0, NUM_PAGES)
     assert pages["cached"] >= 100 // 16
+    prefix = "minisgl_start_seconds:"
+    start_s = {name.removeprefix(prefix): after[name] for name in after if name.startswith(prefix)}
+    assert list(start_s) == [
+        *("launch", "imports", "device", "weights", "memory", "kernels", "measuring", "graphs"),
+        *("scheduler", "others"),
+    ]
+    assert min(start_s.values()) >= 0
+    assert 0.1 < start_s["imports"] < sum(start_s.values()) < 60
     [info] = [name for name in after if name.startswith("minisgl_build_info")]
     assert "minisgl-builtin" in info
 

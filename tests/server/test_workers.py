@@ -27,7 +27,7 @@ def started(workers: Workers, name: str) -> WorkerStatus:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     no_process: Any = None
     workers.processes.append(Worker(name=name, process=no_process, status=ours))
-    return WorkerStatus(theirs)
+    return WorkerStatus(theirs, spawned_at=0.0)
 
 
 def failed(workers: Workers, name: str, message: str, *, is_consequence: bool = False) -> None:

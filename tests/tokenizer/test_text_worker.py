@@ -63,7 +63,7 @@ class Server:
             )
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=run_worker, args=("text", theirs, partial(tokenize_worker, config))
+                target=run_worker, args=("text", theirs, partial(tokenize_worker, config), 0.0)
             )
             process.start()
             theirs.close()

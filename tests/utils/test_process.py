@@ -32,7 +32,7 @@ def _start(
 ) -> tuple[multiprocessing.process.BaseProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=run_worker, args=("test", theirs, body), daemon=True)
+    process = context.Process(target=run_worker, args=("test", theirs, body, 0.0), daemon=True)
     process.start()
     theirs.close()
     return process, ours

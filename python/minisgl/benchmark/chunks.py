@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         ("--kv-ns", 26.0, "a token of its context"),
         ("--host-ms", 0.3, "planning and settling a step"),
         ("--replay-ms", 0.4, "launching one of decode rows alone"),
-        ("--launch-ms", 13.0, "launching one with prompts"),
+        ("--launch-ms", 1.0, "launching one with prompts; without graphs 7 to 15"),
     ):
         add(name, type=above_zero, default=default, help=f"{what} (default: {default:g})")
     add("--json", type=Path, default=None, help="where to write the results")

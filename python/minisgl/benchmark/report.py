@@ -61,15 +61,16 @@ def machine_load() -> dict[str, float]:
     return {"busy_share": round(busy, 3), "load_1min": round(load, 2)}
 
 
-def write_json(path: str | Path, results: dict[str, Any]) -> None:
-    """`results` with the environment, at `path`."""
+def write_json(path: str | Path, results: dict[str, Any], *, is_whole: bool = True) -> None:
+    """`results` with the environment, at `path`. Not whole: some, in case no more follow."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"environment": environment(), **results}, indent=2)
     # A line for each number of a list would make most of the file.
     content = re.sub(r'\[[^]["{}]*\]', lambda found: " ".join(found[0].split()), content)
     path.write_text(content + "\n", encoding="utf-8")
-    print(f"wrote {path}")
+    if is_whole:
+        print(f"wrote {path}")
 
 
 def _portable(argument: str) -> str:

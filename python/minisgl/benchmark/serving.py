@@ -32,7 +32,7 @@ from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.offline import FIRST_ID, LAST_ID, SHAPES, shape_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.startup import first_token, wait_for_url
+from minisgl.benchmark.startup import first_token, start_parts, wait_for_url
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Session, Turn
 
@@ -59,24 +59,26 @@ def main(argv: Sequence[str]) -> int:
     workloads = {name: lengths_of(name) for name in args.workloads.split(",")}
     result: dict[str, Any] = {"load_before": machine_load()}
     result |= {"shape": args.shape, "tp": args.tp, "server": args.server}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / args.shape
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / args.shape
         write_checkpoint(folder, SHAPES[args.shape], weights=not args.dummy_weight)
         flags = ["--model", str(folder), *args.server]
         flags += ["--tp", str(args.tp)] if args.tp > 1 else []
         flags += ["--dummy-weight"] if args.dummy_weight else []
-        starts = []
+        starts = result["starts"] = []
+        rows = result["rows"] = []
         for index in range(args.starts):
             with _server(flags) as (url, start):
                 start["first_token_s"] = first_token(url, start.pop("began"))
-                starts.append({key: round(value, 2) for key, value in start.items()})
+                seconds = {key: round(value, 2) for key, value in start.items()}
+                starts.append(seconds | {"part_s": start_parts(url)})
                 print(f"start {index}: {starts[-1]}")
                 if index == args.starts - 1:
                     target = Target(url=url, model=describe_server(url)["model"])
-                    result["rows"] = [
-                        _measure(target, *workload, args) for workload in workloads.items()
-                    ]
-        result["starts"] = starts
+                    for name, lengths in workloads.items():
+                        rows.append(_measure(target, name, lengths, args))
+                        if args.json:
+                            write_json(args.json, result, is_whole=False)
     if args.json:
         write_json(args.json, result)
     return 0

@@ -18,8 +18,10 @@ from typing import Any
 import httpx
 
 from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import write_json
 from minisgl.errors import ConfigError
+from minisgl.utils.start import describe_start
 
 TIMEOUT_S = 120.0
 
@@ -38,7 +40,10 @@ def main(argv: list[str]) -> None:
     for index in range(args.runs + 1):
         run = _start_once(args.server)
         label = "first (may compile)" if index == 0 else f"run {index}"
-        print(f"{label}: ready {run['ready_s']:.2f} s, first token {run['first_token_s']:.2f} s")
+        print(
+            f"{label}: ready {run['ready_s']:.2f} s ({describe_start(run['part_s'])}), "
+            f"first token {run['first_token_s']:.2f} s"
+        )
         runs.append(run)
     first, rest = runs[0], runs[1:]
     median = statistics.median(run["first_token_s"] for run in rest)
@@ -48,7 +53,8 @@ def main(argv: list[str]) -> None:
 
 
 def _start_once(flags: list[str]) -> dict[str, Any]:
-    """Seconds from the command until it says that it is ready, and until a streamed first token."""
+    """Seconds from the command until it says that it is ready, and until a streamed first token;
+    and where the server says that they went."""
     start = time.perf_counter()
     server = subprocess.Popen(
         [sys.executable, "-m", "minisgl", "--port", "0", "--log-level", "error", *flags],
@@ -59,11 +65,12 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
         url = wait_for_url(server)
         ready_s = time.perf_counter() - start
         first_token_s = first_token(url, start)
+        parts = start_parts(url)
     finally:
         server.send_signal(signal.SIGTERM)
         exit_code = server.wait(timeout=TIMEOUT_S)
     assert exit_code == 0, f"the server ended with exit code {exit_code}"
-    return {"ready_s": ready_s, "first_token_s": first_token_s}
+    return {"ready_s": ready_s, "first_token_s": first_token_s, "part_s": parts}
 
 
 def wait_for_url(server: subprocess.Popen[str]) -> str:
@@ -74,6 +81,13 @@ def wait_for_url(server: subprocess.Popen[str]) -> str:
         if match := re.search(r"Serving .* on (http://\S+)", line):
             return match[1]
     raise ConfigError(f"the server ended with exit code {server.wait()} before it was ready")
+
+
+def start_parts(url: str) -> dict[str, float]:
+    """Seconds of each part of the server's start, by its own account."""
+    found = re.compile(r'minisgl_start_seconds{part="(\w+)"}')
+    samples = ((found.fullmatch(name), value) for name, value in scrape(url).items())
+    return {match[1]: round(value, 3) for match, value in samples if match}
 
 
 def first_token(url: str, start: float) -> float:

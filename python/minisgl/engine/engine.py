@@ -6,7 +6,6 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -33,6 +32,7 @@ from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
 from minisgl.models import ModelConfig, ModelSpec, build_model, load_model
 from minisgl.utils.arch import slow_dtype_advice
 from minisgl.utils.logger import get_logger
+from minisgl.utils.start import StartClock
 from minisgl.utils.text import counted
 
 logger = get_logger(__name__)
@@ -46,17 +46,21 @@ class Engine:
         config: EngineConfig,
         *,
         progress: Callable[[int, int], None] | None = None,
+        clock: StartClock | None = None,
     ) -> None:
         """Load everything, measure the prefill rate. `progress(done, total)` counts weight bytes.
+        `clock` laps after each of its parts.
 
         Raises ConfigError (and its kinds) for a checkpoint or settings that cannot work, and
         OutOfDeviceMemory.
         """
+        clock = clock or StartClock()
         self.device, self.comm = connect(config)
+        clock.lap("device")
         self.profiler = StepProfiler()
         self._guard: PageGuard | None = None
         try:
-            self._build(config, progress)
+            self._build(config, progress, clock)
         except Exception as error:
             if self.comm.size == 1:  # else what was enqueued may wait for other ranks for ever
                 self.device.close()
@@ -66,13 +70,17 @@ class Engine:
                 ) from error
             raise
 
-    def _build(self, config: EngineConfig, progress: Callable[[int, int], None] | None) -> None:
+    def _build(
+        self,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] | None,
+        clock: StartClock,
+    ) -> None:
         self.model_config = ModelConfig.from_folder(config.folder)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
         comm = self.comm
         self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
-        start = time.monotonic()
         self.model = load_model(
             config.folder,
             dtype=self.dtype,
@@ -84,7 +92,8 @@ class Engine:
             dummy=config.dummy_weight,
             progress=progress,
         )
-        logger.info("weights loaded in %.1f s", time.monotonic() - start)
+        clock.lap("weights")
+        logger.info("weights loaded in %.1f s", clock.part_s["weights"])
         if comm.rank == 0:  # the others' differ little, and the pool is the smallest of all
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
         self.page_size = config.page_size
@@ -121,8 +130,10 @@ class Engine:
             page_table=self._tables.page_table,
             attn=self._attn,
         )
-        probe.tune(self)
+        clock.lap("memory")
         probe.warm_up(self)
+        clock.lap("kernels")
+        probe.tune(self)
         if self._attn.prompts_graph_safe:
             probe.choose_prompt_graphs(self)
         if config.max_prefill_tokens:
@@ -131,7 +142,9 @@ class Engine:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
         if comm.can_halve:
             probe.choose_halves(self)
+        clock.lap("measuring")
         probe.capture_prompts(self)
+        clock.lap("graphs")
         if env.check_pages():
             pool = self._context.kv_pool
             self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)

@@ -34,6 +34,7 @@ from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
+from minisgl.utils.start import StartClock
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 logger = get_logger(__name__)
@@ -48,8 +49,11 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
     for ever.
 
     Ready info of rank 0: num_pages, page_size, max_seq_len, max_prefill_tokens, memory (the
-    table); with --dry-run only `memory`, and the process ends.
+    table), start_s (seconds of each part of its start); with --dry-run only `memory`, and the
+    process ends.
     """
+    clock = StartClock(status.spawned_at)
+    clock.lap("imports")
     folder = Path(args.model) if args.model else model_path()
     config = engine_config(args, folder, endpoints.store, rank)
     leads, overlap = rank == 0, not env.overlap_disabled()
@@ -58,8 +62,8 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
         status.ready({"memory": memory} if leads else {})
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
-    engine = Engine(config, progress=_Progress() if leads else None)
-    source, executor, clock = _ties(engine, endpoints, config.ranks)
+    engine = Engine(config, progress=_Progress() if leads else None, clock=clock)
+    source, executor, now = _ties(engine, endpoints, config.ranks)
     outbox = _outbox(args, endpoints, rank)
 
     def on_profile(message: ProfileMsg) -> None:
@@ -77,13 +81,15 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
     )
     is_torn = False
     try:
-        scheduler = Scheduler(scheduler_config(args, folder, engine), clock=clock)
+        scheduler = Scheduler(scheduler_config(args, folder, engine), clock=now)
+        clock.lap("scheduler")
         info = {
             "num_pages": engine.memory.num_pages,
             "page_size": engine.page_size,
             "max_seq_len": engine.max_seq_len,
             "max_prefill_tokens": engine.max_prefill_tokens,
             "memory": engine.memory.table(),
+            "start_s": clock.part_s,
         }
         status.ready(info if leads else {})
         run(scheduler, executor, inbox, outbox, overlap=overlap, meter=meter)

@@ -42,6 +42,7 @@ from minisgl.server.workers import Worker, Workers
 from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl.utils.process import leave_start_to_no_collector
+from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
     foreground: runs in the main thread, with the server's URL, while the server runs beside it;
     its return is the request to stop.
     """
-    started_at = time.monotonic()
+    clock = StartClock()
     level = args.log_level or ("warning" if args.shell else None)
     if level:
         os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
@@ -70,7 +71,7 @@ def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None =
             elif args.node_rank:
                 _serve_node(args, signals)
             else:
-                _serve(args, signals, foreground, started_at)
+                _serve(args, signals, foreground, clock)
         except KeyboardInterrupt:
             logger.info("stopped" if args.node_rank else "stopped before it was ready")
         except (ConfigError, EngineError) as error:
@@ -93,7 +94,7 @@ def _serve(
     args: ServerArgs,
     signals: Signals,
     foreground: Callable[[str], object] | None,
-    started_at: float,
+    clock: StartClock,
 ) -> None:
     port = args.port if args.port is not None else 0 if args.shell else DEFAULT_PORT
     with bind(args.host, port) as bound, _workers(signals) as workers:
@@ -103,6 +104,7 @@ def _serve(
             workers.nodes = gather_nodes(args, settings_of(args, folder))
             workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
         logger.info("starting the engine and the tokenizer for %s", folder)
+        clock.lap("launch")
         # First the engine: it imports torch, which takes longest.
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
         workers.start_text(folder, args.num_tokenizer)
@@ -115,6 +117,7 @@ def _serve(
         workers.wait_ready()
         signals.check()
         leave_start_to_no_collector()
+        server.note_start(clock)
         if foreground:
             with signals.lent():
                 server.serve_beside(foreground)
@@ -122,8 +125,7 @@ def _serve(
 
             def on_ready() -> None:
                 signals.first = server.stop
-                seconds = time.monotonic() - started_at
-                _say(ready_text(name, url_of(bound), seconds))
+                _say(ready_text(name, url_of(bound), sum(clock.part_s.values())))
 
             asyncio.run(server.serve(on_ready))
 
@@ -194,6 +196,16 @@ class Server:
         self._http = HttpServer(create_app(self._frontend, model))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
+
+    def note_start(self, clock: StartClock) -> None:
+        """The workers are ready: where the time went, for the log and for /metrics."""
+        clock.lap("workers")
+        # The engine's start is nearly all of what was waited for.
+        waited_s = clock.part_s.pop("workers")
+        clock.part_s |= self._workers.info["start_s"]
+        clock.part_s["others"] = max(waited_s - sum(self._workers.info["start_s"].values()), 0.0)
+        self._frontend.observer.start_s = clock.part_s
+        logger.info("started: %s", describe_start(clock.part_s))
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Serve until `stop`. Raises EngineError if a worker or this process fails before that."""

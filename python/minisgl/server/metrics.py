@@ -144,6 +144,12 @@ class MetricsPage(Collector):
         )
         info.add_metric([__version__, self._model], 1)
         yield info
+        start = GaugeMetricFamily(
+            "minisgl_start_seconds", "Time of the server's start by part", labels=["part"]
+        )
+        for part, seconds in observer.start_s.items():
+            start.add_metric([part], seconds)
+        yield start
         yield from self._of_ranks()
         yield GaugeMetricFamily(
             "minisgl_requests_open", "Requests that the API server waits for", observer.num_open

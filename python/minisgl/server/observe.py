@@ -58,7 +58,7 @@ class Observer:
     """Told of everything by the frontend, with the time on `time.perf_counter`. Mutable.
 
     log_requests: one log line for each request that ends. tracer: one span for each.
-    status: each rank's last report.
+    status: each rank's last report. start_s: seconds of each part of the server's start.
     """
 
     def __init__(self, *, log_requests: bool = False, tracer: Tracer | None = None) -> None:
@@ -69,6 +69,7 @@ class Observer:
         self.ends: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.errors: Counter[str] = Counter()
         self.status: dict[int, StatusReply] = {}
+        self.start_s: dict[str, float] = {}
         self._log_requests = log_requests
         self._tracer = tracer
         self._open: dict[int, _Request] = {}

@@ -106,7 +106,7 @@ class Workers:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
             target=run_worker,
-            args=(name, theirs, body, self._log_level, self.endpoints.folder),
+            args=(name, theirs, body, time.monotonic(), self._log_level, self.endpoints.folder),
             name=name,
             daemon=True,
         )

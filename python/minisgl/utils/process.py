@@ -55,10 +55,14 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerStatus:
-    """The worker's end of the pipe: exactly one of `ready` and `failed` is called, once."""
+    """The worker's end of the pipe: exactly one of `ready` and `failed` is called, once.
 
-    def __init__(self, connection: Connection) -> None:
+    spawned_at: on `time.monotonic`.
+    """
+
+    def __init__(self, connection: Connection, spawned_at: float) -> None:
         self._connection = connection
+        self.spawned_at = spawned_at
         self.is_reported = False
 
     def ready(self, info: dict[str, object]) -> None:
@@ -97,6 +101,7 @@ def run_worker(
     name: str,
     connection: Connection,
     body: Callable[[WorkerStatus], None],
+    spawned_at: float,
     log_level: str | None = None,
     leftover: Path | None = None,
 ) -> NoReturn:
@@ -105,13 +110,13 @@ def run_worker(
     SIGTERM raises SystemExit where the main thread is, once: `body` cleans up with `try/finally`
     and must not hold back BaseException. Before it is ready there is nothing to clean up, and the
     process ends on the spot, since an exception in the middle of an import may be swallowed.
-    `name` marks the log lines and the process's title.
+    `name` marks the log lines and the process's title. spawned_at: on `time.monotonic`.
     log_level: None is the environment's. leftover: a folder to remove if the supervisor is gone,
     which would have done it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then says where Python was
-    status = WorkerStatus(connection)
+    status = WorkerStatus(connection, spawned_at)
     _watch_for_the_end(status, leftover)
     with contextlib.suppress(ImportError):  # a nicety for `ps`, no dependency of ours
         importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")

@@ -1,0 +1,28 @@
+"""Where the time of a start goes."""
+
+from __future__ import annotations
+
+import time
+
+
+class StartClock:
+    """Seconds of each part of a start, in order. Mutable: it laps.
+
+    began: on `time.monotonic`, which all processes of a machine share; by default now.
+    """
+
+    def __init__(self, began: float | None = None) -> None:
+        self.part_s: dict[str, float] = {}
+        self._last = time.monotonic() if began is None else began
+
+    def lap(self, part: str) -> None:
+        """`part` took the time since the last lap."""
+        now = time.monotonic()
+        self.part_s[part] = self.part_s.get(part, 0.0) + now - self._last
+        self._last = now
+
+
+def describe_start(part_s: dict[str, float]) -> str:
+    """`imports 1.5 s, weights 0.2 s`: the parts that one notices."""
+    noticed = {part: seconds for part, seconds in part_s.items() if seconds >= 0.05}
+    return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in noticed.items())

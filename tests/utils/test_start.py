@@ -1,0 +1,20 @@
+"""Where a start's time goes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from minisgl.utils.start import StartClock, describe_start
+
+
+def test_the_parts_are_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([103.0, 104.5, 104.5, 110.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    clock = StartClock(began=100.0)
+    for part in ("imports", "device", "weights", "device"):
+        clock.lap(part)
+    assert clock.part_s == {"imports": 3.0, "device": 7.0, "weights": 0.0}
+    assert list(clock.part_s) == ["imports", "device", "weights"]
+    assert describe_start(clock.part_s) == "imports 3.0 s, device 7.0 s"
