@@ -16,7 +16,10 @@ for name in ("attention", "models", "engine", "moe", "server"):  # their harness
     sys.path.append(str(Path(__file__).parents[1] / name))
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
-INTERPRETED = ("test_triton_ops.py", "test_gpu_moe.py", "test_gpu_attention.py")
+INTERPRETED = (
+    *("test_triton_ops.py", "test_gpu_moe.py"),
+    *("test_gpu_attention.py", "test_gpu_families.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from minisgl.attention import create_attention_backend
+from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
@@ -61,10 +62,11 @@ def load(
     dtype: torch.dtype = torch.float32,
     comm: DistributedCommunicator | None = None,
     ops: Ops | None = None,
+    device: torch.device = CPU,
     **options: Any,
 ) -> BaseLLMModel:
     return load_model(
-        folder, dtype=dtype, device=CPU, ops=ops or Ops(), comm=comm or SingleRank(), **options
+        folder, dtype=dtype, device=device, ops=ops or Ops(), comm=comm or SingleRank(), **options
     )
 
 
@@ -89,7 +91,10 @@ class Sequence:
 
 
 class Runner:
-    """Greedy generation of several sequences in common steps: decodes and odd prefill chunks."""
+    """Greedy generation of several sequences in common steps: decodes and odd prefill chunks.
+
+    attn: plain torch by default.
+    """
 
     def __init__(
         self,
@@ -98,9 +103,11 @@ class Runner:
         page_size: int = 1,
         rows: int = 2,
         ops: Ops | None = None,
-        attn: str = "torch",
+        attn: BaseAttnBackend | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.model = model
+        self.device = device
         config = model.config
         pages_per_row = -(-MAX_TOKENS // page_size)
         pool = create_kvcache_pool(
@@ -110,15 +117,15 @@ class Runner:
             num_kv_heads=model.num_kv_heads,
             head_dim=config.head_dim,
             dtype=model.norm.weight.dtype,
-            device=CPU,
+            device=device,
         )
         # Scattered pages, so that nothing works only because they are in order.
         pages = torch.randperm(rows * pages_per_row, generator=torch.Generator().manual_seed(1))
         self.page_size = page_size
         self.context = Context(
             kv_pool=pool,
-            page_table=pages.int().view(rows, pages_per_row),
-            attn=create_attention_backend(attn, ops or Ops()),
+            page_table=pages.int().view(rows, pages_per_row).to(device),
+            attn=attn or create_attention_backend("torch", ops or Ops()),
         )
 
     def generate(self, sequences: list[Sequence], chunk: int) -> None:
@@ -146,6 +153,7 @@ class Runner:
     ) -> torch.Tensor:
         """Logits of (table row, start, end, ids) rows: of the tokens in `sample`, or of all."""
         ids = [token for row in rows for token in row[3]]
+        lengths = np.array([end - start for _, start, end, _ in rows])
         plan = Plan(
             step=0,
             uids=[row for row, *_ in rows],
@@ -153,21 +161,26 @@ class Runner:
             starts=[start for _, start, _, _ in rows],
             ends=[end for _, _, end, _ in rows],
             token_ids=np.asarray(ids, np.int32),
-            num_decodes=0,
+            num_decodes=int((np.cumsum(lengths != 1) == 0).sum()),
             sample_rows=[],
             output_idxs=[],
         )
         positions = torch.cat([torch.arange(start, end) for _, start, end, _ in rows])
         owners = torch.cat([torch.full((end - start,), row) for row, start, end, _ in rows])
-        pages = self.context.page_table[owners, positions // self.page_size]
+        pages = self.context.page_table.cpu()[owners, positions // self.page_size]
+        slots = pages * self.page_size + positions % self.page_size
+        sampled = range(len(ids)) if sample is None else sample
+        firsts = np.cumsum(lengths) - lengths
+        on_device = partial(torch.tensor, dtype=torch.int32, device=self.device)
         x_SD = self.model.forward(
             Batch(
-                input_ids=torch.tensor(ids, dtype=torch.int32),
-                positions=positions.int(),
-                slots=(pages * self.page_size + positions % self.page_size).int(),
-                sample_positions=torch.tensor(range(len(ids)) if sample is None else sample).long(),
+                input_ids=on_device(ids),
+                positions=positions.int().to(self.device),
+                slots=slots.int().to(self.device),
+                sample_positions=on_device(list(sampled)).long(),
                 attn_metadata=self.context.attn.prepare(plan),
                 context=self.context,
+                rows=on_device(np.array((plan.table_idxs, firsts, lengths, plan.ends))),
             )
         )
         return self.model.logits(x_SD)

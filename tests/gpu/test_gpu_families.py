@@ -1,0 +1,136 @@
+"""Every family on a GPU against transformers on tiny random checkpoints, model by model.
+
+`TRITON_INTERPRET=1` runs our own kernels on a CPU, for fewer tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_harness import (
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+    to_old_spelling,
+)
+from test_model_families import ALL_EXPERTS, CASES, SIZES, TOLERANCE, check_greedy
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+pytest.importorskip("triton")
+
+from minisgl.attention import BaseAttnBackend, create_attention_backend
+from minisgl.attention.triton_backend import TritonAttnBackend
+from minisgl.errors import ConfigError
+from minisgl.kernel.cuda import CudaOps
+from minisgl.models import BaseLLMModel
+
+
+def make_backend(
+    name: str, model: BaseLLMModel, page_size: int, device: torch.device
+) -> BaseAttnBackend:
+    """Skips what the backend says that it does not take."""
+    if device.type == "cpu":
+        if name != "triton":
+            pytest.skip("Triton's interpreter runs our kernels alone")
+        return TritonAttnBackend(CudaOps(), 132, device)
+    try:
+        return create_attention_backend(
+            name,
+            CudaOps(),
+            device,
+            dtype=model.norm.weight.dtype,
+            head_dim=model.config.head_dim,
+            page_size=page_size,
+        )
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+WIDE = {**SIZES, "hidden_size": 256, "head_dim": 64, "num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize("attn", ["triton", "torch"])
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_float32_greedy_tokens_are_those_of_transformers(
+    name: str, attn: str, device: torch.device, tmp_path: Path
+) -> None:
+    """TF32 is off, as it is by default."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    config_class, changes, page_size, old_spelling = CASES[name]
+    reference = make_reference(config_class(**{**SIZES, **changes}))
+    reference.save_pretrained(tmp_path, save_original_format=not name.endswith("stacked"))
+    if old_spelling:
+        to_old_spelling(tmp_path)
+    ops = CudaOps()
+    model = load(tmp_path, ops=ops, device=device)
+    backend = make_backend(attn, model, page_size, device)
+
+    count = 64 if device.type == "cuda" else 5
+    sequences = [Sequence(random_ids(37, 1), count), Sequence(random_ids(20, 2), count)]
+    runner = Runner(model, page_size=page_size, ops=ops, attn=backend, device=device)
+    runner.generate(sequences, chunk=7)
+
+    for sequence in sequences:
+        expected = reference(torch.tensor([sequence.ids[:-1]])).logits[0]
+        logits = torch.cat(sequence.logits).float().cpu()
+        assert relative_error(logits, expected) <= TOLERANCE
+        greedy = reference.generate(
+            torch.tensor([sequence.prompt]), max_new_tokens=count, do_sample=False
+        )[0, len(sequence.prompt) :].tolist()
+        check_greedy(sequence, greedy, logits, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("attn", ["triton", "fa", "fa,triton", "fa,trtllm", "fi,triton"])
+@pytest.mark.parametrize(
+    ("config_class", "changes"),
+    [
+        (LlamaConfig, {}),
+        (MistralConfig, {"sliding_window": 13}),
+        (Qwen2Config, {}),
+        (Qwen3Config, {}),
+        (Qwen3MoeConfig, ALL_EXPERTS),
+    ],
+)
+@torch.inference_mode()
+def test_16_bits_are_as_close_as_transformers(
+    config_class: type[PreTrainedConfig],
+    changes: dict[str, Any],
+    attn: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    tmp_path: Path,
+) -> None:
+    """A prompt in chunks, and then tokens one by one; transformers computes on the CPU."""
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter computes bfloat16 wrong")
+    reference = make_reference(config_class(**{**WIDE, **changes}))
+    reference.save_pretrained(tmp_path)
+    ops = CudaOps()
+    model = load(tmp_path, dtype, ops=ops, device=device)
+    backend = make_backend(attn, model, 16, device)
+    sequence = Sequence(random_ids(60), 20 if device.type == "cuda" else 3)
+    runner = Runner(model, page_size=16, ops=ops, attn=backend, device=device)
+    runner.generate([sequence], chunk=17)
+
+    ids = torch.tensor([sequence.ids[:-1]])
+    exact = reference(ids).logits[0]
+    theirs = reference.to(dtype)(ids).logits[0].float()
+    ours = torch.cat(sequence.logits).float().cpu()
+    their_error = relative_error(theirs, exact)
+    assert relative_error(ours, exact) <= 1.5 * their_error
+    assert relative_error(ours, theirs) <= 2 * their_error
