@@ -32,7 +32,8 @@ def measure_steps(
 
     ops = engine._ops
     assert isinstance(ops, CudaOps)
-    own_graphs, cublas_graphs = engine.runner, engine.device.create_runner(engine.max_running)
+    own_graphs = engine.runner
+    cublas_graphs = engine.device.create_runner(engine.max_running, engine.max_prefill_tokens)
     variants = {"own": (ops._thin, own_graphs), "cublas": (None, cublas_graphs)}
     for context in contexts:
         for count in counts:

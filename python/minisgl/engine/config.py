@@ -30,7 +30,7 @@ class EngineConfig:
     num_pages: pages of the KV pool, instead of what memory_ratio gives. page_size: tokens a page.
     max_running: rows of the tables. max_seq_len: caps the model's context. max_prefill_tokens:
     prompt tokens a step. dummy_weight: random weights instead of the checkpoint's.
-    cuda_graph_max_bs: rows of the largest CUDA graph, 0 for none; a CPU has none.
+    cuda_graph_max_bs: decode rows of the largest CUDA graph, 0 for none; a CPU has none.
     expert_parallel: ranks share the experts of a mixture, not each expert's columns.
     ranks: which part of the model is computed here. num_local: how many of the ranks this machine
     has. store: where they meet (`minisgl.distributed.create_communicator`). pynccl: may be used.

@@ -72,7 +72,7 @@ class CpuDevice(Device):
     def enqueue(self, work: Callable[[], Tensor]) -> Pending:
         return _CpuPending(self._stream.submit(_inference, work))
 
-    def create_runner(self, max_graph_rows: int) -> Runner:
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
         return EagerRunner()
 
     def tune(self, decode: Callable[[], object]) -> None:

@@ -171,10 +171,10 @@ class CudaDevice(Device):
         event.record()
         return _Ready(host, event)
 
-    def create_runner(self, max_graph_rows: int) -> Runner:
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
         if not max_graph_rows:
             return EagerRunner()
-        return GraphRunner(max_graph_rows)
+        return GraphRunner(max_graph_rows, max_prompt_tokens)
 
     def tune(self, decode: Callable[[], object]) -> None:
         """Nothing is left to choose by time."""

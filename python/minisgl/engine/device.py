@@ -84,7 +84,7 @@ class Device(ABC):
     stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
     for it than min_chunk_tokens, below which prompts run at a much lower rate.
     warm_up_rows: numbers of decode rows whose steps take different kernels, which are compiled
-    before a user waits for them. max_graph_tokens: the last of `Runner.prompt_sizes`.
+    before a user waits for them. max_graph_tokens: no `Runner.prompt_sizes` are larger.
     """
 
     torch_device: torch.device
@@ -117,8 +117,9 @@ class Device(ABC):
         """Run `work` after all that was enqueued before; it returns int32 ids on the device."""
 
     @abstractmethod
-    def create_runner(self, max_graph_rows: int) -> Runner:
-        """With CUDA graphs of up to `max_graph_rows` rows, on a device that has them; 0: none."""
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
+        """With CUDA graphs of up to `max_graph_rows` decode rows, on a device that has them; 0:
+        none. max_prompt_tokens: no step has more, so none is padded to more."""
 
     @abstractmethod
     def tune(self, decode: Callable[[], object]) -> None:

@@ -116,7 +116,7 @@ class Engine:
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running))
-        self.runner = self.device.create_runner(max_graph_rows)
+        self.runner = self.device.create_runner(max_graph_rows, _max_prompt_tokens(config))
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,
@@ -171,10 +171,10 @@ class Engine:
         size = self.runner.padded(plan)
         arrays = make_arrays(plan, self._tables, self.page_size, size)
         step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
-        if plan.new_pages:
+        if plan.new_pages:  # before any graph: how many there are is no part of a shape
             self._ops.write_pages(self._tables.page_table, step.new_pages)
         shape, num_samples = arrays.shape, len(plan.sample_rows)
-        if plan.num_decodes < plan.num_rows:
+        if plan.num_decodes < plan.num_rows:  # whose shape says nothing of what samples
             x_SD = self.runner.run(shape, lambda: self._forward(plan, size, step))
             next_ids = self._sample(x_SD[:num_samples], step)
         else:
@@ -332,8 +332,13 @@ def plan_engine_memory(
     return replace(memory, num_pages=comm.all_min(memory.num_pages))
 
 
+def _max_prompt_tokens(config: EngineConfig) -> int:
+    """Of a step; what is measured later may be less."""
+    return config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS
+
+
 def _max_step_tokens(config: EngineConfig) -> int:
-    return (config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS) + config.max_running
+    return _max_prompt_tokens(config) + config.max_running
 
 
 def _activation_bytes(

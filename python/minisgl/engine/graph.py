@@ -2,7 +2,7 @@
 
 A graph remembers kernels with their addresses, so a padded step finds its inputs where an earlier
 step of its shape found them (`Device.upload`), and works in memory that all graphs share: they
-run one after another, and only the ids outlive a step.
+run one after another. What it gives stays each graph's own: ids, or what the head takes.
 
 Capture is lazy: the first step of a shape runs as it is (which also compiles its kernels), the
 second is captured and replayed. Both moments depend on the plans alone, so every rank reaches
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,8 +33,9 @@ SIZE_STEP = 64  # of those above
 
 PROMPT_TOKENS = (64, 128, 256, 512, 1024, 2048, 3072, 4096)
 BESIDE_PROMPTS = (0, 16, 64, 256)
-"""Sizes of steps with prompts, and of decode rows beside them. Up to how many tokens in all is
-measured (`probe.choose_prompt_graphs`). Few, as all of them are captured at the start."""
+"""Sizes of steps with prompts, no larger than a step's prompts can be, and of decode rows beside
+them. Up to how many tokens in all is measured (`probe.choose_prompt_graphs`). Few, as all of them
+are captured at the start."""
 TOKENS_PER_PROMPT, MAX_PROMPTS = 16, 64
 """A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64."""
 MAX_CONTEXT = 8192
@@ -45,22 +46,19 @@ MAX_NEW_PAGES = 32768  # of a step with prompts: they fit the staging buffers
 
 def graph_sizes(max_rows: int) -> list[int]:
     """Padded numbers of rows, ascending, up to and with `max_rows`."""
-    sizes = [size for size in SIZES if size < max_rows]
-    sizes += range(SIZES[-1] + SIZE_STEP, max_rows, SIZE_STEP)
-    return [*sizes, max_rows] if max_rows else []
+    return _up_to(max_rows, (*SIZES, *range(SIZES[-1] + SIZE_STEP, max_rows, SIZE_STEP)))
 
 
 class GraphRunner(Runner):
     """Mutable: the graphs that it has captured, by shape."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, max_prompt_tokens: int) -> None:
         self._sizes = graph_sizes(max_rows)
-        self.beside_prompts = [*(n for n in BESIDE_PROMPTS if n < max_rows), max_rows]
-        self.prompt_sizes = PROMPT_TOKENS
+        self.beside_prompts = _up_to(max_rows, BESIDE_PROMPTS)
+        self.prompt_sizes = _up_to(min(max_prompt_tokens, PROMPT_TOKENS[-1]), PROMPT_TOKENS)
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self.capture_s = 0.0
 
     def padded(self, plan: Plan) -> StepSize | None:
         num_decodes, num_prompts = plan.num_decodes, plan.num_rows - plan.num_decodes
@@ -70,12 +68,12 @@ class GraphRunner(Runner):
             return StepSize(_at_least(num_decodes, self._sizes), 0, 0)
         num_tokens = plan.num_tokens - num_decodes
         if (
-            num_tokens > PROMPT_TOKENS[-1]
+            num_tokens > self.prompt_sizes[-1]
             or max(plan.ends[num_decodes:]) > MAX_CONTEXT
             or len(plan.new_pages) > MAX_NEW_PAGES
         ):
             return None
-        num_tokens = _at_least(num_tokens, PROMPT_TOKENS)
+        num_tokens = _at_least(num_tokens, self.prompt_sizes)
         max_prompts = min(num_tokens // TOKENS_PER_PROMPT, MAX_PROMPTS)
         num_decodes = _at_least(num_decodes, self.beside_prompts)
         size = StepSize(num_decodes, max_prompts, num_tokens, MAX_CONTEXT)
@@ -104,10 +102,13 @@ class GraphRunner(Runner):
             output = compute()
         finally:
             graph.capture_end()
-        seconds = time.perf_counter() - start
-        self.capture_s += seconds
-        logger.debug("captured %s in %.3f s", shape, seconds)
+        logger.debug("captured %s in %.3f s", shape, time.perf_counter() - start)
         return graph, output
+
+
+def _up_to(most: int, sizes: Iterable[int]) -> list[int]:
+    """Those of the ascending sizes that are smaller than the most, and that."""
+    return [*(size for size in sizes if size < most), most]
 
 
 def _at_least(number: int, sizes: Sequence[int]) -> int:

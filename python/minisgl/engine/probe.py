@@ -186,8 +186,8 @@ def choose_prompt_graphs(engine: Engine) -> None:
 
 
 def capture_prompts(engine: Engine) -> None:
-    """The graphs of steps with prompts. A busy server would meet all 32 in its first seconds of
-    work, and twice each."""
+    """The graphs of steps with prompts. A busy server would meet all of them in its first
+    seconds of work, and twice each."""
     for size in engine.runner.prompt_sizes:
         if size + engine.page_size > min(engine.max_seq_len, engine.memory.num_tokens):
             return

@@ -1,0 +1,166 @@
+"""Padded steps, replayed: what a graph would do again, done again on a CPU, gives the same tokens.
+
+A replay here runs the work of the step that was captured, with all that its host knew then, over
+what the step of now has put at the same addresses. So it is wrong where a graph would be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from test_equalities import VOCAB, Request, drive, make_scheduler
+from test_guard import folder  # noqa: F401 - a fixture
+from torch import Tensor
+
+from minisgl.attention import AttnLayer, BaseAttnMetadata
+from minisgl.attention.torch_backend import TorchAttnBackend, _attend
+from minisgl.core import Batch, Plan, SamplingParams
+from minisgl.engine import Engine, EngineConfig, probe
+from minisgl.engine import engine as engine_module
+from minisgl.engine.cpu import CpuDevice
+from minisgl.engine.device import StepSize
+from minisgl.engine.graph import GraphRunner
+
+
+class RowsBackend(TorchAttnBackend):
+    """Reads the rows where a graph's kernels read them."""
+
+    graph_safe = True
+    prompts_graph_safe = True
+
+    def prepare(self, plan: Plan) -> Any:
+        return BaseAttnMetadata()
+
+    def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> BaseAttnMetadata:
+        return BaseAttnMetadata()
+
+    def forward(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+    ) -> Tensor:
+        assert batch.rows is not None
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
+        out_TNH = torch.zeros_like(q_TNH)
+        for table_idx, first, length, end in batch.rows.T.tolist():
+            if not length:
+                continue
+            pages = batch.context.page_table[table_idx, : -(-end // pool.k.shape[1])]
+            k_CKH, v_CKH = (x[pages].flatten(0, 1)[:end] for x in (pool.k, pool.v))
+            span = slice(first, first + length)
+            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, end - length, layer)
+        return out_TNH
+
+
+class ReplayRunner(GraphRunner):
+    """The first step of a shape is the one that is done again."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.captured: dict[Hashable, Callable[[], Tensor]] = {}
+
+    def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
+        return compute() if shape is None else self.captured.setdefault(shape, compute)()
+
+
+class ReplayDevice(CpuDevice):
+    """Uploads to one place, as a GPU does."""
+
+    max_graph_tokens = 4096
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffer = np.zeros(1 << 20, np.uint8)
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        tensors, at = [], 0
+        for array in arrays:
+            place = self._buffer[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+            place[...] = array
+            tensors.append(torch.from_numpy(place))
+            at += -(-array.nbytes // 16) * 16
+        return tensors
+
+    def create_runner(self, *sizes: int) -> ReplayRunner:  # type: ignore[override]
+        return ReplayRunner(*sizes)
+
+
+def make_requests(count: int, rng: random.Random) -> list[Request]:
+    beginnings = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
+    return [
+        (
+            rng.choice(beginnings)[: rng.randrange(41)]
+            + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))],
+            SamplingParams(
+                max_tokens=rng.randrange(1, 40),
+                temperature=rng.choice([0.0, 0.0, 1.0]),
+                top_k=rng.choice([0, 0, 7]),
+                min_p=rng.choice([0.0, 0.0, 0.1]),
+                seed=index,
+            ),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.fixture
+def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(engine: Engine) -> None:
+        runner = engine.runner
+        runner.max_tokens = runner.prompt_sizes[-1] + runner.beside_prompts[-1]
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(engine_module, "create_device", lambda *_: ReplayDevice())
+    monkeypatch.setattr(
+        engine_module, "create_attention_backend", lambda _, ops, *args, **kwargs: RowsBackend(ops)
+    )
+    monkeypatch.setattr(probe, "choose_prompt_graphs", choose)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "num_pages", "max_running", "max_graph_rows", "max_prefill"),
+    [(4, 100, 12, 256, 40), (1, 500, 12, 5, 100), (16, 24, 7, 1, 64), (16, 12, 1, 256, 1)],
+)
+def test_replays_give_the_same_tokens(
+    page_size: int,
+    num_pages: int,
+    max_running: int,
+    max_graph_rows: int,
+    max_prefill: int,
+    folder: Path,  # noqa: F811
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
+    rng = random.Random(0)
+    requests = make_requests(24 if max_prefill > 1 else 4, rng)
+    turns = sorted(rng.randrange(40) for _ in requests)
+    config = EngineConfig(
+        folder=folder, device="cpu", attn="torch", page_size=page_size, num_pages=num_pages,
+        max_running=max_running, max_prefill_tokens=max_prefill, cuda_graph_max_bs=max_graph_rows,
+    )  # fmt: skip
+
+    def answers() -> tuple[list[list[int]], set[Hashable]]:
+        engine = Engine(config)
+        try:
+            scheduler = make_scheduler(engine)
+            tokens = drive(engine, requests, turns=turns, scheduler=scheduler)
+            return tokens, set(getattr(engine.runner, "captured", ()))
+        finally:
+            engine.close()
+
+    expected, _ = answers()
+    request.getfixturevalue("replaying")
+    got, shapes = answers()
+    assert got == expected
+    sizes = {shape for shape in shapes if isinstance(shape, StepSize)}
+    assert sizes < shapes
+    assert {size.num_decodes > 0 for size in sizes} == ({True, False} if max_prefill > 1 else set())
+    # What the memory plan counts.
+    assert max((size.num_prompt_tokens for size in sizes), default=0) <= max_prefill
