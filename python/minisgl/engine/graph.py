@@ -37,7 +37,8 @@ BESIDE_PROMPTS = (0, 16, 64, 256)
 them. Up to how many tokens in all is measured (`probe.choose_prompt_graphs`). Few, as all of them
 are captured at the start."""
 TOKENS_PER_PROMPT, MAX_PROMPTS = 16, 64
-"""A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64."""
+"""A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64. Always fewer than
+tokens: as many would say that every token samples."""
 MAX_CONTEXT = 8192
 """Tokens of the longest context in a step with prompts. A graph's attention shares out its work as
 if none were shorter than any other; where one is very long, it had better be cut into pieces."""
@@ -66,19 +67,23 @@ class GraphRunner(Runner):
             return None
         if not num_prompts:
             return StepSize(_at_least(num_decodes, self._sizes), 0, 0)
-        num_tokens = plan.num_tokens - num_decodes
+        # A size has tokens for all, and rows for all prompts.
+        num_tokens = max(plan.num_tokens - num_decodes, num_prompts * TOKENS_PER_PROMPT)
         if (
-            num_tokens > self.prompt_sizes[-1]
+            num_prompts > MAX_PROMPTS
+            or num_tokens > self.prompt_sizes[-1]
             or max(plan.ends[num_decodes:]) > MAX_CONTEXT
             or len(plan.new_pages) > MAX_NEW_PAGES
         ):
             return None
         num_tokens = _at_least(num_tokens, self.prompt_sizes)
-        max_prompts = min(num_tokens // TOKENS_PER_PROMPT, MAX_PROMPTS)
-        num_decodes = _at_least(num_decodes, self.beside_prompts)
-        size = StepSize(num_decodes, max_prompts, num_tokens, MAX_CONTEXT)
-        fits = num_prompts <= max_prompts and size.num_tokens <= self.max_tokens
-        return size if fits else None
+        size = StepSize(
+            num_decodes=_at_least(num_decodes, self.beside_prompts),
+            num_prompts=min(num_tokens // TOKENS_PER_PROMPT, MAX_PROMPTS),
+            num_prompt_tokens=num_tokens,
+            longest=MAX_CONTEXT,
+        )
+        return size if size.num_tokens <= self.max_tokens else None
 
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
         if shape is None:

@@ -1,0 +1,83 @@
+"""To what a step is padded, and what is left as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.core import Plan
+from minisgl.engine.device import StepSize
+from minisgl.engine.graph import MAX_CONTEXT, MAX_NEW_PAGES, GraphRunner
+
+Rows = list[tuple[int, int]]
+
+
+def make_plan(num_decodes: int, prompts: Rows, num_pages: int = 0) -> Plan:
+    """prompts: (start, end) of each."""
+    rows = [*((9, 10) for _ in range(num_decodes)), *prompts]
+    every = list(range(len(rows)))
+    return Plan(
+        step=0,
+        uids=every,
+        table_idxs=every,
+        starts=[start for start, _ in rows],
+        ends=[end for _, end in rows],
+        token_ids=np.zeros(sum(end - start for start, end in rows), np.int32),
+        num_decodes=num_decodes,
+        sample_rows=every,
+        output_idxs=every,
+        new_pages=[(0, index, index) for index in range(num_pages)],
+    )
+
+
+def make_runner(
+    monkeypatch: pytest.MonkeyPatch, max_rows: int, max_prompt_tokens: int = 8192
+) -> GraphRunner:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    runner = GraphRunner(max_rows, max_prompt_tokens)
+    runner.max_tokens = 2000
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "prompts", "size"),
+    [
+        (1, [], StepSize(1, 0, 0)),
+        (33, [], StepSize(48, 0, 0)),
+        (100, [], StepSize(100, 0, 0)),
+        (101, [], None),
+        (0, [(0, 64)], StepSize(0, 4, 64, MAX_CONTEXT)),
+        (1, [(8, 73)], StepSize(16, 8, 128, MAX_CONTEXT)),
+        (65, [(0, 1000), (0, 24)], StepSize(100, 64, 1024, MAX_CONTEXT)),
+        (101, [(0, 64)], None),
+        (0, [(0, 1025)], None),  # 2,048 would be more than `max_tokens`
+        (0, [(0, 5000)], None),
+        (0, [(MAX_CONTEXT - 1, MAX_CONTEXT)], StepSize(0, 4, 64, MAX_CONTEXT)),
+        (0, [(MAX_CONTEXT, MAX_CONTEXT + 1)], None),
+        # Many short ones: the size that has rows for them.
+        (0, [(40, 41)] * 5, StepSize(0, 8, 128, MAX_CONTEXT)),
+        (1, [(40, 42)] * 64, StepSize(16, 64, 1024, MAX_CONTEXT)),
+        (0, [(40, 41)] * 65, None),
+    ],
+)
+def test_steps_are_padded_to_few_sizes(
+    num_decodes: int, prompts: Rows, size: StepSize | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make_runner(monkeypatch, 100).padded(make_plan(num_decodes, prompts)) == size
+
+
+def test_more_new_pages_than_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(monkeypatch, 100)
+    assert runner.padded(make_plan(0, [(0, 64)], MAX_NEW_PAGES)) is not None
+    assert runner.padded(make_plan(0, [(0, 64)], MAX_NEW_PAGES + 1)) is None
+
+
+def test_sizes_end_with_the_most_that_a_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(monkeypatch, 1, 100)
+    assert (runner.beside_prompts, runner.prompt_sizes) == ([0, 1], [64, 100])
+    assert runner.padded(make_plan(1, [(0, 70)])) == StepSize(1, 6, 100, MAX_CONTEXT)
+    assert runner.padded(make_plan(1, [(0, 1)] * 7)) is None
+    assert make_runner(monkeypatch, 16, 4096).prompt_sizes[-2:] == [3072, 4096]
+    # As many rows as tokens would say that every token samples.
+    assert make_runner(monkeypatch, 1, 1).padded(make_plan(0, [(0, 1)])) is None
