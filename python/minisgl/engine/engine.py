@@ -250,7 +250,9 @@ class ForwardOutput:
         except Exception as error:
             if not self.device.is_out_of_memory(error):
                 raise
-            advice = "lower --max-prefill-length, --max-running-requests or --memory-ratio"
+            advice = (
+                "lower --max-prefill-length, --max-running-requests, --memory-ratio or --num-pages"
+            )
             failure = out_of_memory("computing a step", advice, error)
             if not self.is_alone:
                 raise failure from error
