@@ -239,3 +239,13 @@ def test_the_twin_gives_the_reference_ids(num_vocab: int, dtype: torch.dtype) ->
     ours = CpuOps(load_library()).sample(logits, sampling)
     differ = ours != Ops().sample(logits, sampling)
     assert differ.sum() <= num_rows // 200, differ.nonzero()
+
+
+def test_top_k_of_fewer_numbers_than_k() -> None:
+    """As of a model that overflows in float16: what is no number is not chosen, the others are."""
+    ops = CpuOps(load_library())
+    ops.sample(torch.linspace(0, -0.1, 1000)[None], args(1, top_ks=400))  # leaves 400 candidates
+    logits = torch.full((60, 1000), torch.nan)
+    assert (ops.sample(logits, args(60, top_ks=400)) < 1000).all()
+    logits[:, 3], logits[:, 7] = 0.0, -0.5
+    assert set(ops.sample(logits, args(60, top_ks=400)).tolist()) == {3, 7}

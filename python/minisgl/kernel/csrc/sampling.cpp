@@ -175,6 +175,8 @@ float threshold(const Row<T>& row, int k, float p) {
   double total = 0;
   if (k < row.size) {
     collect(row, below_kth(row, k, maxima), found);
+    if (size_t(k) > found.size()) k = int(found.size());  // NaN reaches nothing
+    if (!k) return least;
     std::nth_element(found.begin(), found.begin() + k - 1, found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.x > b.x; });
     least = found[k - 1].x;
