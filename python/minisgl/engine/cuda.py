@@ -118,10 +118,13 @@ class CudaDevice(Device):
         layout = tuple((array.shape, array.dtype.name) for array in arrays)
         ring = self._num_uploads % RING
         self._num_uploads += 1
-        views = self._views.get((ring, layout))
-        if views is None:
-            views = self._make_views(ring, layout)
+        key = (ring, layout)
+        views = self._views.pop(key, None) or self._make_views(ring, layout)
         staging = views.staging
+        if staging is self._staging[ring]:
+            self._views[key] = views  # now the last; the first, used longest ago, goes
+            if len(self._views) > MAX_VIEWS:
+                del self._views[next(iter(self._views))]
         staging.copied.synchronize()
         for view, array in zip(views.host, arrays, strict=True):
             view[...] = array
@@ -130,8 +133,8 @@ class CudaDevice(Device):
         return views.device
 
     def _make_views(self, ring: int, layout: _Layout) -> _Views:
-        """Where arrays of this layout go. Kept for those that come again, the graphs' steps: making
-        the views takes longer than copying into them."""
+        """Where arrays of this layout go. To be kept for those that come again, steps of decode
+        rows: making the views takes longer than copying into them."""
         offsets, end = [], 0
         for shape, dtype in layout:
             offsets.append(end)
@@ -145,12 +148,7 @@ class CudaDevice(Device):
             where = slice(offset, offset + math.prod(shape) * np.dtype(dtype).itemsize)
             host.append(staging.array[where].view(dtype).reshape(shape))
             device.append(target[where].view(getattr(torch, dtype)).view(shape))
-        views = _Views(staging, staging.buffer[:end], target[:end], host, device)
-        if fits:
-            while len(self._views) >= MAX_VIEWS:  # the oldest: mixed steps' shapes rarely repeat
-                del self._views[next(iter(self._views))]
-            self._views[ring, layout] = views
-        return views
+        return _Views(staging, staging.buffer[:end], target[:end], host, device)
 
     def enqueue(self, work: Callable[[], Tensor]) -> Pending:
         with torch.inference_mode(), torch.cuda.stream(self._stream):

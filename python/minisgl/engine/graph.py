@@ -11,6 +11,7 @@ them at the same step.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -105,8 +106,11 @@ class GraphRunner(Runner):
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             output = compute()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # it only says that something failed
+                graph.capture_end()
+            raise
+        graph.capture_end()
         logger.debug("captured %s in %.3f s", shape, time.perf_counter() - start)
         return graph, output
 
