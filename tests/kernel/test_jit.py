@@ -16,7 +16,7 @@ import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
-from minisgl.kernel import jit
+from minisgl.kernel import build, jit
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
@@ -147,6 +147,27 @@ def test_build_command_fails_with_a_reason() -> None:
     )
     assert done.returncode == 1
     assert "install g++" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "code", "says"),
+    [("--help", 0, "usage: python -m minisgl.kernel.build"), ("--all", 2, "arguments: --all")],
+)
+def test_build_command_builds_nothing_when_asked_otherwise(
+    flag: str,
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["build", flag])
+    with pytest.raises(SystemExit) as exit_info:
+        build.main()
+    captured = capsys.readouterr()
+    assert (exit_info.value.code, says in captured.out + captured.err) == (code, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_nvrtc_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

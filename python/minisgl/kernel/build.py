@@ -7,12 +7,14 @@ kernels when they are first used, and keeps them itself. Ends with 1 if anything
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from minisgl import env
 from minisgl.kernel.all_reduce import all_reduce_cubin
 from minisgl.kernel.jit import CPU, CUDA, JitUnavailable, load_library
 from minisgl.utils.logger import setup_logging
@@ -22,6 +24,13 @@ WITHOUT_CUDA = "cuBLAS does all products, several ranks use torch's NCCL, and bo
 
 
 def main() -> int:
+    argparse.ArgumentParser(
+        prog="python -m minisgl.kernel.build",
+        description="Compile the C++ kernels now instead of at the first start; on a machine with "
+        "GPUs also the calls of NCCL and the CUDA driver, and the all-reduce of several ranks.",
+        epilog=f"They are kept in {env.cache_dir()} (MINISGL_CACHE_DIR); what is there already is "
+        "not compiled again. Ends with 1 if anything is not available.",
+    ).parse_args()
     setup_logging("build")
     done = [_build("the C++ kernels", lambda: load_library(CPU), WITHOUT_CPU)]
     if torch.version.cuda:
