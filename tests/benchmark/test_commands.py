@@ -87,6 +87,11 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--input", "9:3"], "LOW:HIGH"),
         (["--slo", "fast"], "reads like ttft=500"),
+        (["--slo", "ttft=nan"], "reads like ttft=500"),
+        (["--slo", "ttft=500,tpot=0"], "reads like ttft=500"),
+        (["--vocab-size", "100"], "must be a whole number from 101 to 2147483647, got '100'"),
+        (["--max-len", "1"], "must be a whole number at least 2"),
+        (["--api-key-env", "MINISGL_NO_SUCH"], "no environment variable 'MINISGL_NO_SUCH'"),
         (["--sweep", "1,x"], "rates as 1,2,4"),
         (["--sweep", "0,1"], "rates as 1,2,4"),
         (["--sweep", "1,nan"], "rates as 1,2,4"),
@@ -114,18 +119,24 @@ def test_a_wrong_flag_is_told(
 @pytest.mark.parametrize(
     "command",
     [
+        "ablation chunk --max-len 63",
         "all_reduce --ranks 0",
+        "all_reduce --max-bytes 8191",
         "http --repeat 0",
         "kernels --rounds 0",
         "moe --rounds 0",
         "offline --shape qwen3-0.6b --repeats 0",
         "scheduler --running 1 0",
+        "scheduler --steps 1",
         "moe --tokens 8,0",
         "serving --shape qwen3-0.6b --tp 0",
         "startup --runs 0",
         "stub --port 99999",
+        "stub --tokens-per-chunk 0",
+        "stub --stall-every -1",
         "versus_transformers --batch 0",
         "watermark --page-size 0",
+        "watermark --page-size 20000",
     ],
 )
 def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +144,25 @@ def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixt
         main(command.split())
     assert exit_info.value.code == 2
     assert "must be a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("stub --itl-s nan", "must be a number of at least 0"),
+        ("stub --ttft-s -1", "must be a number of at least 0"),
+        ("timeline steps.jsonl --first nan", "must be a number of at least 0"),
+        ("compare a.json b.json --only (", "no regular expression: missing )"),
+        ("http --input 4000 --output 97", "--output together are at most 4,096 tokens"),
+    ],
+)
+def test_values_that_cannot_be_used_are_told(
+    command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(command.split())
+    assert exit_info.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -272,6 +302,15 @@ def test_compare_knows_lists_by_name_and_warns_of_other_machines() -> None:
     busy = {"load_before": {"busy_share": 0.9}}
     assert "cpu differs" in compare.cautions(a, b)[0]
     assert "90%" in compare.cautions(a, {**a, **busy})[0]
+
+
+def test_nothing_to_compare_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(runs(1.0)))
+    assert compare.main([str(path), str(path), "--only", "ttft"]) == 0
+    assert "ttft_ms.p50" in capsys.readouterr().out
+    assert compare.main([str(path), str(path), "--only", "no_such"]) == 2
+    assert "matches 'no_such' is in both" in " ".join(capsys.readouterr().out.split())
 
 
 def test_scheduler_overhead_small() -> None:

@@ -18,11 +18,17 @@ def test_the_workloads_are_those_of_the_tables() -> None:
     assert lengths_of("batch3") == [(128, 256)] * 3
 
 
-@pytest.mark.parametrize("command", ["offline", "serving", "chunks"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("offline", "nope"), ("offline", ""), ("chunks", "nope"), ("chunks", "")),
+        *(("serving", name) for name in ("nope", "", "batch", "batch0", "8")),
+    ],
+)
 def test_another_one_is_told_before_anything_starts(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "--workloads", "throughput,nope"]) == 2
+    assert main([command, "--workloads", f"throughput,{name}"]) == 2
     out = capsys.readouterr()
-    assert "there is no workload 'nope'; there are: throughput" in out.err
+    assert f"there is no workload {name!r}; there are: throughput" in out.err
     assert out.out == ""

@@ -40,6 +40,7 @@ MEMORY_EVERY_S = 0.05
 REPORT_S = 0.2  # an engine reports when its work ends; so long it may be on its way
 NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
 NUM_PROMPTS = 10
+MIN_CONTEXT = 64  # of which chunk takes three quarters beside 16 tokens, overlap an eighth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", choices=ABLATIONS)
     parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
     parser.add_argument("--rounds", type=natural, default=3, help="default: 3")
-    parser.add_argument("--max-len", type=natural, default=2048, help="the context (default: 2048)")
+    parser.add_argument(
+        "--max-len",
+        type=integer(MIN_CONTEXT),
+        default=2048,
+        help="the context (default: 2048)",
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
     parser.add_argument("--scale", type=above_zero, default=1 / 64, help="radix: default 1/64")
     parser.add_argument("--speed", type=above_zero, default=16.0, help="radix: default 16")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import integer, natural
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.report import write_json
 from minisgl.distributed import DistributedInfo, create_communicator
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=natural, default=gpus or 2, help="default: every GPU")
     parser.add_argument("--calls", type=natural, default=100, help="in a graph; fewer above 1 MB")
-    parser.add_argument("--max-bytes", type=natural, default=MAX_BYTES)
+    parser.add_argument("--max-bytes", type=integer(MIN_BYTES), default=MAX_BYTES)
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
     if gpus and args.ranks > gpus:

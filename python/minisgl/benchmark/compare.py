@@ -156,13 +156,22 @@ def read_result(path: str | Path) -> dict[str, Any]:
     return result
 
 
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"no regular expression: {error}, got {text!r}") from None
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minisgl.benchmark compare", description=__doc__.splitlines()[0]
     )
     parser.add_argument("a", metavar="A.json")
     parser.add_argument("b", metavar="B.json")
-    parser.add_argument("--only", default="", help="rows whose name matches this expression")
+    parser.add_argument(
+        "--only", type=_expression, default="", help="rows whose name matches this expression"
+    )
     args = parser.parse_args(argv)
     console = Console()
     try:
@@ -175,11 +184,15 @@ def main(argv: list[str]) -> int:
     table = Table("", "A", "B", "B / A", "")
     styles = {"better": "green", "worse": "red", "noise": "dim"}
     for row in compare(a, b):
-        if re.search(args.only, row.name):
+        if args.only.search(row.name):
             ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
             table.add_row(
                 row.name, f"{row.a:,.6g}", f"{row.b:,.6g}", ratio, row.verdict,
                 style=styles.get(row.verdict),
             )  # fmt: skip
+    if not table.row_count:
+        matching = f" with a name that matches {args.only.pattern!r}" if args.only.pattern else ""
+        console.print(f"no number{matching} is in both results", style="red", markup=False)
+        return 2
     console.print(table)
     return 0

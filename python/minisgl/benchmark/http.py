@@ -53,6 +53,7 @@ from minisgl.utils.zmq import Endpoints
 
 MODEL = "paced"
 READY_S, STOP_S = 60.0, 20.0
+CONTEXT, PAGE_SIZE = 4096, 16
 VOCAB_SIZE = 1000  # of prompts; the built-in tokenizer has more
 
 
@@ -76,6 +77,8 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
+    if args.input[1] + args.output[1] > CONTEXT:
+        parser.error(f"--input and --output together are at most {CONTEXT:,} tokens")
     load = machine_load()
     work = _Work(args.requests, args.input, args.output)
     offline_s = offline(work, args.step_ms / 1e3)
@@ -146,9 +149,9 @@ def offline(work: _Work, step_s: float) -> float:
 
 def _scheduler_config(num_running: int) -> SchedulerConfig:
     return SchedulerConfig(
-        num_pages=num_running * 256,
-        page_size=16,
-        max_seq_len=4096,
+        num_pages=num_running * CONTEXT // PAGE_SIZE,
+        page_size=PAGE_SIZE,
+        max_seq_len=CONTEXT,
         vocab_size=VOCAB_SIZE,
         eos_ids=frozenset(),
         max_prefill_tokens=8192,  # a GPU's; with a step of one length it only counts steps

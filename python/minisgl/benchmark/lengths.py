@@ -10,6 +10,8 @@ batchN       N, 128 in, 256 out
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from minisgl.errors import ConfigError
@@ -28,8 +30,8 @@ def lengths_of(workload: str) -> list[tuple[int, int]]:
         return [(200, 200) if i % 4 else (6000, 64) for i in range(32)]
     if workload == "prefill":
         return [(4096, 1)] * 32
-    if workload.removeprefix("batch").isdecimal():
-        return [(128, 256)] * int(workload.removeprefix("batch"))
+    if batch := re.fullmatch("batch([1-9][0-9]*)", workload):
+        return [(128, 256)] * int(batch[1])
     raise ConfigError(
         f"there is no workload {workload!r}; there are: throughput, streams, single, mixed, "
         "prefill, batchN"

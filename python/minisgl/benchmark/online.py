@@ -50,7 +50,12 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--model", help="its name of the model (default: the first of /v1/models)")
     add("--api", choices=("completions", "chat", "generate"), default="completions")
     add("--text", action="store_true", help="prompts as text instead of token ids")
-    add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
+    add(
+        "--api-key-env",
+        type=_variable,
+        metavar="NAME",
+        help="environment variable that holds the API key",
+    )
     add("--extra", type=json_object, default={}, metavar="JSON", help="more fields for each body")
     add("--allow-eos", action="store_true", help="leave out ignore_eos: answers may be shorter")
 
@@ -60,7 +65,12 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--requests", type=natural, default=256, help="requests, or conversations (default: 256)")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
-    add("--vocab-size", type=int, default=1000, help="ids are drawn below this (default: 1000)")
+    add(
+        "--vocab-size",
+        type=integer(workloads.FIRST_ID + 1, 2**31 - 1),
+        default=1000,
+        help="ids are drawn below this (default: 1000)",
+    )
     add("--seed", type=integer(0), default=0)
     add("--groups", type=natural, default=8, help="shared-prefix: different prefixes (default: 8)")
     add("--prefix", type=natural, default=512, help="shared-prefix: tokens of each (default: 512)")
@@ -74,7 +84,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--trace", type=Path, metavar="FILE", help="trace: Mooncake or Qwen-Bailian JSON lines")
     add("--start", type=integer(0), default=0, help="trace: first request (default: 0)")
     add("--scale", type=above_zero, default=1.0, help="trace: factor of all lengths (default: 1)")
-    add("--max-len", type=natural, help="trace: prompt and answer at most, after scaling")
+    add("--max-len", type=integer(2), help="trace: prompt and answer at most, after scaling")
     add("--speed", type=above_zero, default=1.0, help="trace: how much faster requests come")
 
     group = parser.add_argument_group("load")
@@ -304,6 +314,14 @@ def token_span(text: str) -> tuple[int, int]:
     if not 1 <= span[0] <= span[1]:
         raise argparse.ArgumentTypeError(f"expected LOW:HIGH or one number of tokens, got {text!r}")
     return span
+
+
+def _variable(text: str) -> str:
+    if not os.environ.get(text):
+        raise argparse.ArgumentTypeError(
+            f"there is no environment variable {text!r}, or it is empty"
+        )
+    return text
 
 
 def _rates(text: str) -> list[float]:

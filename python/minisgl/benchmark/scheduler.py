@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import integer, natural
 from minisgl.benchmark.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--running", type=natural, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument(
-        "--steps", type=natural, default=400, help="steps of each case (default: 400)"
+        "--steps", type=integer(2), default=400, help="steps of each case (default: 400)"
     )
     parser.add_argument(
         "--rounds", type=natural, default=3, help="rounds of all cases (default: 3)"

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from minisgl.benchmark.arguments import integer
+from minisgl.benchmark.arguments import from_zero, integer, natural
 
 MODEL = "stub"
 
@@ -231,11 +231,13 @@ def main(argv: list[str]) -> int:
         "--port", type=integer(0, 65535), default=0, help="0 is any free one (default)"
     )
     for item in fields(Script):
-        flag, kind = f"--{item.name.replace('_', '-')}", type(item.default)
-        if kind is bool:
+        flag = f"--{item.name.replace('_', '-')}"
+        if isinstance(item.default, bool):
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, action=action, default=item.default)
         else:
+            kind = from_zero if isinstance(item.default, float) else integer(0)
+            kind = natural if item.name == "tokens_per_chunk" else kind
             parser.add_argument(flag, type=kind, default=item.default, help="default: %(default)s")
     args = vars(parser.parse_args(argv))
     port = args.pop("port")

@@ -9,6 +9,7 @@ that met every part of the SLO (as in DistServe, Zhong et al., OSDI 2024).
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.benchmark.arguments import above_zero
 from minisgl.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
@@ -83,8 +85,8 @@ class Slo:
             try:
                 if name not in ("ttft", "tpot", "itl", "e2e"):
                     raise ValueError(name)
-                bounds[f"{name}_ms"] = float(value)
-            except ValueError:
+                bounds[f"{name}_ms"] = above_zero(value)
+            except (ValueError, ArgumentTypeError):
                 raise ConfigError(
                     f"an SLO reads like ttft=500,tpot=50 (ms; also itl, e2e), got {part!r}"
                 ) from None

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from minisgl.benchmark.arguments import from_zero
 from minisgl.benchmark.plots import STYLE
 from minisgl.errors import ConfigError
 from minisgl.scheduler.meter import PARTS, StepRecord
@@ -181,8 +182,12 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("steps", type=Path, metavar="STEPS.jsonl", help="a file of --log-steps")
     parser.add_argument("--out", type=Path, default=None, help="folder (default: beside the file)")
-    parser.add_argument("--first", type=float, default=0.0, metavar="S", help="leave out before")
-    parser.add_argument("--last", type=float, default=np.inf, metavar="S", help="leave out after")
+    parser.add_argument(
+        "--first", type=from_zero, default=0.0, metavar="S", help="leave out before"
+    )
+    parser.add_argument(
+        "--last", type=from_zero, default=np.inf, metavar="S", help="leave out after"
+    )
     args = parser.parse_args(argv)
     matplotlib.use("agg")  # draws to memory, needs no display
     try:

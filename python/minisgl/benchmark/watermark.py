@@ -11,7 +11,7 @@ import argparse
 import random
 import statistics
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import integer
 from minisgl.benchmark.report import write_json
 from minisgl.core import Plan, SamplingParams, StepResult
 from minisgl.message import UserMsg, ids_to_bytes
@@ -25,7 +25,7 @@ SEEDS = (0, 1, 2)
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark watermark")
-    parser.add_argument("--page-size", type=natural, default=16)
+    parser.add_argument("--page-size", type=integer(1, POOL_TOKENS), default=16)
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     rows = []
