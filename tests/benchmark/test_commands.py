@@ -66,6 +66,22 @@ def test_online_results_are_compared_and_drawn(
     assert re.search(r'(?:src|href)=(?!"data:)', page) is None, "it needs another file"
 
 
+def test_results_of_one_name_are_both_shown(tmp_path: Path) -> None:
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+        content = {"rows": [{"name": folder, "us": 1.0}]}
+        (tmp_path / folder / "moe.json").write_text(json.dumps(content))
+    paths = [tmp_path / "before" / "moe.json", tmp_path / "after" / "moe.json"]
+    assert plots.main([*map(str, paths), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == ["before-moe", "after-moe"]
+    assert "<td>before</td>" in page
+    assert "<td>after</td>" in page
+    # One file is one result however it is called, and one name needs no folder.
+    same = tmp_path / "before" / ".." / "after" / "moe.json"
+    assert plots.names_of([paths[1], same]).keys() == {"moe"}
+
+
 def test_a_sweep_finds_where_the_goodput_breaks(
     start_stub: Callable[[Script], StubThread], tmp_path: Path
 ) -> None:

@@ -11,7 +11,8 @@ import base64
 import html
 import io
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from minisgl.benchmark.scheduler import PARTS
 from minisgl.errors import ConfigError
 
 Results = dict[str, dict[str, Any]]
-"""File name without ending -> content."""
+"""Name -> content; see `names_of`."""
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 img{max-width:100%}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
@@ -237,6 +238,18 @@ def _slo(slo: dict[str, float | None]) -> str:
     return ", ".join(bounds) or "no SLO"
 
 
+def names_of(paths: Sequence[Path]) -> dict[str, Path]:
+    """Each file by its name without .json, after so many of its folders as tell all apart."""
+    files = {Path(os.path.abspath(path)): path for path in paths}
+    parts = [(*file.parent.parts[1:], file.name.removesuffix(".json")) for file in files]
+    names: list[str] = []
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["-".join(own[-depth:]) for own in parts]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, files.values(), strict=True))
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minisgl.benchmark plots", description=__doc__.splitlines()[0]
@@ -246,7 +259,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     matplotlib.use("agg")  # draws to memory, needs no display
     try:
-        results = {path.stem: read_result(path) for path in args.results}
+        results = {name: read_result(path) for name, path in names_of(args.results).items()}
     except ConfigError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return 2
