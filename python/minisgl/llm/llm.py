@@ -86,6 +86,14 @@ class LLM:
         that dies raises WorkerDied in the call that waits for it.
         """
         check_integer("tp", tp, 1)
+        for name, value in (
+            ("ep", ep),
+            ("disable_pynccl", disable_pynccl),
+            ("dummy_weight", dummy_weight),
+            ("progress", progress),
+        ):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} must be True or False, got {value!r}")
         if not isinstance(model, str | PathLike | None):
             raise ConfigError(f"model must be a folder or a model id, got {model!r}")
         folder = model_path()
