@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from minisgl.benchmark import (
     online,
     plots,
     prefix_tree,
+    report,
     scheduler,
     timeline,
 )
@@ -296,10 +300,52 @@ def test_compare_knows_what_is_better(key: str, verdict: str) -> None:
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_compare_tells_the_rows_of_every_result_apart(path: Path) -> None:
     result = compare.read_result(path)
+    compare.cautions(result, result)  # of old results, too, which say nothing of the load
     names = [row.name for row in compare.compare(result, result)]
     for field in ("rows", "steps", "variants", "points", "tree"):
         shown = {name.split(".")[1] for name in names if name.startswith(f"{field}.")}
         assert len(shown) == len(result.get(field, [])), (field, shown)
+
+
+LOAD = {"busy_share": 0.5, "load_1min": 1.0}
+STARTED = {"ready_s": 1.0, "first_token_s": 2.0, "part_s": {"weights": 0.1}}
+
+
+def nothing(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("command", "measuring"),
+    [
+        ("all_reduce --ranks 1", {"_run_ranks": nothing}),
+        ("attention", {"card_rates": dict, "measure": nothing}),
+        ("kernels", {"attention": nothing, "ops": nothing}),
+        ("moe", {"_on_cpu": nothing, "_on_gpu": nothing}),
+        ("offline", {"card_rates": dict, "random_engine": Mock(), "_measure": nothing}),
+        ("products", {"card_rates": dict, "measure_layer": nothing}),
+        ("startup", {"_start_once": lambda flags: STARTED}),
+        ("versus_transformers", {"_compare": nothing}),
+    ],
+)
+def test_results_say_how_busy_the_machine_was(
+    command: str, measuring: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"minisgl.benchmark.{command.split()[0]}")
+    monkeypatch.setattr(module, "machine_load", lambda: LOAD)
+    monkeypatch.setattr(module, "setup_logging", Mock(), raising=False)  # it is the process's
+    for name, stub in measuring.items():
+        monkeypatch.setattr(module, name, stub)
+    if "card_rates" in measuring:  # it is for GPUs alone
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "Stream", Mock())
+        monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+        monkeypatch.setattr(report, "_gpu_name", lambda: None)
+    path = tmp_path / "result.json"
+    assert main([*command.split(), "--json", str(path)]) == 0
+    result = compare.read_result(path)
+    assert result["load_before"] == LOAD
+    assert compare.cautions(result, result)[0] == "A ran while other work took 50% of the machine"
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

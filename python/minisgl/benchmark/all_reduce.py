@@ -24,7 +24,7 @@ from torch import Tensor
 
 from minisgl.benchmark.arguments import integer, natural
 from minisgl.benchmark.gpu_time import events_s
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.distributed import DistributedInfo, create_communicator
 from minisgl.distributed.gloo import GlooCommunicator
 from minisgl.distributed.rendezvous import meet
@@ -48,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
     sizes = [MIN_BYTES]
     while 2 * sizes[-1] <= args.max_bytes:
         sizes.append(2 * sizes[-1])
+    load = machine_load()
     rows = _run_ranks(args.ranks, sizes, args.calls)
     if rows is None:
         print("a rank failed, or none came to an end")
@@ -56,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         nccl: Any = torch.cuda.nccl  # which has no annotations
         version = nccl.version() if gpus else None
-        results = {"ranks": args.ranks, "calls": args.calls, "nccl": version, "rows": rows}
-        write_json(args.json, results)
+        result = {"load_before": load, "ranks": args.ranks, "calls": args.calls, "nccl": version}
+        write_json(args.json, {**result, "rows": rows})
     return 0
 
 

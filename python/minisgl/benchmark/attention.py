@@ -25,7 +25,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
 from minisgl.benchmark.gpu_time import captured, card_rates, events_s
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, Context, Plan
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
@@ -229,6 +229,7 @@ def main(argv: list[str]) -> int:
         print("torch finds no CUDA device; `benchmark kernels` measures attention on a CPU")
         return 1
     device = torch.device("cuda")
+    load = machine_load()
     rates = card_rates()
     print(f"{rates}")
     print(f"{'heads':>6} {'rows':>5} {'context':>8} {'':8} {'backend':10} {'us':>8} of its floor")
@@ -256,5 +257,5 @@ def main(argv: list[str]) -> int:
                         flush=True,
                     )
     if args.json:
-        write_json(args.json, {**rates, "rows": results})
+        write_json(args.json, {"load_before": load, **rates, "rows": results})
     return 0

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
 from minisgl.benchmark.arguments import natural
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
@@ -305,6 +305,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=natural, default=torch.get_num_threads())
     parser.add_argument("--only", choices=("attention", "ops"))
     args = parser.parse_args(argv)
+    load = machine_load()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     suites = {"attention": attention, "ops": ops}
@@ -322,5 +323,6 @@ def main(argv: list[str]) -> int:
                 )
     if args.json:
         found = [asdict(result) for result in results]
-        write_json(args.json, {"threads": args.threads, "rounds": args.rounds, "results": found})
+        settings = {"threads": args.threads, "rounds": args.rounds}
+        write_json(args.json, {"load_before": load, **settings, "results": found})
     return 0

@@ -23,7 +23,7 @@ from minisgl.benchmark.arguments import natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.kernels import compare
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
@@ -75,10 +75,10 @@ def main(argv: Sequence[str]) -> int:
         from minisgl.benchmark.moe_tiles import tune
 
         tune(shapes, tokens or GPU_TOKENS[2:], args.tune)
-    elif gpu:
+        return 0
+    load = machine_load()
+    if gpu:
         rows = [row for name, x in shapes.items() for row in _on_gpu(name, x, tokens or GPU_TOKENS)]
-        if args.json:
-            write_json(args.json, {"rows": rows})
     else:
         rows = [
             row
@@ -86,8 +86,8 @@ def main(argv: Sequence[str]) -> int:
             for dtype in args.dtypes
             for row in _on_cpu(name, x, tokens or CPU_TOKENS, dtype, args.rounds)
         ]
-        if args.json:
-            write_json(args.json, {"rows": rows})
+    if args.json:
+        write_json(args.json, {"load_before": load, "rows": rows})
     return 0
 
 

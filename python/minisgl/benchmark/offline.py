@@ -23,7 +23,7 @@ from minisgl.benchmark.arguments import integer, natural
 from minisgl.benchmark.floor import Shape, floor_s
 from minisgl.benchmark.gpu_time import card_rates
 from minisgl.benchmark.lengths import lengths_of
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import ConfigError
@@ -128,6 +128,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"there is no workload {unknown[0]!r}; there are: {', '.join(known)}")
     chosen = [known[name] for name in names]
     values = SHAPES[args.shape]
+    load = machine_load()
     started = time.perf_counter()
     engine = random_engine(
         values,
@@ -141,10 +142,8 @@ def main(argv: Sequence[str]) -> int:
     print(f"{args.shape}: engine built in {build_s:.1f} s; {rates}")
     rows = [_measure(engine, shape_of(values), work, args.repeats) for work in chosen]
     if args.json:
-        write_json(
-            args.json,
-            {"shape": args.shape, "attn": args.attn, "build_s": build_s, **rates, "rows": rows},
-        )
+        result = {"load_before": load, "shape": args.shape, "attn": args.attn, "build_s": build_s}
+        write_json(args.json, {**result, **rates, "rows": rows})
     engine.close()
     return 0
 

@@ -28,7 +28,7 @@ from minisgl.benchmark.floor import product_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s
 from minisgl.benchmark.offline import SHAPES as MODELS
 from minisgl.benchmark.offline import random_engine
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
@@ -105,6 +105,7 @@ def main(argv: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         raise ConfigError("this times products on a GPU, and torch finds no CUDA device here")
     setup_logging("products")
+    load = machine_load()
     rates = card_rates()
     print(rates)
     rows: list[dict[str, Any]] = []
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             rows += measure_layer(name, Layer.of(values), args.rows)
     if args.json:
-        write_json(args.json, {**rates, "rows": rows})
+        write_json(args.json, {"load_before": load, **rates, "rows": rows})
     return 0
 
 

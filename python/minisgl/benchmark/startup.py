@@ -19,7 +19,7 @@ import httpx
 
 from minisgl.benchmark.arguments import natural
 from minisgl.benchmark.counters import scrape
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
 from minisgl.utils.start import describe_start
 
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("server", nargs="*", help="flags of the server")
     args = parser.parse_args(argv)
 
+    load = machine_load()
     runs = []
     for index in range(args.runs + 1):
         run = _start_once(args.server)
@@ -49,7 +50,8 @@ def main(argv: list[str]) -> None:
     median = statistics.median(run["first_token_s"] for run in rest)
     print(f"command to first token over HTTP: median {median:.2f} s of {len(rest)} runs")
     if args.json:
-        write_json(args.json, {"first": first, "runs": rest, "median_first_token_s": median})
+        result = {"load_before": load, "first": first, "runs": rest}
+        write_json(args.json, {**result, "median_first_token_s": median})
 
 
 def _start_once(flags: list[str]) -> dict[str, Any]:

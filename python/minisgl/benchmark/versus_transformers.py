@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from minisgl.benchmark.arguments import natural
-from minisgl.benchmark.report import write_json
+from minisgl.benchmark.report import machine_load, write_json
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.llm import LLM
@@ -47,13 +47,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
 
+    load = machine_load()
     with tempfile.TemporaryDirectory() as scratch:
         folder = model_path() if args.model == "builtin" else _random_qwen3(Path(scratch))
         rows = _compare(folder, args)
     if args.json:
-        write_json(
-            args.json, {"model": args.model, "threads": torch.get_num_threads(), "rows": rows}
-        )
+        result = {"load_before": load, "model": args.model, "threads": torch.get_num_threads()}
+        write_json(args.json, {**result, "rows": rows})
 
 
 def _compare(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
