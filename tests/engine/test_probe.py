@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -50,23 +52,40 @@ def test_sizes_are_compiled_at_the_first_start_alone(
     ],
 )
 def test_chunks_follow_from_what_steps_take(
-    launch_ms: float, rate: float, chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    launch_ms: float,
+    rate: float,
+    chunks: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     sizes = []
+    caplog.set_level(logging.INFO)
 
     def prefill_s(engine: object, num_tokens: int) -> float:
         sizes.append(num_tokens)
         return max(launch_ms / 1e3, num_tokens / rate)
 
     monkeypatch.setattr(probe, "_prefill_s", prefill_s)
-    device = SimpleNamespace(
-        probe_tokens=4096, min_chunk_tokens=1024, stall_target_s=0.01, describe=lambda: "a device"
-    )
+    device = SimpleNamespace(probe_tokens=4096, min_chunk_tokens=1024, stall_target_s=0.01)
     comm = SimpleNamespace(rank=0, all_min=lambda value: value)
     memory = SimpleNamespace(num_tokens=100_000)
     engine = SimpleNamespace(device=device, comm=comm, memory=memory, max_seq_len=40_960)
     assert probe.choose_chunks(cast(Engine, engine)) == chunks
     assert sizes == [4096, 2048, 1024]
+    most, stalling = chunks
+    assert f"chunks of {most:,} tokens, {stalling:,} while more requests" in caplog.text
+
+
+def test_a_cpus_start_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=64)).close()
+    weights, memory, threads, chunks = caplog.messages[-4:]
+    assert weights.startswith("weights loaded in ")
+    assert memory.startswith("memory on CPU:\n")
+    assert re.match(r"steps run on (\d+ threads?$|1 of \d+ threads: )", threads)
+    assert re.fullmatch(
+        r"prefill runs at \S+ tokens/s: chunks of \S+ tokens \(--max-prefill-length\)", chunks
+    )
 
 
 @pytest.mark.parametrize(

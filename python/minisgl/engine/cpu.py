@@ -23,6 +23,10 @@ from torch import Tensor
 
 from minisgl.engine.config import DEFAULT_MEMORY_RATIO
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
+
+logger = get_logger(__name__)
 
 TUNE_S = 0.1
 """Some 30 steps of the built-in model with each number of threads; a model of 0.6 B has one."""
@@ -89,7 +93,10 @@ class CpuDevice(Device):
                 times.append(time.perf_counter() - start)
         best = min(seconds, key=lambda count: statistics.median(seconds[count]))
         self._set_threads(best)
-        self._num_threads = best
+        if best < default:
+            logger.info("steps run on 1 of %d threads: this model decodes faster so", default)
+        else:
+            logger.info("steps run on %s", counted(best, "thread"))
 
     def _set_threads(self, count: int) -> None:
         """Of the stream alone: OpenMP keeps the number per thread. The process's is the user's."""
@@ -104,7 +111,9 @@ class CpuDevice(Device):
         )
 
     def describe(self) -> str:
-        return f"CPU, {self._num_threads} thread{'s' if self._num_threads > 1 else ''}"
+        if self._num_sharing == 1:
+            return "CPU"  # `tune` says on how many threads
+        return f"CPU, {counted(self._num_threads, 'thread')} a rank"
 
     def close(self) -> None:
         self._stream.shutdown()

@@ -143,13 +143,12 @@ def choose_chunks(engine: Engine) -> tuple[int, int]:
     least = max(device.min_chunk_tokens, comm.all_min(_tokens_in_the_same_time(seconds)))
     stalling = min(max(_chunk(rate, device.stall_target_s), least), most)
     if comm.rank == 0:
+        smaller = f", {stalling:,} while more requests decode than wait" if stalling < most else ""
         logger.info(
-            "prefill runs at %s tokens/s on %s: chunks of %s tokens, %s while more requests decode "
-            "than wait (--max-prefill-length)",
+            "prefill runs at %s tokens/s: chunks of %s tokens%s (--max-prefill-length)",
             f"{rate:,.0f}",
-            device.describe(),
             f"{most:,}",
-            f"{stalling:,}",
+            smaller,
         )
     return most, stalling
 

@@ -16,6 +16,9 @@ from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import sampling_defaults
 from minisgl.utils.arch import num_gpus, too_few_gpus
 from minisgl.utils.hf import read_json, resolve_checkpoint
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 BUILTIN_NAME: Final = "minisgl-builtin"
 
@@ -40,11 +43,9 @@ def find_checkpoint(args: ServerArgs) -> Found:
         is_folder = Path(args.model).expanduser().is_dir()
         name = folder.resolve().name if is_folder else args.model
     check_ranks(folder, args)
-    return Found(
-        folder=folder,
-        name=args.served_model_name or name,
-        defaults=sampling_defaults(folder),
-    )
+    name = args.served_model_name or name
+    logger.info("the model is %s, from %s", name, folder)
+    return Found(folder=folder, name=name, defaults=sampling_defaults(folder))
 
 
 def check_ranks(folder: Path, args: ServerArgs) -> None:

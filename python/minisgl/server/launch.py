@@ -103,7 +103,7 @@ def _serve(
         if args.nnodes > 1:
             workers.nodes = gather_nodes(args, settings_of(args, folder))
             workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
-        logger.info("starting the engine and the tokenizer for %s", folder)
+        logger.info("starting the engine and the tokenizer")
         clock.lap("launch")
         # First the engine: it imports torch, which takes longest.
         workers.start_engine(replace(args, model=str(folder), served_model_name=name))
@@ -138,10 +138,7 @@ def _serve_node(args: ServerArgs, signals: Signals) -> None:
         workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
         ranks = ranks_of(args, args.node_rank)
         logger.info(
-            "starting ranks %d to %d for %s; HTTP and tokenizers are node 0's",
-            ranks[0],
-            ranks[-1],
-            folder,
+            "starting ranks %d to %d; HTTP and tokenizers are node 0's", ranks[0], ranks[-1]
         )
         workers.start_engine(replace(args, model=str(folder)))
         workers.wait_ready()
