@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -374,11 +375,23 @@ def test_ctrl_c_while_it_imports(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_ctrl_c_while_it_starts(launch: Any) -> None:
-    server = launch("--num-tokenizer", "0")
+@contextlib.contextmanager
+def hangups(handler: signal.Handlers) -> Iterator[None]:
+    """What a server that is started in this block does of itself on SIGHUP."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
+def test_a_terminals_signal_while_it_starts(launch: Any, sent: signal.Signals) -> None:
+    with hangups(signal.SIG_DFL):
+        server = launch("--num-tokenizer", "0")
     server.wait_for("(starting the engine)", "err")
     family = server.family()
-    os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(server.process.pid, sent)  # to every process, as a terminal does
     assert server.ended() == 0
     assert_nothing_left(server, family)
 
@@ -402,6 +415,26 @@ def test_sigterm_ends_open_streams_and_everything(launch: Any, server: RunningSe
     assert other.ended() == 0
     assert_nothing_left(other, family)
     assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+
+
+def test_a_closed_terminal_ends_it(launch: Any) -> None:
+    with hangups(signal.SIG_DFL):
+        server = launch(*POOL)
+    assert server.url
+    family = server.family()
+    for _ in range(2):  # of the shell and of the kernel
+        os.killpg(server.process.pid, signal.SIGHUP)
+    assert server.ended() == 0
+    assert_nothing_left(server, family)
+
+
+def test_nohup_outlives_a_closed_terminal(launch: Any) -> None:
+    with hangups(signal.SIG_IGN):
+        server = launch(*POOL)
+    with server.client() as client:
+        os.killpg(server.process.pid, signal.SIGHUP)
+        assert client.chat.completions.create(**ask("What is a radix cache?", max_tokens=4)).usage
+    assert server.process.poll() is None
 
 
 @pytest.mark.parametrize("worker", ["engine", "tokenizer-0", "detokenizer"])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at moments that cannot be left."""
+"""Ctrl-C, SIGTERM and SIGHUP at moments that cannot be left."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ def test_a_signal_that_was_swallowed_is_not_lost() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signals.check()
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_hang_up_counts_once_and_only_if_it_was_not_ignored(before: signal.Handlers) -> None:
+    ours, seen = signal.signal(signal.SIGHUP, before), list[str]()
+    try:
+        with Signals() as signals:
+            signals.first = lambda: seen.append("first")
+            for _ in range(2):
+                signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, ours)
+    assert seen == (["first"] if before == signal.SIG_DFL else [])
 
 
 def test_other_threads_may_hold_nothing() -> None:

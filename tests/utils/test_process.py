@@ -84,12 +84,13 @@ def _die(status: WorkerStatus) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_sigterm_cleans_up_and_sigint_is_ignored(tmp_path: Path) -> None:
+def test_sigterm_cleans_up_and_a_terminals_signals_are_ignored(tmp_path: Path) -> None:
     process, connection = _start(partial(_serve, str(tmp_path)))
     status = receive_status(connection)
     assert status == Ready(info={"pid": process.pid, "sizes": [1, 2]})
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.kill(process.pid, number)
     process.join(0.2)
     assert process.is_alive()
     process.terminate()

@@ -8,7 +8,8 @@
 
 The API server runs in this process. A worker's death shows at once as the end of its sentinel,
 which the event loop watches: every open request is answered with an error, and the server exits
-with code 1. Requested shutdown (Ctrl-C, SIGTERM) exits with 0; a second signal does not wait.
+with code 1. Requested shutdown (Ctrl-C, SIGTERM, SIGHUP) exits with 0; a second Ctrl-C or
+SIGTERM does not wait.
 """
 
 from __future__ import annotations

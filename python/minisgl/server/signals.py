@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one request to end, whatever the server is doing at that moment."""
+"""Ctrl-C, SIGTERM and a closed terminal as one request to end, whatever the server is doing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn, Self
 
-_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _interrupt() -> NoReturn:
@@ -40,10 +40,11 @@ def held() -> Iterator[None]:
 
 
 class Signals:
-    """Handles both signals inside its `with` block. Mutable: what they mean changes on the way.
+    """Handles the signals inside its `with` block. Mutable: what they mean changes on the way.
 
     The first one calls `first`; at the start that raises KeyboardInterrupt. One more calls
-    `second` and ends this process on the spot.
+    `second` and ends this process on the spot; but SIGHUP is no second one, as a shell and the
+    kernel both send it when a terminal is closed. SIGHUP stays ignored if it was (nohup).
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,9 @@ class Signals:
         self._num_seen = 0
 
     def __enter__(self) -> Self:
-        self._before = [(number, signal.signal(number, self._handle)) for number in _NUMBERS]
+        is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        numbers = [n for n in _NUMBERS if n != signal.SIGHUP or not is_ignored]
+        self._before = [(number, signal.signal(number, self._handle)) for number in numbers]
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -67,7 +70,7 @@ class Signals:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """In this block SIGINT is somebody else's KeyboardInterrupt; SIGTERM leaves the block."""
+        """In this block SIGINT is somebody else's KeyboardInterrupt; the others leave the block."""
         self.first = sys.exit
         ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -79,6 +82,6 @@ class Signals:
         self._num_seen += 1
         if self._num_seen == 1:
             self.first()
-        else:
+        elif signum != signal.SIGHUP:
             self.second()
             os._exit(128 + signum)

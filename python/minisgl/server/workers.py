@@ -112,15 +112,16 @@ class Workers:
         )
         # Starting it unblocks SIGINT in this process, so it comes before the block below.
         resource_tracker.ensure_running()
-        # A terminal sends Ctrl-C to every process. A blocked signal stays blocked in a new one,
-        # so it makes no traceback there before `run_worker` ignores it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # A terminal sends these to every process. A blocked signal stays blocked in a new one,
+        # so it neither makes a traceback there nor ends it before `run_worker` ignores it.
+        from_terminal = {signal.SIGINT, signal.SIGHUP}
+        signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
         try:
             with held(), _main_module_hidden():  # a child that is told half prints a traceback
                 process.start()
             self.processes.append(Worker(name=name, process=process, status=ours))
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, from_terminal)
             theirs.close()  # so that the pipe ends when the worker does
 
     def wait_ready(self) -> None:

@@ -4,7 +4,8 @@ The supervisor starts ``multiprocessing`` processes (method "spawn") whose targe
 and reads one status from each pipe. After that a process says no more there: its end is its exit
 code. A worker ends
 
-- with 0 on SIGTERM (SIGINT is ignored: Ctrl-C is the supervisor's to translate);
+- with 0 on SIGTERM (SIGINT and SIGHUP, which a terminal sends to every process, are ignored: they
+  are the supervisor's to translate);
 - with 1 when its body raises, before or after it was ready: on the spot, as what the interpreter
   waits for at its end (threads, a device) may itself wait for another process of the server;
 - with 1 when the process that started it is gone, however that happened. The operating system
@@ -115,6 +116,7 @@ def run_worker(
     which would have done it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then says where Python was
     status = WorkerStatus(connection, spawned_at)
     _watch_for_the_end(status, leftover)
