@@ -25,9 +25,11 @@ from minisgl.errors import ConfigError, EngineError
 from minisgl.llm import LLM, SamplingParams
 from minisgl.server.args import ServerArgs
 from minisgl.server.nodes import (
+    ANSWER_S,
     Gone,
     Hello,
     NodeLink,
+    NodeMsg,
     gather_nodes,
     join_node_0,
     settings_of,
@@ -185,6 +187,39 @@ def test_another_program_listens_where_node_0_should(pool: Background) -> None:
         other.accept()[0].close()
         with pytest.raises(EngineError, match=r"what listens at --dist-init-addr .* is not node 0"):
             joined.result(20)
+
+
+@pytest.mark.parametrize("says", [b"", b"\0\0"])  # nothing, and half of a record's length
+def test_another_program_listens_and_does_not_answer(
+    says: bytes, pool: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl.server.nodes.ANSWER_S", 0.2)
+    monkeypatch.setattr("minisgl.server.nodes.HELLO_S", 0.2)
+    args = node_args()
+    with socket.create_server(split_address(args)) as other:
+        joined = join(pool, args, 1)
+        with other.accept()[0] as connected:
+            connected.sendall(says)
+            with pytest.raises(EngineError, match=r"is not node 0, .* choose another port"):
+                joined.result(20)
+
+
+def test_a_node_waits_for_node_0s_answer_but_for_the_others_without_end(
+    pool: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    receive = NodeLink.receive
+
+    def recorded(link: NodeLink, timeout_s: float | None = None) -> NodeMsg:
+        if link.name == "node 0":
+            waits.append(timeout_s)
+        return receive(link, timeout_s)
+
+    monkeypatch.setattr(NodeLink, "receive", recorded)
+    args = node_args()
+    gathered, joined = gather(pool, args), join(pool, args, 1)
+    assert [link.name for link in (joined.result(20), *gathered.result(5))] == ["node 0", "node 1"]
+    assert waits == [ANSWER_S, None]
 
 
 def test_a_node_that_died_before_the_start_may_come_again(pool: Background) -> None:

@@ -2,8 +2,8 @@
 
 ::
 
-    node 0   listen | <-- Hello --   | -- Welcome --> | start ranks | serve      | -- Gone -->
-    node r   connect until it does   |                | start ranks | watch them | end
+    node 0   listen | <-- Hello, Accepted --> | Welcome --> | start ranks | serve      | Gone -->
+    node r   connect until it does            |             | start ranks | watch them | end
 
 Each node's supervisor has one TCP connection to node 0's. After the start nothing is said there
 but `Gone`, by whoever ends; and the connection's own end says the same of one that could not: at
@@ -25,6 +25,7 @@ import errno
 import hashlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -46,6 +47,7 @@ logger = get_logger(__name__)
 JOIN_S: Final = 300.0  # people start nodes by hand, and checkpoints are fetched before
 RETRY_S: Final = 0.3
 HELLO_S: Final = 5.0  # a connection that says nothing for so long is none of ours
+ANSWER_S: Final = 20.0  # node 0 answers at once, but for strangers that it waits `HELLO_S` for
 MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
 # Seconds of silence until the kernel asks, then between three questions: a cut cable is noticed
 # after 5.0 s (scripts/try_two_nodes.sh).
@@ -73,6 +75,10 @@ class Hello(_Record, frozen=True, kw_only=True):
     settings: dict[str, str]
 
 
+class Accepted(_Record, frozen=True, kw_only=True):
+    """To each as it comes: wait for the others, however long that takes."""
+
+
 class Welcome(_Record, frozen=True, kw_only=True):
     """All nodes are here: start your ranks."""
 
@@ -87,7 +93,7 @@ class Gone(_Record, frozen=True, kw_only=True):
     reason: str | None
 
 
-NodeMsg = Hello | Welcome | Refused | Gone
+NodeMsg = Hello | Accepted | Welcome | Refused | Gone
 
 
 class NodeLink:
@@ -102,6 +108,9 @@ class NodeLink:
             if hasattr(socket, option):  # macOS has none
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         connected.settimeout(None)
+        # Of each read; a record's first bytes without the others are no reason to wait for ever.
+        limit = struct.pack("@ll", int(HELLO_S), int(HELLO_S % 1 * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.status = Connection(connected.detach())  # frames; nothing is ever pickled
 
     def send(self, record: NodeMsg) -> None:
@@ -223,6 +232,7 @@ def _admit(
     elif not (refusal := _difference(settings, said.settings)):
         link.name = f"node {said.node}"
         links[said.node] = link
+        link.send(Accepted())
         logger.info("%s is here, from %s", link.name, link.address)
         return
     logger.warning("refused a node at %s: %s", link.address, refusal)
@@ -244,14 +254,18 @@ def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
         link.close()
         raise
     link.send(Hello(node=args.node_rank, settings=settings))
-    logger.info("connected to %s:%d; waiting until all nodes are here", host, port)
     try:
-        said = link.receive()
+        said = link.receive(ANSWER_S)
     except EngineError as error:
+        link.close()
         raise EngineError(
             f"what listens at --dist-init-addr {host}:{port} is not node 0, or node 0 has just "
-            "ended; start node 0, then this node again"
+            "ended; start node 0, then this node again, or choose another port, the same on all "
+            "nodes"
         ) from error
+    if isinstance(said, Accepted):
+        logger.info("connected to %s:%d; waiting until all nodes are here", host, port)
+        said = link.receive()
     if isinstance(said, Refused):
         link.close()
         raise ConfigError(f"node 0 refuses this node: {said.message}")
