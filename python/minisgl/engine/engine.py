@@ -93,7 +93,6 @@ class Engine:
             progress=progress,
         )
         clock.lap("weights")
-        logger.info("weights loaded in %.1f s", clock.part_s["weights"])
         if comm.rank == 0:  # the others' differ little, and the pool is the smallest of all
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
         self.page_size = config.page_size
