@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_harness import make_reference
 from test_equalities import VOCAB, make_scheduler
-from transformers import Qwen3Config
 
 from minisgl.core import Failed, Finished, Plan, SamplingParams
 from minisgl.engine import Engine, EngineConfig
@@ -20,23 +18,6 @@ from minisgl.errors import EngineError
 from minisgl.message import AbortBackendMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import run
 from minisgl.testing import ListInbox, ListOutbox
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-    )
-    folder = tmp_path_factory.mktemp("tiny")
-    make_reference(config).save_pretrained(folder)
-    return folder
 
 
 def make_guarded(folder: Path, device: str) -> Engine:

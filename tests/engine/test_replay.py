@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pytest
 import torch
 from test_equalities import VOCAB, Request, drive, make_scheduler
-from test_guard import folder  # noqa: F401 - a fixture
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnMetadata
@@ -61,8 +60,8 @@ class RowsBackend(TorchAttnBackend):
 class ReplayRunner(GraphRunner):
     """The first step of a shape is the one that is done again."""
 
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
+    def __init__(self, max_rows: int, max_prompt_tokens: int) -> None:
+        super().__init__(max_rows, max_prompt_tokens)
         self.captured: dict[Hashable, Callable[[], Tensor]] = {}
 
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
@@ -87,8 +86,8 @@ class ReplayDevice(CpuDevice):
             at += -(-array.nbytes // 16) * 16
         return tensors
 
-    def create_runner(self, *sizes: int) -> ReplayRunner:  # type: ignore[override]
-        return ReplayRunner(*sizes)
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> ReplayRunner:
+        return ReplayRunner(max_graph_rows, max_prompt_tokens)
 
 
 def make_requests(count: int, rng: random.Random) -> list[Request]:
@@ -133,7 +132,7 @@ def test_replays_give_the_same_tokens(
     max_running: int,
     max_graph_rows: int,
     max_prefill: int,
-    folder: Path,  # noqa: F811
+    folder: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

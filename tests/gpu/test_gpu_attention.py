@@ -16,7 +16,7 @@ from test_backends import CASES, Case, Step, Steps, is_countable, make_step
 
 pytest.importorskip("triton")
 
-from minisgl.attention import BaseAttnBackend, create_attention_backend
+from minisgl.attention import BaseAttnBackend, BaseAttnMetadata, create_attention_backend
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import Batch, Context
@@ -42,8 +42,7 @@ LONG = (
     Case(name="8 heads share", rows=((900, 901), (0, 300)), num_q_heads=16, head_dim=128),
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
 )  # fmt: skip
-PADDED_SIZE = StepSize(num_decodes=4, num_prompts=8, num_prompt_tokens=768)
-PADDED_SIZE_FOR_ATTENTION = (8, 768, 8192)
+PADDED_SIZE = StepSize(num_decodes=4, num_prompts=8, num_prompt_tokens=768, longest=8192)
 PADDED = (
     ((900, 901), (1, 2), (130, 400), (63, 128), (0, 300)),
     ((897, 898), (0, 1), (131, 387), (60, 122), (1, 297)),  # in as many pages
@@ -117,6 +116,11 @@ def pad_tokens(x: torch.Tensor, num_decodes: int, size: StepSize, value: float) 
     return padded
 
 
+def prepare_padded(backend: BaseAttnBackend) -> BaseAttnMetadata:
+    size = PADDED_SIZE
+    return backend.prepare_any(size.num_prompts, size.num_prompt_tokens, size.longest)
+
+
 def make_padded(step: Step, backend: BaseAttnBackend, device: torch.device) -> tuple[Batch, Tokens]:
     """The step's batch as a graph of PADDED_SIZE has it, and its q, k and v."""
     batch, size = make_batch(step, backend, device), PADDED_SIZE
@@ -136,7 +140,7 @@ def make_padded(step: Step, backend: BaseAttnBackend, device: torch.device) -> t
         batch,
         slots=pad_tokens(batch.slots, num_decodes, size, -1),
         rows=rows,
-        attn_metadata=backend.prepare_any(*PADDED_SIZE_FOR_ATTENTION),
+        attn_metadata=prepare_padded(backend),
     )
     q, k, v = (pad_tokens(x.to(device), num_decodes, size, 1) for x in (step.q, step.k, step.v))
     return padded, (q, k, v)
@@ -187,7 +191,7 @@ def test_a_captured_step_attends_for_others_of_its_size(
     out = torch.empty_like(q)
 
     def attend_again() -> None:
-        metadata = backend.prepare_any(*PADDED_SIZE_FOR_ATTENTION)
+        metadata = prepare_padded(backend)
         fresh = dataclasses.replace(batch, attn_metadata=metadata)
         out.copy_(backend.attend(q, k, v, step.layer, fresh))
 

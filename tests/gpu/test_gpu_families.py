@@ -17,9 +17,8 @@ from model_harness import (
     make_reference,
     random_ids,
     relative_error,
-    to_old_spelling,
 )
-from test_model_families import ALL_EXPERTS, CASES, SIZES, TOLERANCE, check_greedy
+from test_model_families import ALL_EXPERTS, CASES, SIZES, check_case, save_case
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -70,28 +69,12 @@ def test_float32_greedy_tokens_are_those_of_transformers(
 ) -> None:
     """TF32 is off, as it is by default."""
     assert not torch.backends.cuda.matmul.allow_tf32
-    config_class, changes, page_size, old_spelling = CASES[name]
-    reference = make_reference(config_class(**{**SIZES, **changes}))
-    reference.save_pretrained(tmp_path, save_original_format=not name.endswith("stacked"))
-    if old_spelling:
-        to_old_spelling(tmp_path)
+    reference, page_size = save_case(name, tmp_path)
     ops = CudaOps()
     model = load(tmp_path, ops=ops, device=device)
     backend = make_backend(attn, model, page_size, device)
-
-    count = 64 if device.type == "cuda" else 5
-    sequences = [Sequence(random_ids(37, 1), count), Sequence(random_ids(20, 2), count)]
     runner = Runner(model, page_size=page_size, ops=ops, attn=backend, device=device)
-    runner.generate(sequences, chunk=7)
-
-    for sequence in sequences:
-        expected = reference(torch.tensor([sequence.ids[:-1]])).logits[0]
-        logits = torch.cat(sequence.logits).float().cpu()
-        assert relative_error(logits, expected) <= TOLERANCE
-        greedy = reference.generate(
-            torch.tensor([sequence.prompt]), max_new_tokens=count, do_sample=False
-        )[0, len(sequence.prompt) :].tolist()
-        check_greedy(sequence, greedy, logits, expected)
+    check_case(reference, runner, num_outputs=64 if device.type == "cuda" else 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

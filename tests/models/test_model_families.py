@@ -24,6 +24,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -188,23 +189,31 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference, page_size = save_case(name, tmp_path)
+    check_case(reference, Runner(load(tmp_path), page_size=page_size), num_outputs=64)
+
+
+def save_case(name: str, folder: Path) -> tuple[PreTrainedModel, int]:
+    """The reference, which is saved to the folder, and the page size."""
     config_class, changes, page_size, old_spelling = CASES[name]
     reference = make_reference(config_class(**{**SIZES, **changes}))
     # The other layout of experts is transformers' own: one tensor for all.
-    reference.save_pretrained(tmp_path, save_original_format=not name.endswith("stacked"))
+    reference.save_pretrained(folder, save_original_format=not name.endswith("stacked"))
     if old_spelling:
-        to_old_spelling(tmp_path)
-    model = load(tmp_path)
+        to_old_spelling(folder)
+    return reference, page_size
 
-    sequences = [Sequence(random_ids(37, 1), 64), Sequence(random_ids(20, 2), 64)]
-    Runner(model, page_size=page_size).generate(sequences, chunk=7)
 
+def check_case(reference: PreTrainedModel, runner: Runner, num_outputs: int) -> None:
+    """Two sequences' logits and greedy tokens against the reference's."""
+    sequences = [Sequence(random_ids(37, 1), num_outputs), Sequence(random_ids(20, 2), num_outputs)]
+    runner.generate(sequences, chunk=7)
     for sequence in sequences:
         expected = reference(torch.tensor([sequence.ids[:-1]])).logits[0]
-        logits = torch.cat(sequence.logits)
+        logits = torch.cat(sequence.logits).float().cpu()
         assert relative_error(logits, expected) <= TOLERANCE
         greedy = reference.generate(
-            torch.tensor([sequence.prompt]), max_new_tokens=64, do_sample=False
+            torch.tensor([sequence.prompt]), max_new_tokens=num_outputs, do_sample=False
         )[0, len(sequence.prompt) :].tolist()
         check_greedy(sequence, greedy, logits, expected)
 

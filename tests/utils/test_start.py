@@ -10,7 +10,7 @@ from minisgl.utils.start import StartClock, describe_start
 
 
 def test_the_parts_are_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([103.0, 104.5, 104.5, 110.0])
+    now = iter([103.0, 104.5, 104.5, 110.0, 116.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     clock = StartClock(began=100.0)
     for part in ("imports", "device", "weights", "device"):
@@ -18,3 +18,6 @@ def test_the_parts_are_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.part_s == {"imports": 3.0, "device": 7.0, "weights": 0.0}
     assert list(clock.part_s) == ["imports", "device", "weights"]
     assert describe_start(clock.part_s) == "imports 3.0 s, device 7.0 s"
+    clock.lap_in_parts({"graphs": 4.0, "rows": 1.5}, rest="others")
+    assert clock.part_s["others"] == 0.5
+    assert sum(clock.part_s.values()) == 116.0 - 100.0

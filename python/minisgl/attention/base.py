@@ -78,7 +78,7 @@ class BaseAttnBackend(ABC):
 
         Only where prompts_graph_safe.
         """
-        raise NotImplementedError(f"attention backend {self.name} captures no prompts")
+        raise AssertionError(f"{self.name} is not prompts_graph_safe: no graph is captured")
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
         """From projected q, k, v, side by side, to attended heads, [T, N * H].

@@ -115,7 +115,8 @@ def make_arrays(
     num_kept = num_tokens + extra  # tokens that belong to a row
 
     def fill(count: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
-        """int32 [count]: the values, behind those of decode rows and behind all what pads them."""
+        """int32 [count]: `values` of rows or of tokens, with `decode` for what pads the decode
+        rows, and `prompt` for what pads the others."""
         filled = np.full(count, prompt, np.int32)
         filled[:num_decodes] = values[:num_decodes]
         filled[num_decodes : num_decodes + extra] = decode
@@ -159,6 +160,7 @@ def make_arrays(
         has_top_p=draws and bool((top_p < 1).any()),
         has_min_p=draws and bool(min_p.any()),
     )
+    # First what a graph of prompts reads, which thus is where it was; the last is no graph's.
     arrays: list[Array] = [
         token_ids,
         _pad(positions, size.num_tokens - num_kept, 0),
@@ -177,7 +179,7 @@ def make_arrays(
             seed,
             output_idxs,
         ]
-    arrays.append(new_pages.T)  # the last, since how many there are is not the shape's
+    arrays.append(new_pages.T)
     return StepArrays(
         shape=shape if decodes_alone else padded, num_decodes=size.num_decodes, arrays=arrays
     )

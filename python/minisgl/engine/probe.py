@@ -66,8 +66,8 @@ def prompt_probe(engine: Engine, num_tokens: int) -> Plan:
 
 
 def decode_probe(engine: Engine, num_decodes: int, num_tokens: int) -> Plan:
-    """A plan of rows that decode at position 0, which is one page to all of them, and of a prompt
-    in other pages, if it has tokens."""
+    """A plan of rows, if any, that decode at position 0, which is one page to all of them, and of a
+    prompt in other pages, if it has tokens."""
     num_rows = num_decodes + (num_tokens > 0)
     num_pages = -(-num_tokens // engine.page_size)
     sampling = SamplingParams(temperature=1.0, seed=0)
@@ -192,7 +192,7 @@ def capture_prompts(engine: Engine) -> None:
             return
         for rows in engine.runner.beside_prompts:
             rows = min(rows, engine.max_running - 1)
-            plan = decode_probe(engine, rows, size) if rows else prompt_probe(engine, size)
+            plan = decode_probe(engine, rows, size)
             if engine.runner.padded(plan):
                 for _ in range(2):  # the second is captured
                     run_probe(engine, plan)

@@ -197,11 +197,7 @@ class Server:
 
     def note_start(self, clock: StartClock) -> None:
         """The workers are ready: where the time went, for the log and for /metrics."""
-        clock.lap("workers")
-        # The engine's start is nearly all of what was waited for.
-        waited_s = clock.part_s.pop("workers")
-        clock.part_s |= self._workers.info["start_s"]
-        clock.part_s["others"] = max(waited_s - sum(self._workers.info["start_s"].values()), 0.0)
+        clock.lap_in_parts(self._workers.info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
         logger.info("started: %s", describe_start(clock.part_s))
 

@@ -21,6 +21,12 @@ class StartClock:
         self.part_s[part] = self.part_s.get(part, 0.0) + now - self._last
         self._last = now
 
+    def lap_in_parts(self, part_s: dict[str, float], rest: str) -> None:
+        """The time since the last lap, by another clock's account; what that leaves is `rest`."""
+        self.part_s |= part_s
+        self._last += sum(part_s.values())
+        self.lap(rest)
+
 
 def describe_start(part_s: dict[str, float]) -> str:
     """`imports 1.5 s, weights 0.2 s`: the parts that one notices."""
