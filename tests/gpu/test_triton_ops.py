@@ -119,6 +119,27 @@ def test_greedy(num_vocab: int, dtype: torch.dtype, device: torch.device) -> Non
     assert got.tolist() == want.tolist()
 
 
+@pytest.mark.parametrize("num_vocab", [5, 4097, 10_001])
+@pytest.mark.parametrize("temperature", [None, 0.0, 1.0])
+def test_of_nan_logits_some_id_is_chosen(
+    temperature: float | None, num_vocab: int, device: torch.device
+) -> None:
+    rows = 4
+    logits = torch.full((rows, num_vocab), torch.nan, device=device)
+    logits[1, 0] = logits[2, -1] = 1.0
+    if temperature is None:
+        args = BatchSamplingArgs(all_greedy=True)
+    else:
+        args = BatchSamplingArgs(
+            all_greedy=False,
+            temperatures=torch.full((rows,), temperature, device=device),
+            seeds=torch.arange(rows, device=device),
+            output_idxs=torch.arange(rows, device=device),
+        )
+    got = FAST.sample(logits, args)
+    assert all(0 <= token_id < num_vocab for token_id in got.tolist())
+
+
 @pytest.mark.parametrize("num_vocab", [5, 4097, 9000])
 def test_random_choice_is_the_reference(num_vocab: int, device: torch.device) -> None:
     torch.manual_seed(num_vocab)

@@ -86,7 +86,8 @@ def _best_of_chunk(
             score = score * (1.0 / tl.maximum(temperature, SMALLEST_TEMPERATURE)) + noise
     best, where = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * chunks + chunk, best)
-    tl.store(where_ptr + row * chunks + chunk, chunk * CHUNK + where)
+    # Among NaNs the largest may be any, also one that only fills the last chunk.
+    tl.store(where_ptr + row * chunks + chunk, tl.minimum(chunk * CHUNK + where, VOCAB - 1))
 
 
 @triton.jit
@@ -108,6 +109,7 @@ def _best_of_row(
     chunk = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=-float("inf"))
     _, first = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
+    first = tl.minimum(first, CHUNKS - 1)
     tl.store(out_ptr + row, tl.load(where_ptr + row * CHUNKS + first))
 
 
