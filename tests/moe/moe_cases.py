@@ -25,6 +25,7 @@ def make_case(
     first: int = 0,
     held: int | None = None,
     *,
+    renormalise: bool = True,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Experts]:
@@ -41,7 +42,7 @@ def make_case(
         first=first,
         total=num_experts,
         top_k=top_k,
-        renormalise=True,
+        renormalise=renormalise,
     )
     return random(tokens, hidden).to(dtype), random(tokens, num_experts).to(dtype), experts
 
@@ -77,7 +78,8 @@ def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
     }
     if family == "mixtral":
         return MixtralConfig(**{**sizes, "num_local_experts": 5, **changes})
-    sizes |= {"num_experts": 9, "moe_intermediate_size": 24, "norm_topk_prob": True}
-    if family == "qwen2":
+    sizes |= {"num_experts": 9, "moe_intermediate_size": 24}
+    if family == "qwen2":  # whose weights do not add up to 1
         return Qwen2MoeConfig(**{**sizes, "shared_expert_intermediate_size": 56, **changes})
-    return Qwen3MoeConfig(**{**sizes, "head_dim": 20, "mlp_only_layers": [1], **changes})
+    sizes |= {"head_dim": 20, "mlp_only_layers": [1], "norm_topk_prob": True}
+    return Qwen3MoeConfig(**{**sizes, **changes})

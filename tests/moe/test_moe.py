@@ -39,13 +39,15 @@ def _cpu() -> Ops:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("renormalise", [True, False], ids=["renormalised", "as they are"])
 @pytest.mark.parametrize("case", TABLE, ids=str)
 def test_experts_match_float64(
     backend: BaseMoeBackend,
     case: tuple[int, int, int, int, int, int, int | None],
+    renormalise: bool,
     dtype: torch.dtype,
 ) -> None:
-    x, logits, experts = make_case(*case, dtype=dtype, device=CPU)
+    x, logits, experts = make_case(*case, renormalise=renormalise, dtype=dtype, device=CPU)
     weights, ids = Ops().route(logits, experts.top_k, experts.renormalise)
     want = exact(x, weights, ids, experts)
     got = backend.forward(x, logits, experts)

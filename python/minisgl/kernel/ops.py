@@ -131,13 +131,13 @@ class Ops:
 
         The weights are those of a softmax over all E, which `renormalise` scales to a sum of 1.
         Of equal logits the first goes first. They stay float32 (transformers rounds them to the
-        logits' dtype in some families).
+        logits' dtype in some families). Both are contiguous.
         """
         sorted_TE, ids_TE = logits_TE.float().sort(dim=-1, descending=True, stable=True)
         weights_TK = sorted_TE.softmax(-1)[:, :top_k]
         if renormalise:
             weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
-        return weights_TK, ids_TE[:, :top_k].int()
+        return weights_TK.contiguous(), ids_TE[:, :top_k].int().contiguous()
 
     def store_kv(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
         """Write this step's keys and values into their slots, in place.
