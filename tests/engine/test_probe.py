@@ -16,29 +16,45 @@ from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 
 
-def test_sizes_are_compiled_at_the_first_start_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_pages", [8, 64])
+def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
+    num_pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[tuple[int, int]] = []
+    kinds: list[tuple[int, tuple[int, ...], int, bool]] = []
     run_probe = probe.run_probe
 
     def recorded(engine: Engine, plan: probe.Plan) -> None:
-        sizes.append((plan.num_decodes, plan.num_tokens - plan.num_decodes))
         run_probe(engine, plan)
+        kinds.append(
+            (
+                plan.num_decodes,
+                tuple(plan.ends[plan.num_decodes :]),
+                engine._tables.shared_tokens(plan, engine.page_size),
+                plan.begins[0][1].top_k > 0,
+            )
+        )
 
-    monkeypatch.setattr(CpuDevice, "warm_up_rows", (1, 3, 8))
+    monkeypatch.setattr(CpuDevice, "warm_up_rows", lambda device, most: [1, 5, most])
     monkeypatch.setattr(probe, "_warm_marker", lambda engine: tmp_path / "cache" / "warm")
     monkeypatch.setattr(probe, "run_probe", recorded)
 
-    def start() -> set[tuple[int, int]]:
-        sizes.clear()
+    def start() -> set[tuple[int, tuple[int, ...], int, bool]]:
+        kinds.clear()
         config = EngineConfig(
-            folder=model_path(), device="cpu", num_pages=8, max_running=8, max_prefill_tokens=64
+            folder=model_path(),
+            device="cpu",
+            num_pages=num_pages,
+            max_running=8,
+            max_prefill_tokens=64,
         )
         Engine(config).close()
-        return set(sizes) - {(1, 0)}  # which is also timed, to choose the number of threads
+        return set(kinds) - {(1, (), 0, False)}  # also timed, to choose the number of threads
 
-    assert start() == {(1, 16), (3, 0), (3, 16)}
+    alone = {(5, (), 0, False), (8, (), 0, False), (1, (), 0, True)}
+    with_prompts = {(1, (16,), 0, False), (5, (16,), 0, False)}
+    prompts = {(0, (16, 1), 0, False), (0, (64, 1), 0, False)}
+    shared = {(5, (), 256, False), (8, (), 256, False)} if num_pages == 64 else set()
+    assert start() == alone | with_prompts | prompts | shared
     assert start() == set()
 
 

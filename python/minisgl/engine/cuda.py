@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
-from minisgl.engine.graph import PROMPT_TOKENS, GraphRunner
+from minisgl.engine.graph import PROMPT_TOKENS, SIZES, GraphRunner
 from minisgl.errors import ConfigError
 
 _cuda: Any = torch.cuda  # whose events and streams have no annotations
@@ -33,6 +33,8 @@ STAGING_BYTES = 4 << 20
 RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want
+MORE_ROWS = (512, 1024)
+"""Than the usual sizes of graphs have; from then on decode attention has one form."""
 MAX_VIEWS = 512  # layouts that are remembered: 15 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]
@@ -86,7 +88,6 @@ class CudaDevice(Device):
     probe_tokens = 4096
     stall_target_s = 0.005  # decision 0009 has what 5 and 10 ms do
     min_chunk_tokens = 1024
-    warm_up_rows = (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256)  # of `gemv`; of `attention.num_pieces`
     max_graph_tokens = PROMPT_TOKENS[-1]
     default_memory_ratio = 0.9
 
@@ -173,6 +174,9 @@ class CudaDevice(Device):
         if not max_graph_rows:
             return EagerRunner()
         return GraphRunner(max_graph_rows, max_prompt_tokens)
+
+    def warm_up_rows(self, most: int) -> list[int]:
+        return [*(size for size in (*SIZES, *MORE_ROWS) if size < most), most]
 
     def tune(self, decode: Callable[[], object]) -> None:
         """Nothing is left to choose by time."""

@@ -83,15 +83,13 @@ class Device(ABC):
     probe_tokens: how long a prompt must be for its time to tell the prefill rate.
     stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
     for it than min_chunk_tokens, below which prompts run at a much lower rate.
-    warm_up_rows: numbers of decode rows whose steps take different kernels, which are compiled
-    before a user waits for them. max_graph_tokens: no `Runner.prompt_sizes` are larger.
+    max_graph_tokens: no `Runner.prompt_sizes` are larger.
     """
 
     torch_device: torch.device
     probe_tokens: int
     stall_target_s: float
     min_chunk_tokens: int
-    warm_up_rows: tuple[int, ...] = ()
     max_graph_tokens = 0
     default_memory_ratio: float
 
@@ -120,6 +118,11 @@ class Device(ABC):
     def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
         """With CUDA graphs of up to `max_graph_rows` decode rows, on a device that has them; 0:
         none. max_prompt_tokens: no step has more, so none is padded to more."""
+
+    def warm_up_rows(self, most: int) -> list[int]:
+        """Up to `most` decode rows: numbers of them whose steps take different kernels, if these
+        are to be compiled before a user waits for them."""
+        return []
 
     @abstractmethod
     def tune(self, decode: Callable[[], object]) -> None:

@@ -39,9 +39,7 @@ class StepShape:
     size: StepSize
     is_shared: bool
     all_greedy: bool
-    has_top_k: bool
-    has_top_p: bool
-    has_min_p: bool
+    is_filtered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +154,7 @@ def make_arrays(
         size=size,
         is_shared=shared > 0,
         all_greedy=not draws,
-        has_top_k=draws and bool(top_k.any()),
-        has_top_p=draws and bool((top_p < 1).any()),
-        has_min_p=draws and bool(min_p.any()),
+        is_filtered=draws and bool(top_k.any() or (top_p < 1).any() or min_p.any()),
     )
     # First what a graph of prompts reads, which thus is where it was; the last is no graph's.
     arrays: list[Array] = [
@@ -170,15 +166,11 @@ def make_arrays(
         sample_table_idxs,
         np.array([shared] if shared else [], np.int32),
     ]
-    if not shape.all_greedy:  # a filter that no row uses is left out
-        arrays += [
-            temperature,
-            top_k if shape.has_top_k else top_k[:0],
-            top_p if shape.has_top_p else top_p[:0],
-            min_p if shape.has_min_p else min_p[:0],
-            seed,
-            output_idxs,
-        ]
+    if not shape.all_greedy:
+        filters = [top_k, top_p, min_p]
+        if not shape.is_filtered:
+            filters = [array[:0] for array in filters]
+        arrays += [temperature, *filters, seed, output_idxs]
     arrays.append(new_pages.T)
     return StepArrays(
         shape=shape if decodes_alone else padded, num_decodes=size.num_decodes, arrays=arrays

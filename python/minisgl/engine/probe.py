@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ import torch
 
 from minisgl import __version__, env, kernel
 from minisgl.core import Plan, SamplingParams, StepFailed
+from minisgl.engine.graph import MAX_PROMPTS
+from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -38,6 +41,12 @@ WORTH_HALVING = 0.99  # of the time of the whole: else chance would decide at ea
 
 CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=1.0, seed=0)
+FILTERED = SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.9, min_p=0.1)
+SHORT, LONG = 16, 64
+"""Tokens of prompts that attention computes in different blocks."""
+
 SAME_TIME = 1.1  # two measurements of one step differ by less than this factor
 
 
@@ -48,43 +57,38 @@ def run_probe(engine: Engine, plan: Plan) -> None:
         raise outcome.error
 
 
-def prompt_probe(engine: Engine, num_tokens: int) -> Plan:
-    """A plan of one greedy request that computes its first tokens, in pages nobody owns yet."""
-    return Plan(
-        step=-1,
-        uids=[-1],
-        table_idxs=[0],
-        starts=[0],
-        ends=[num_tokens],
-        token_ids=np.zeros(num_tokens, np.int32),
-        num_decodes=int(num_tokens == 1),
-        sample_rows=[0],
-        output_idxs=[0],
-        new_pages=[(0, index, index) for index in range(-(-num_tokens // engine.page_size))],
-        begins=[(0, SamplingParams(temperature=0.0))],
-    )
+def probe_plan(
+    engine: Engine,
+    num_decodes: int,
+    prompts: Sequence[int] = (),
+    *,
+    shared: int = 0,
+    sampling: SamplingParams = RANDOM,
+) -> Plan:
+    """A plan of rows that decode, and of prompts of so many tokens, in pages nobody owns yet.
 
-
-def decode_probe(engine: Engine, num_decodes: int, num_tokens: int) -> Plan:
-    """A plan of rows, if any, that decode at position 0, which is one page to all of them, and of a
-    prompt in other pages, if it has tokens."""
-    num_rows = num_decodes + (num_tokens > 0)
-    num_pages = -(-num_tokens // engine.page_size)
-    sampling = SamplingParams(temperature=1.0, seed=0)
+    The rows' contexts are the same pages; they begin with `shared` tokens, in whole pages, which no
+    step has computed.
+    """
+    num_rows = num_decodes + len(prompts)
+    context = range(shared // engine.page_size + 1)
+    new_pages = [(row, index, index) for row in range(num_decodes) for index in context]
+    next_page = len(context) if num_decodes else 0
+    for row, num_tokens in enumerate(prompts, num_decodes):
+        for index in range(-(-num_tokens // engine.page_size)):
+            new_pages.append((row, index, next_page))
+            next_page += 1
     return Plan(
         step=-1,
         uids=[-1] * num_rows,
         table_idxs=list(range(num_rows)),
-        starts=[0] * num_rows,
-        ends=[1] * num_decodes + [num_tokens] * (num_tokens > 0),
-        token_ids=np.zeros(num_decodes + num_tokens, np.int32),
+        starts=[shared] * num_decodes + [0] * len(prompts),
+        ends=[shared + 1] * num_decodes + list(prompts),
+        token_ids=np.zeros(num_decodes + sum(prompts), np.int32),
         num_decodes=num_decodes,
         sample_rows=list(range(num_rows)),
         output_idxs=[0] * num_rows,
-        new_pages=[
-            *((row, 0, 0) for row in range(num_decodes)),
-            *((num_decodes, index, 1 + index) for index in range(num_pages)),
-        ],
+        new_pages=new_pages,
         begins=[(row, sampling) for row in range(num_rows)],
     )
 
@@ -92,26 +96,45 @@ def decode_probe(engine: Engine, num_decodes: int, num_tokens: int) -> Plan:
 def tune(engine: Engine) -> None:
     """Let the device choose by time; not with several ranks, which would run different steps."""
     if engine.comm.size == 1:
-        decode = prompt_probe(engine, 1)
+        decode = probe_plan(engine, 1, sampling=GREEDY)
         engine.device.tune(lambda: run_probe(engine, decode))
 
 
 def warm_up(engine: Engine) -> None:
-    """Run steps of the sizes whose kernels would otherwise be compiled when one is met: once on a
-    machine, since then they are found on its disk."""
-    rows = [count for count in engine.device.warm_up_rows if count < engine.max_running]
+    """Run steps of all kinds whose kernels would otherwise be compiled when one is met, which holds
+    up everybody for a second: once on a machine, since then they are found on its disk."""
+    rows = engine.device.warm_up_rows(engine.max_running)
     marker = _warm_marker(engine)
     if not rows or engine.comm.all_min(int(marker.exists())):
         return
-    logger.info("compiling the kernels of decode steps (first start of this model only) ...")
+    logger.info("compiling the kernels that requests will need (first start of this model) ...")
     start = time.monotonic()
-    for num_decodes in rows:
-        for num_tokens in (0, engine.page_size):
-            run_probe(engine, decode_probe(engine, num_decodes, num_tokens))
+    for plan in warm_up_plans(engine, rows):
+        run_probe(engine, plan)
     logger.info("compiled in %.1f s", time.monotonic() - start)
     with contextlib.suppress(OSError):  # the next start does it again
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
+
+
+def warm_up_plans(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
+    """Steps of so many decode rows, with and without prompts and a shared beginning, then steps
+    whose prompts or filters are of other kinds: all that this engine has room for."""
+    most, longest = engine.max_running, min(engine.max_seq_len, engine.memory.num_tokens // 2)
+    shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
+    for num_decodes in rows:
+        yield probe_plan(engine, num_decodes)
+        if num_decodes < most:
+            yield probe_plan(engine, num_decodes, [min(SHORT, longest)])
+        if num_decodes >= MIN_SHARED_ROWS and shared < longest:
+            yield probe_plan(engine, num_decodes, shared=shared)
+    yield probe_plan(engine, 1, sampling=FILTERED)
+    for num_tokens in (SHORT, LONG):
+        for others in (1, MAX_PROMPTS):
+            prompts = [num_tokens] + [1] * others
+            num_pages = sum(-(-count // engine.page_size) for count in prompts)
+            if len(prompts) <= most and num_pages <= engine.memory.num_pages:
+                yield probe_plan(engine, 0, [min(count, longest) for count in prompts])
 
 
 def _warm_marker(engine: Engine) -> Path:
@@ -121,7 +144,8 @@ def _warm_marker(engine: Engine) -> Path:
     folder = Path(kernel.__file__ or "").parent
     for path in sorted((*folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu"))):
         kernels.update(path.read_bytes())
-    kernels.update((folder / "thin.py").read_bytes())  # it chooses which
+    for path in (folder / "thin.py", Path(__file__)):  # they choose which
+        kernels.update(path.read_bytes())
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
         engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,
@@ -192,7 +216,7 @@ def capture_prompts(engine: Engine) -> None:
             return
         for rows in engine.runner.beside_prompts:
             rows = min(rows, engine.max_running - 1)
-            plan = decode_probe(engine, rows, size)
+            plan = probe_plan(engine, rows, [size])
             if engine.runner.padded(plan):
                 for _ in range(2):  # the second is captured
                     run_probe(engine, plan)
@@ -236,7 +260,7 @@ def _probe_sizes(engine: Engine) -> list[int]:
 
 def _prefill_s(engine: Engine, num_tokens: int, repeats: int = 3) -> float:
     """What a step of so many prompt tokens takes, at least."""
-    plan = prompt_probe(engine, num_tokens)
+    plan = probe_plan(engine, 0, [num_tokens], sampling=GREEDY)
     seconds = []
     for _ in range(repeats):  # the first warms up
         start = time.perf_counter()

@@ -14,6 +14,7 @@ first, which ours shares.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -100,7 +101,7 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
 
     key = hashlib.sha256(repr((source, options, version)).encode()).hexdigest()[:16]
     path = env.cache_dir() / f"{name}-{arch}-{key}.cubin"
-    _build_once(path, f"{name}.cu for {arch}", compile_cubin)
+    _build_once(path, f"{name}.cu for {arch}", compile_cubin, logging.DEBUG)
     return path.read_bytes()
 
 
@@ -170,8 +171,11 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _build_once(path: Path, what: str, compile_into: Callable[[Path], Path]) -> None:
-    """Have `path`, whole: if need be, what `compile_into(an empty folder)` makes there."""
+def _build_once(
+    path: Path, what: str, compile_into: Callable[[Path], Path], level: int = logging.INFO
+) -> None:
+    """Have `path`, whole: if need be, what `compile_into(an empty folder)` makes there.
+    level: of the log's lines."""
     if _is_whole(path):
         return
     from tvm_ffi.utils.lockfile import FileLock
@@ -181,7 +185,7 @@ def _build_once(path: Path, what: str, compile_into: Callable[[Path], Path]) -> 
         with FileLock(str(path.with_suffix(".lock"))):
             if _is_whole(path):
                 return  # another process built it while this one waited
-            logger.info("compiling %s (first start only) ...", what)
+            logger.log(level, "compiling %s (first start only) ...", what)
             started = time.monotonic()
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 built = compile_into(Path(folder))
@@ -190,7 +194,7 @@ def _build_once(path: Path, what: str, compile_into: Callable[[Path], Path]) -> 
                 # A reader between the two renames sees a mismatch and waits for the lock.
                 os.replace(built, path)
                 os.replace(checksum, _checksum_path(path))
-            logger.info("compiled in %.1f s: %s", time.monotonic() - started, path)
+            logger.log(level, "compiled in %.1f s: %s", time.monotonic() - started, path)
     except (RuntimeError, OSError) as error:
         raise JitUnavailable(f"compiling failed: {_gist(str(error))}") from error
 

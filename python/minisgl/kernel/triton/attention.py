@@ -219,10 +219,15 @@ def extend(
         ),
         (
             page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
-            power_of_2(num_rows), block_m, block_h, block_n,
+            _row_form(num_rows), block_m, block_h, block_n,
         ),
         dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip
+
+
+def _row_form(num_rows: int) -> int:
+    """At least as many rows, a power of two, of few kinds: each is another kernel."""
+    return 1 if num_rows == 1 else 64 if num_rows <= 64 else max(power_of_2(num_rows), 1024)
 
 
 @triton.jit

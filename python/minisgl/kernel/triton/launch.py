@@ -16,12 +16,17 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -63,11 +68,14 @@ class Launcher:
             )  # fmt: skip
             return
         options = {} if INTERPRET else {"launch_pdl": pdl}
+        start = time.perf_counter()
         compiled = self._kernel[grid](
             *args, *constants, num_warps=num_warps, num_stages=num_stages, **options
         )
         if compiled is not None:  # the interpreter has none
             self._compiled[key] = compiled
+            seconds = time.perf_counter() - start
+            logger.debug("%s for %s: %.3f s", self._kernel.__name__, key[1:], seconds)
 
 
 @triton.jit

@@ -35,16 +35,20 @@ def thresholds(
 ) -> Tensor:
     """float32 [S]: entries of a row below it are dropped; minus infinity for a greedy row.
 
-    The filters are those of `Ops.sample`; top_k 0 and top_p 1 are none.
+    The filters are those of `Ops.sample`; top_k 0, top_p 1 and min_p 0 are none. Which of them a
+    row uses is found out on the device: a kernel for each combination would have to be compiled
+    when a request first asks for it.
     """
     num_rows, num_vocab = logits_SV.shape
     out_S = torch.empty(num_rows, dtype=torch.float32, device=logits_SV.device)
-    filters = [out_S if x is None else x for x in (top_ks_S, top_ps_S, min_ps_S)]
+    top_ks_S = torch.zeros_like(out_S, dtype=torch.int32) if top_ks_S is None else top_ks_S
+    top_ps_S = torch.ones_like(out_S) if top_ps_S is None else top_ps_S
+    min_ps_S = torch.zeros_like(out_S) if min_ps_S is None else min_ps_S
     _launch(
-        (num_rows, 1, 1), (logits_SV, temperatures_S, *filters, out_S),
+        (num_rows, 1, 1), (logits_SV, temperatures_S, top_ks_S, top_ps_S, min_ps_S, out_S),
         (
-            logits_SV.stride(0), num_vocab, top_ks_S is not None, top_ps_S is not None,
-            min_ps_S is not None, NUM_BITS[logits_SV.dtype], min(BLOCK, power_of_2(num_vocab)),
+            logits_SV.stride(0), num_vocab, NUM_BITS[logits_SV.dtype],
+            min(BLOCK, power_of_2(num_vocab)),
         ),
         dtype=logits_SV.dtype, num_warps=16,
     )  # fmt: skip
@@ -54,8 +58,8 @@ def thresholds(
 @triton.jit
 def _thresholds(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, out_ptr,
-    STRIDE: tl.constexpr, VOCAB: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr,
-    MIN_P: tl.constexpr, NUM_BITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    STRIDE: tl.constexpr, VOCAB: tl.constexpr, NUM_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
@@ -69,26 +73,20 @@ def _thresholds(
         highest = tl.max(best, 0)
         scale = 1.0 / tl.maximum(temperature, 1e-30)
         key = tl.full([], 0, tl.uint32)
-        if TOP_K:
-            top_k = tl.load(top_k_ptr + row)
-            if (top_k > 0) & (top_k < VOCAB):
-                key = _build(
-                    row_ptr, key, top_k.to(tl.float32), highest, scale, False, VOCAB, NUM_BITS,
-                    BLOCK,
-                )  # fmt: skip
-        if TOP_P:
-            top_p = tl.load(top_p_ptr + row)
-            if top_p < 1:
-                mass = _above(row_ptr, key, key, highest, scale, True, VOCAB, BLOCK)
-                key = _build(
-                    row_ptr, key, top_p * mass, highest, scale, True, VOCAB, NUM_BITS, BLOCK
-                )
+        top_k = tl.load(top_k_ptr + row)
+        if (top_k > 0) & (top_k < VOCAB):
+            key = _build(
+                row_ptr, key, top_k.to(tl.float32), highest, scale, False, VOCAB, NUM_BITS, BLOCK
+            )
+        top_p = tl.load(top_p_ptr + row)
+        if top_p < 1:
+            mass = _above(row_ptr, key, key, highest, scale, True, VOCAB, BLOCK)
+            key = _build(row_ptr, key, top_p * mass, highest, scale, True, VOCAB, NUM_BITS, BLOCK)
         if key > LOWEST_KEY:
             threshold = _float_of(key)
-        if MIN_P:
-            min_p = tl.load(min_p_ptr + row)
-            if min_p > 0:
-                threshold = tl.maximum(threshold, highest + temperature * tl.log(min_p))
+        min_p = tl.load(min_p_ptr + row)
+        if min_p > 0:
+            threshold = tl.maximum(threshold, highest + temperature * tl.log(min_p))
     tl.store(out_ptr + row, threshold)
 
 

@@ -1,0 +1,104 @@
+"""A first start compiles all that requests need: none is held up by the compiler later.
+
+Each case runs in a process of its own, as a process compiles a kernel once, with empty caches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VOCAB = 160
+WIDE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+DENSE = {**WIDE, "architectures": ["Qwen3ForCausalLM"]}
+EXPERTS = {
+    **WIDE,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("attn", ["auto", "triton"])
+@pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_nothing_is_compiled_after_the_start(
+    config: dict[str, Any], attn: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    caches = {"TRITON_CACHE_DIR": str(tmp_path / "t"), "MINISGL_CACHE_DIR": str(tmp_path / "m")}
+    result = subprocess.run(
+        [sys.executable, __file__, attn, str(tmp_path)],
+        env={**os.environ, **caches, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    at_start, later = json.loads(result.stdout.splitlines()[-1])
+    assert "_decode" in at_start
+    assert later == []
+
+
+def main(attn: str, folder: Path) -> None:
+    """Print which kernels are compiled at the start, and which when requests come."""
+    import triton
+    from test_equalities import drive
+
+    from minisgl.core import SamplingParams
+    from minisgl.engine import Engine, EngineConfig
+
+    compiled: list[str] = []
+    triton.knobs.compilation.listener = lambda *, src, **_: compiled.append(src.name)
+    engine = Engine(
+        EngineConfig(
+            folder=folder,
+            device="cuda",
+            attn=attn,
+            num_pages=8192,
+            max_running=256,
+            dummy_weight=True,
+        )
+    )
+    at_start = list(compiled)
+    rng = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(count)]
+
+    def sampling(index: int) -> SamplingParams:
+        filters: dict[str, Any] = {"top_k": 5} if index % 2 else {"top_p": 0.5, "min_p": 0.01}
+        kinds: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {}, filters)
+        return SamplingParams(max_tokens=rng.randrange(1, 60), seed=index, **kinds[index % 3])
+
+    beginning = ids(700)
+    for count, most, beside in ((1, 1, 0), (9, 900, 0), (20, 40, 700), (256, 100, 0), (300, 3, 0)):
+        requests = [
+            (beginning[:beside] + ids(rng.randrange(1, most + 1)), sampling(index))
+            for index in range(count)
+        ]
+        for turns in ([0] * count, [rng.randrange(count * 2) for _ in range(count)]):
+            drive(engine, requests, turns=turns, vocab_size=VOCAB)
+    engine.close()
+    print(json.dumps([at_start, compiled[len(at_start) :]]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
