@@ -32,7 +32,8 @@ class TritonAttnBackend(PagedAttnBackend):
         self._done = torch.zeros(size, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
-        pieces = attention.few_forms(self._pieces(len(q_DNH), layer))
+        num_rows = len(q_DNH)
+        pieces = attention.few_forms(self._pieces(num_rows, layer), num_rows * layer.num_kv_heads)
         self._decode(q_DNH, layer, batch, out_DNH, pieces, None)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:

@@ -33,8 +33,9 @@ STAGING_BYTES = 4 << 20
 RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want
-MORE_ROWS = (512, 1024)
-"""Than the usual sizes of graphs have; from then on decode attention has one form."""
+WARM_UP_ROWS = sorted({*SIZES, 6, 12, 320, 512, 1024})
+"""Decode attention takes other kernels for 6 and 12 rows where steps are not padded, and for 257 to 383
+of 2 heads; from 1,024 rows on it is one."""
 MAX_VIEWS = 512  # layouts that are remembered: 15 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]
@@ -176,7 +177,7 @@ class CudaDevice(Device):
         return GraphRunner(max_graph_rows, max_prompt_tokens)
 
     def warm_up_rows(self, most: int) -> list[int]:
-        return [*(size for size in (*SIZES, *MORE_ROWS) if size < most), most]
+        return [*(size for size in WARM_UP_ROWS if size < most), most]
 
     def tune(self, decode: Callable[[], object]) -> None:
         """Nothing is left to choose by time."""

@@ -124,8 +124,8 @@ def warm_up_plans(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
     shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
-        if num_decodes < most:
-            yield probe_plan(engine, num_decodes, [min(SHORT, longest)])
+        if most > 1:
+            yield probe_plan(engine, min(num_decodes, most - 1), [min(SHORT, longest)])
         if num_decodes >= MIN_SHARED_ROWS and shared < longest:
             yield probe_plan(engine, num_decodes, shared=shared)
     yield probe_plan(engine, 1, sampling=FILTERED)

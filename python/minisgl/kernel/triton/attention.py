@@ -76,10 +76,12 @@ def num_pieces(num_rows: int, num_kv_heads: int, num_cores: int) -> int:
     return min(power_of_2(max(wanted, 1)), MAX_PIECES)
 
 
-def few_forms(pieces: int) -> int:
+def few_forms(pieces: int, pairs: int) -> int:
     """At least as many pieces, of three kinds: each is another kernel, which takes a second to
-    compile, and in a step with prompts their number matters little."""
-    return 1 if pieces == 1 else 8 if pieces <= 8 else MAX_PIECES
+    compile, and in a step with prompts their number matters little. pairs: rows times heads."""
+    if pieces == 1 and pairs >= MANY_FROM:
+        return 1
+    return 8 if pieces <= 8 else MAX_PIECES
 
 
 def decode_block(pairs: int, block_h: int, dtype: torch.dtype) -> tuple[int, int, int]:
