@@ -51,7 +51,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
         return set(kinds) - {(1, (), 0, False)}  # also timed, to choose the number of threads
 
     alone = {(5, (), 0, False), (8, (), 0, False), (1, (), 0, True)}
-    with_prompts = {(1, (16,), 0, False), (5, (16,), 0, False)}
+    with_prompts = {(rows, (16,), 0, False) for rows in (1, 5, 7)}
     prompts = {(0, (16, 1), 0, False), (0, (64, 1), 0, False)}
     shared = {(5, (), 256, False), (8, (), 256, False)} if num_pages == 64 else set()
     assert start() == alone | with_prompts | prompts | shared

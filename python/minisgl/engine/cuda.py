@@ -34,8 +34,8 @@ RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want
 WARM_UP_ROWS = sorted({*SIZES, 6, 12, 320, 512, 1024})
-"""Decode attention takes other kernels for 6 and 12 rows where steps are not padded, and for 257 to 383
-of 2 heads; from 1,024 rows on it is one."""
+"""Numbers of decode rows whose kernels differ. Beside padded ones: 6 and 12 for engines that do not
+pad, and beyond them up to where decode attention has one form even for a single head of keys."""
 MAX_VIEWS = 512  # layouts that are remembered: 15 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]

@@ -110,7 +110,8 @@ def warm_up(engine: Engine) -> None:
     logger.info("compiling the kernels that requests will need (first start of this model) ...")
     start = time.monotonic()
     for plan in warm_up_plans(engine, rows):
-        run_probe(engine, plan)
+        if _fits(engine, plan):
+            run_probe(engine, plan)
     logger.info("compiled in %.1f s", time.monotonic() - start)
     with contextlib.suppress(OSError):  # the next start does it again
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -119,22 +120,26 @@ def warm_up(engine: Engine) -> None:
 
 def warm_up_plans(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
     """Steps of so many decode rows, with and without prompts and a shared beginning, then steps
-    whose prompts or filters are of other kinds: all that this engine has room for."""
-    most, longest = engine.max_running, min(engine.max_seq_len, engine.memory.num_tokens // 2)
+    whose filters or prompts are of other kinds."""
     shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
-        if most > 1:
-            yield probe_plan(engine, min(num_decodes, most - 1), [min(SHORT, longest)])
-        if num_decodes >= MIN_SHARED_ROWS and shared < longest:
+        yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
+        if num_decodes >= MIN_SHARED_ROWS:
             yield probe_plan(engine, num_decodes, shared=shared)
     yield probe_plan(engine, 1, sampling=FILTERED)
     for num_tokens in (SHORT, LONG):
         for others in (1, MAX_PROMPTS):
-            prompts = [num_tokens] + [1] * others
-            num_pages = sum(-(-count // engine.page_size) for count in prompts)
-            if len(prompts) <= most and num_pages <= engine.memory.num_pages:
-                yield probe_plan(engine, 0, [min(count, longest) for count in prompts])
+            yield probe_plan(engine, 0, [num_tokens, *[1] * others])
+
+
+def _fits(engine: Engine, plan: Plan) -> bool:
+    """Whether the engine has room for it."""
+    return (
+        plan.num_rows <= engine.max_running
+        and max(plan.ends) <= engine.max_seq_len
+        and all(page < engine.memory.num_pages for *_, page in plan.new_pages)
+    )
 
 
 def _warm_marker(engine: Engine) -> Path:
@@ -212,12 +217,10 @@ def capture_prompts(engine: Engine) -> None:
     """The graphs of steps with prompts. A busy server would meet all of them in its first
     seconds of work, and twice each."""
     for size in engine.runner.prompt_sizes:
-        if size + engine.page_size > min(engine.max_seq_len, engine.memory.num_tokens):
-            return
         for rows in engine.runner.beside_prompts:
             rows = min(rows, engine.max_running - 1)
             plan = probe_plan(engine, rows, [size])
-            if engine.runner.padded(plan):
+            if _fits(engine, plan) and engine.runner.padded(plan):
                 for _ in range(2):  # the second is captured
                     run_probe(engine, plan)
 
