@@ -45,14 +45,15 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
             device="cpu",
             num_pages=num_pages,
             max_running=8,
-            max_prefill_tokens=64,
+            max_prefill_tokens=128,
         )
         Engine(config).close()
         return set(kinds) - {(1, (), 0, False)}  # also timed, to choose the number of threads
 
     alone = {(5, (), 0, False), (8, (), 0, False), (1, (), 0, True)}
     with_prompts = {(rows, (16,), 0, False) for rows in (1, 5, 7)}
-    prompts = {(0, (16, 1), 0, False), (0, (64, 1), 0, False)}
+    ends = ((16, 1), (64, 1), (64,), (128,), (32,))  # of the last 16 tokens were there before
+    prompts = {(0, prompts, 0, False) for prompts in ends}
     shared = {(5, (), 256, False), (8, (), 256, False)} if num_pages == 64 else set()
     assert start() == alone | with_prompts | prompts | shared
     assert start() == set()

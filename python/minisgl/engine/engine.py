@@ -130,14 +130,13 @@ class Engine:
             attn=self._attn,
         )
         clock.lap("memory")
+        self.max_prefill_tokens = self.max_stalling_tokens = _max_prompt_tokens(config)
         probe.warm_up(self)
         clock.lap("kernels")
         probe.tune(self)
         if self._attn.prompts_graph_safe:
             probe.choose_prompt_graphs(self)
-        if config.max_prefill_tokens:
-            self.max_prefill_tokens = self.max_stalling_tokens = config.max_prefill_tokens
-        else:
+        if not config.max_prefill_tokens:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
         if comm.can_halve:
             probe.choose_halves(self)

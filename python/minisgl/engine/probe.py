@@ -17,7 +17,7 @@ import torch
 
 from minisgl import __version__, env, kernel
 from minisgl.core import Plan, SamplingParams, StepFailed
-from minisgl.engine.graph import MAX_PROMPTS
+from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from minisgl.utils.logger import get_logger
 
@@ -62,28 +62,28 @@ def probe_plan(
     num_decodes: int,
     prompts: Sequence[int] = (),
     *,
-    shared: int = 0,
+    before: int = 0,
     sampling: SamplingParams = RANDOM,
 ) -> Plan:
     """A plan of rows that decode, and of prompts of so many tokens, in pages nobody owns yet.
 
-    The rows' contexts are the same pages; they begin with `shared` tokens, in whole pages, which no
-    step has computed.
+    Before the tokens of each row come as many others, in the same whole pages for all of them,
+    which no step has computed.
     """
-    num_rows = num_decodes + len(prompts)
-    context = range(shared // engine.page_size + 1)
-    new_pages = [(row, index, index) for row in range(num_decodes) for index in context]
-    next_page = len(context) if num_decodes else 0
+    num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
+    new_pages = [(row, index, index) for row in range(num_rows) for index in range(num_before)]
+    new_pages += [(row, num_before, num_before) for row in range(num_decodes)]
+    next_page = num_before + (num_decodes > 0)
     for row, num_tokens in enumerate(prompts, num_decodes):
         for index in range(-(-num_tokens // engine.page_size)):
-            new_pages.append((row, index, next_page))
+            new_pages.append((row, num_before + index, next_page))
             next_page += 1
     return Plan(
         step=-1,
         uids=[-1] * num_rows,
         table_idxs=list(range(num_rows)),
-        starts=[shared] * num_decodes + [0] * len(prompts),
-        ends=[shared + 1] * num_decodes + list(prompts),
+        starts=[before] * num_rows,
+        ends=[before + 1] * num_decodes + [before + num_tokens for num_tokens in prompts],
         token_ids=np.zeros(num_decodes + sum(prompts), np.int32),
         num_decodes=num_decodes,
         sample_rows=list(range(num_rows)),
@@ -120,23 +120,27 @@ def warm_up(engine: Engine) -> None:
 
 def warm_up_plans(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
     """Steps of so many decode rows, with and without prompts and a shared beginning, then steps
-    whose filters or prompts are of other kinds."""
+    with other filters, and with prompts of other kinds and lengths."""
     shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
         yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
         if num_decodes >= MIN_SHARED_ROWS:
-            yield probe_plan(engine, num_decodes, shared=shared)
+            yield probe_plan(engine, num_decodes, before=shared)
     yield probe_plan(engine, 1, sampling=FILTERED)
+    yield probe_plan(engine, 0, [SHORT], before=engine.page_size)
     for num_tokens in (SHORT, LONG):
         for others in (1, MAX_PROMPTS):
             yield probe_plan(engine, 0, [num_tokens, *[1] * others])
+    for num_tokens in PROMPT_TOKENS:
+        yield probe_plan(engine, 0, [num_tokens])
 
 
 def _fits(engine: Engine, plan: Plan) -> bool:
     """Whether the engine has room for it."""
     return (
         plan.num_rows <= engine.max_running
+        and plan.num_tokens - plan.num_decodes <= engine.max_prefill_tokens
         and max(plan.ends) <= engine.max_seq_len
         and all(page < engine.memory.num_pages for *_, page in plan.new_pages)
     )
