@@ -96,9 +96,8 @@ class LLM:
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
         if not isinstance(model, str | PathLike | None):
             raise ConfigError(f"model must be a folder or a model id, got {model!r}")
-        folder = model_path()
-        if model is not None:
-            folder = resolve_checkpoint(str(model), source=model_source)
+        name = str(model_path() if model is None else model)
+        folder = resolve_checkpoint(name, source=model_source, weights=not dummy_weight)
         self._progress = progress
         self._lock = threading.Lock()
         self._num_requests = 0
