@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import json
@@ -486,8 +487,28 @@ def test_a_step_file_of_another_version_is_told(
 
 
 @pytest.mark.parametrize("name", benchmarks())
-def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_benchmark_and_flag_has_help(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers = []
+    parse = argparse.ArgumentParser.parse_args
+
+    def noted(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+        parsers.append(parser)
+        return parse(parser, argv)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", noted)
     with pytest.raises(SystemExit) as exit_info:
         main([name, "--help"])
     assert exit_info.value.code == 0
     assert f"python -m minisgl.benchmark {name}" in capsys.readouterr().out
+    (parser,) = parsers
+    assert parser.description == benchmarks()[name]
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["throughput"]) == 2
+    told = capsys.readouterr()
+    assert "there is no benchmark 'throughput'" in told.err
+    assert "  offline " in told.out

@@ -10,7 +10,6 @@ Axes: as in `minisgl.attention.paged`.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
+from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.gpu_time import captured, card_rates, events_s
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, Context, Plan
@@ -216,9 +216,7 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark attention", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("attention", __doc__)
     parser.add_argument("--json", type=Path, help="write the results here as well")
     every = [f"{q}/{kv}" for q, kv in HEADS]
     parser.add_argument(

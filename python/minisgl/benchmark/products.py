@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import naturals
+from minisgl.benchmark.arguments import benchmark_parser, naturals
 from minisgl.benchmark.decode_steps import measure_steps
 from minisgl.benchmark.floor import product_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s
@@ -93,9 +93,7 @@ class Layer:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark products", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = benchmark_parser("products", __doc__)
     parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
