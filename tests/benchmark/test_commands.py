@@ -514,3 +514,10 @@ def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr()
     assert "there is no benchmark 'throughput'" in told.err
     assert "  offline " in told.out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.parametrize("name", ["attention", "offline", "products"])
+def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert "this times a GPU, and torch finds no CUDA device here" in capsys.readouterr().err

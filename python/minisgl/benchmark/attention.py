@@ -24,7 +24,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
 from minisgl.benchmark.arguments import benchmark_parser
-from minisgl.benchmark.gpu_time import captured, card_rates, events_s
+from minisgl.benchmark.gpu_time import captured, card_rates, events_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, Context, Plan
 from minisgl.errors import ConfigError
@@ -223,9 +223,7 @@ def main(argv: list[str]) -> int:
         "--heads", nargs="+", choices=every, default=every, help="query/key heads (default: all)"
     )
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("torch finds no CUDA device; `benchmark kernels` measures attention on a CPU")
-        return 1
+    need_gpu()
     device = torch.device("cuda")
     load = machine_load()
     rates = card_rates()

@@ -20,7 +20,7 @@ import numpy as np
 
 from minisgl.benchmark.arguments import benchmark_parser, integer, natural
 from minisgl.benchmark.floor import Shape, floor_s
-from minisgl.benchmark.gpu_time import card_rates
+from minisgl.benchmark.gpu_time import card_rates, need_gpu
 from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import SamplingParams
@@ -126,6 +126,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
+    need_gpu()
     setup_logging("offline")
 
     known, names = {work.name: work for work in workloads()}, args.workloads.split(",")
