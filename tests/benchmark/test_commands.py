@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import json
@@ -303,8 +304,10 @@ def test_compare_tells_the_rows_of_every_result_apart(path: Path) -> None:
     compare.cautions(result, result)  # of old results, too, which say nothing of the load
     names = [row.name for row in compare.compare(result, result)]
     for field in ("rows", "steps", "variants", "points", "tree"):
-        shown = {name.split(".")[1] for name in names if name.startswith(f"{field}.")}
-        assert len(shown) == len(result.get(field, [])), (field, shown)
+        labels = [compare._name_of(item) for item in result.get(field, [])]
+        assert len(set(labels)) == len(labels), (field, labels)
+        for label in labels:
+            assert any(name.startswith(f"{field}.{label}.") for name in names), (field, label)
 
 
 LOAD = {"busy_share": 0.5, "load_1min": 1.0}
@@ -486,8 +489,35 @@ def test_a_step_file_of_another_version_is_told(
 
 
 @pytest.mark.parametrize("name", benchmarks())
-def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_benchmark_and_flag_has_help(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers = []
+    parse = argparse.ArgumentParser.parse_args
+
+    def noted(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+        parsers.append(parser)
+        return parse(parser, argv)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", noted)
     with pytest.raises(SystemExit) as exit_info:
         main([name, "--help"])
     assert exit_info.value.code == 0
     assert f"python -m minisgl.benchmark {name}" in capsys.readouterr().out
+    (parser,) = parsers
+    assert parser.description == benchmarks()[name]
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["throughput"]) == 2
+    told = capsys.readouterr()
+    assert "there is no benchmark 'throughput'" in told.err
+    assert "  offline " in told.out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.parametrize("name", ["attention", "offline", "products"])
+def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert "this times a GPU, and torch finds no CUDA device here" in capsys.readouterr().err

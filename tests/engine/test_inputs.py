@@ -9,7 +9,7 @@ from minisgl.core import PROMISED, Plan, SamplingParams
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import NO_SLOT, Array, make_arrays
-from minisgl.engine.tables import RequestTables
+from minisgl.engine.tables import MIN_SHARED_ROWS, RequestTables
 
 MAX_RUNNING = 12
 PAGE_SIZE = 4
@@ -123,3 +123,31 @@ def test_padding_has_no_effect(
     assert (padded["new_pages"][:, :num_pages] == exact["new_pages"]).all()
     assert (padded["new_pages"][0, num_pages:] == MAX_RUNNING).all()
     assert all(padded[name].dtype == array.dtype for name, array in exact.items())
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 256, 512, 1024])
+def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
+    """Rows of 1,024 tokens in the same pages, then one of its own, and another's old pages."""
+    device, num_shared = CpuDevice(), 1024 // page_size
+    rows = list(range(MIN_SHARED_ROWS))
+    pages = [(row, index, index) for row in rows for index in range(num_shared)]
+    pages += [(row, num_shared + extra, 1000 + row) for row in rows for extra in range(3)]
+    start = num_shared * page_size
+    plan = Plan(
+        step=0,
+        uids=rows,
+        table_idxs=rows,
+        starts=[start] * len(rows),
+        ends=[start + 1] * len(rows),
+        token_ids=np.zeros(len(rows), np.int32),
+        num_decodes=len(rows),
+        sample_rows=rows,
+        output_idxs=[0] * len(rows),
+        new_pages=pages,
+    )
+    try:
+        tables = RequestTables(device, max_running=len(rows), max_pages=num_shared + 3)
+        tables.update(plan)
+        assert tables.shared_tokens(plan, page_size) == num_shared * page_size
+    finally:
+        device.close()

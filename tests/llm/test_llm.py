@@ -184,6 +184,12 @@ def test_threads_wait_for_each_other(llm: LLM) -> None:
     assert all(str(a + 10) in texts[a] for a in range(20, 24))
 
 
+def test_no_bar_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with LLM(num_pages=64) as llm:
+        llm.generate("a", GREEDY)
+    assert capfd.readouterr().err == ""
+
+
 def test_closed() -> None:
     llm = LLM(progress=False, num_pages=64)
     llm.close()
@@ -244,5 +250,5 @@ def test_unknown_choices_are_refused(option: str) -> None:
     before = threading.active_count()
     wrong: dict[str, Any] = {option: "none such"}
     with pytest.raises(ConfigError, match="'none such'"):
-        LLM(str(model_path()), progress=False, num_pages=64, **wrong)
+        LLM(progress=False, num_pages=64, **wrong)
     assert threading.active_count() == before

@@ -75,7 +75,6 @@ def _http(kind: type[errors.HfHubHTTPError], status: int) -> Exception:
             _http(errors.RepositoryNotFoundError, 404),
             "org/name cannot be downloaded: Hugging Face has no such model",
         ),
-        (_http(errors.RevisionNotFoundError, 404), "it has no revision 'v2'"),
         (
             _http(errors.HfHubHTTPError, 503),
             "org/name cannot be downloaded: HfHubHTTPError: server says no",
@@ -93,7 +92,7 @@ def test_what_goes_wrong_with_a_download_is_said(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ConfigError, match=message):
-        resolve_checkpoint("org/name", revision="v2")
+        resolve_checkpoint("org/name")
 
 
 @pytest.mark.parametrize("weights", [True, False])

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import check_ranks
+from minisgl.server.checkpoint import check_ranks, find_checkpoint
 
 
 @pytest.fixture
@@ -70,3 +71,17 @@ def test_experts_that_are_enough_or_the_engines_to_judge(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     check(tmp_path, config, tp=2, ep=True, device="cpu")
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+def test_random_weights_download_none(
+    dummy: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def download(model: str, allow_patterns: list[str], **options: Any) -> str:
+        assert ("*.safetensors" in allow_patterns) != dummy
+        return str(tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    found = find_checkpoint(ServerArgs(model="org/name", dummy_weight=dummy))
+    assert (found.folder, found.name) == (tmp_path, "org/name")

@@ -36,10 +36,13 @@ def main(argv: list[str]) -> int:
         except BrokenPipeError:  # nobody reads on, as behind `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+    is_known = argv in ([], ["--help"], ["-h"])
+    if not is_known:
+        print(f"there is no benchmark {argv[0]!r}\n", file=sys.stderr)
     print("python -m minisgl.benchmark NAME [--help], where NAME is one of\n")
     for name, line in found.items():
         print(f"  {name:<20} {line}")
-    return 0 if argv in ([], ["--help"], ["-h"]) else 2
+    return 0 if is_known else 2
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import psutil
 from rich.console import Console
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.arguments import above_zero, integer, natural
+from minisgl.benchmark.arguments import above_zero, benchmark_parser, integer, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
@@ -194,23 +194,20 @@ def run_variant(
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark ablation", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("name", choices=ABLATIONS)
+    parser = benchmark_parser("ablation", __doc__)
+    parser.add_argument("name", choices=ABLATIONS, help="the mechanism")
     parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
-    parser.add_argument("--rounds", type=natural, default=3, help="default: 3")
-    parser.add_argument(
-        "--max-len",
-        type=integer(MIN_CONTEXT),
-        default=2048,
-        help="the context (default: 2048)",
-    )
+    parser.add_argument("--rounds", type=natural, default=3, help="of both sides")
+    parser.add_argument("--max-len", type=integer(MIN_CONTEXT), default=2048, help="the context")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
-    parser.add_argument("--scale", type=above_zero, default=1 / 64, help="radix: default 1/64")
-    parser.add_argument("--speed", type=above_zero, default=16.0, help="radix: default 16")
+    parser.add_argument(
+        "--scale", type=above_zero, default=1 / 64, help="radix: factor of all lengths"
+    )
+    parser.add_argument(
+        "--speed", type=above_zero, default=16.0, help="radix: how much faster requests come"
+    )
     parser.add_argument("--start", type=integer(0), default=0, help="radix: first request")
-    parser.add_argument("--requests", type=natural, default=1000, help="radix: how many (1000)")
+    parser.add_argument("--requests", type=natural, default=1000, help="radix: how many")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     variants = VARIANTS[args.name]

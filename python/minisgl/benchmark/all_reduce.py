@@ -9,7 +9,6 @@ On a machine without GPUs it is gloo, eager.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import integer, natural
+from minisgl.benchmark.arguments import benchmark_parser, integer, natural
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.distributed import DistributedInfo, create_communicator
@@ -36,11 +35,13 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark all_reduce")
+    parser = benchmark_parser("all_reduce", __doc__)
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=natural, default=gpus or 2, help="default: every GPU")
     parser.add_argument("--calls", type=natural, default=100, help="in a graph; fewer above 1 MB")
-    parser.add_argument("--max-bytes", type=integer(MIN_BYTES), default=MAX_BYTES)
+    parser.add_argument(
+        "--max-bytes", type=integer(MIN_BYTES), default=MAX_BYTES, help="of the largest tensor"
+    )
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
     if gpus and args.ranks > gpus:

@@ -1,16 +1,18 @@
-"""Values of a benchmark's flags, refused where they are read instead of where they divide."""
+"""A benchmark's flags; values are refused where they are read instead of where they divide."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+from pathlib import Path
 from typing import Any, Final
 
 from minisgl.server.args import integer
 
 __all__ = [
     "above_zero",
+    "benchmark_parser",
     "from_zero",
     "integer",
     "json_object",
@@ -20,6 +22,32 @@ __all__ = [
 ]
 
 natural: Final = integer(1)
+
+
+def benchmark_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """doc: of the benchmark's module; its first line says what it measures."""
+    return argparse.ArgumentParser(
+        prog=f"python -m minisgl.benchmark {name}",
+        description=(doc or "").partition("\n")[0],
+        formatter_class=_Help,
+    )
+
+
+class _Help(argparse.HelpFormatter):
+    """Says each default, as one would type it, where the help does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default, text = action.default, action.help or ""
+        is_said = (
+            isinstance(default, bool) or default in ("", argparse.SUPPRESS) or "default" in text
+        )
+        if is_said or not isinstance(default, str | int | float | list | tuple | Path):
+            return text
+        if isinstance(default, list | tuple):
+            between = ":" if isinstance(default, tuple) else " " if action.nargs else ","
+            default = between.join(map(str, default))
+        said = f"{default:g}" if isinstance(default, float) else default
+        return f"{text} (default: {said})"
 
 
 def naturals(text: str) -> list[int]:

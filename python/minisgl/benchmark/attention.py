@@ -10,7 +10,6 @@ Axes: as in `minisgl.attention.paged`.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
-from minisgl.benchmark.gpu_time import captured, card_rates, events_s
+from minisgl.benchmark.arguments import benchmark_parser
+from minisgl.benchmark.gpu_time import captured, card_rates, events_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, Context, Plan
 from minisgl.errors import ConfigError
@@ -216,18 +216,14 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark attention", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("attention", __doc__)
     parser.add_argument("--json", type=Path, help="write the results here as well")
     every = [f"{q}/{kv}" for q, kv in HEADS]
     parser.add_argument(
         "--heads", nargs="+", choices=every, default=every, help="query/key heads (default: all)"
     )
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("torch finds no CUDA device; `benchmark kernels` measures attention on a CPU")
-        return 1
+    need_gpu()
     device = torch.device("cuda")
     load = machine_load()
     rates = card_rates()

@@ -9,7 +9,6 @@ same numbers. Defaults: about Qwen3-0.6B on an H200.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arguments import above_zero, naturals
+from minisgl.benchmark.arguments import above_zero, benchmark_parser, naturals
 from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import write_json
 from minisgl.core import Event, Plan, SamplingParams
@@ -93,9 +92,7 @@ class _Flight:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark chunks", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = benchmark_parser("chunks", __doc__)
     add = parser.add_argument
     add(
         "--chunks", type=naturals, default="1024,2048,4096,8192", help="while more decode than wait"
@@ -110,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         ("--replay-ms", 0.4, "launching one of decode rows alone"),
         ("--launch-ms", 1.0, "launching one with prompts; without graphs 7 to 15"),
     ):
-        add(name, type=above_zero, default=default, help=f"{what} (default: {default:g})")
+        add(name, type=above_zero, default=default, help=what)
     add("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
     speed = Speed(

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.report import BUSY_SHARE
 from minisgl.errors import ConfigError
 
@@ -164,11 +165,9 @@ def _expression(text: str) -> re.Pattern[str]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark compare", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("a", metavar="A.json")
-    parser.add_argument("b", metavar="B.json")
+    parser = benchmark_parser("compare", __doc__)
+    parser.add_argument("a", metavar="A.json", help="a result of any benchmark, before")
+    parser.add_argument("b", metavar="B.json", help="of the same benchmark, after")
     parser.add_argument(
         "--only", type=_expression, default="", help="rows whose name matches this expression"
     )

@@ -8,10 +8,21 @@ from typing import Any, TypeVar
 
 import torch
 
+from minisgl.errors import ConfigError
+
 ROUNDS = 7
 ROUND_S = 5e-3  # of one side of a round: long against the events
 
 Result = TypeVar("Result")
+
+
+def need_gpu() -> None:
+    """Raise ConfigError where there is none."""
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "this times a GPU, and torch finds no CUDA device here; `benchmark kernels` and "
+            "`benchmark versus_transformers` time a CPU"
+        )
 
 
 def events_s(run: Callable[[], object], count: int = 1) -> float:

@@ -9,7 +9,6 @@ not, the seconds of CPU that each process takes say what it could do with one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import signal
@@ -28,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.arguments import above_zero, natural
+from minisgl.benchmark.arguments import above_zero, benchmark_parser, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.online import token_span
 from minisgl.benchmark.report import machine_load, write_json
@@ -58,23 +57,21 @@ VOCAB_SIZE = 1000  # of prompts; the built-in tokenizer has more
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark http", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("http", __doc__)
     add = parser.add_argument
     # Qwen3-0.6B on one H200: 5.66 s in 1,036 steps (benchmarks/results/offline-qwen3-0.6b.json).
-    add("--step-ms", type=above_zero, default=5.5, help="what a step takes (default: %(default)g)")
-    add("--requests", type=natural, default=256, help="all at once (default: %(default)s)")
-    add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH")
-    add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH")
-    add("--api", choices=("completions", "chat", "generate"), default="completions")
-    add("--client-processes", type=natural, default=1)
+    add("--step-ms", type=above_zero, default=5.5, help="what a step takes")
+    add("--requests", type=natural, default=256, help="all at once")
+    add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
+    add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
     add(
-        "--repeat",
-        type=natural,
-        default=3,
-        help="runs, after one to warm up (default: %(default)s)",
+        "--api",
+        choices=("completions", "chat", "generate"),
+        default="completions",
+        help="the endpoint",
     )
+    add("--client-processes", type=natural, default=1, help="processes of the client")
+    add("--repeat", type=natural, default=3, help="runs, after one to warm up")
     add("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     if args.input[1] + args.output[1] > CONTEXT:

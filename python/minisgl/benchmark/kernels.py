@@ -1,4 +1,4 @@
-"""`python -m minisgl.benchmark kernels`: the C++ kernels beside plain torch, on this machine.
+"""The C++ kernels beside plain torch, on this machine.
 
 Each comparison runs in interleaved rounds (ours, theirs, ours, theirs, ...), and the speed-up is
 the median of the rounds' ratios, so that a machine that slows down or is shared slows both. The
@@ -8,7 +8,6 @@ ids) and of the built-in model's size class (hidden 256, 4 and 2 heads of 64, 2,
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.kernel.ops import Ops
@@ -297,13 +296,16 @@ def ops(rounds: int) -> Iterator[Comparison]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark kernels", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("kernels", __doc__)
     parser.add_argument("--json", type=Path, help="write the results here as well")
-    parser.add_argument("--rounds", type=natural, default=15)
-    parser.add_argument("--threads", type=natural, default=torch.get_num_threads())
-    parser.add_argument("--only", choices=("attention", "ops"))
+    parser.add_argument("--rounds", type=natural, default=15, help="of each comparison")
+    parser.add_argument(
+        "--threads",
+        type=natural,
+        default=torch.get_num_threads(),
+        help="of torch and the kernels",
+    )
+    parser.add_argument("--only", choices=("attention", "ops"), help="leave out the other")
     args = parser.parse_args(argv)
     load = machine_load()
     torch.set_num_threads(args.threads)

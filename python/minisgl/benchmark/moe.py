@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import natural, naturals
+from minisgl.benchmark.arguments import benchmark_parser, natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.kernels import compare
@@ -59,7 +59,7 @@ SHAPES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark moe")
+    parser = benchmark_parser("moe", __doc__)
     parser.add_argument("--shapes", type=_shapes, help=f"some of {','.join(SHAPES)}")
     parser.add_argument("--tokens", type=naturals, help="counts, with commas between")
     parser.add_argument("--dtypes", type=_dtypes, default="bfloat16", help="of a CPU's comparison")

@@ -1,4 +1,4 @@
-"""What the engine reaches without a server: throughput, one stream, prefill, a shared prefix.
+"""What the engine reaches on a GPU, without a server: throughput, one stream, prefill, a prefix.
 
 Random weights in real shapes: nothing is downloaded. Each workload runs once to compile, capture
 and warm up, then `--repeats` times with fresh ids and an empty prefix cache; the median counts.
@@ -7,7 +7,6 @@ Beside each time stands the floor of `minisgl.benchmark.floor` and the share of 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arguments import integer, natural
+from minisgl.benchmark.arguments import benchmark_parser, integer, natural
 from minisgl.benchmark.floor import Shape, floor_s
-from minisgl.benchmark.gpu_time import card_rates
+from minisgl.benchmark.gpu_time import card_rates, need_gpu
 from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import SamplingParams
@@ -111,16 +110,23 @@ def workloads() -> list[Workload]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark offline")
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--workloads", default="throughput,single,prefill,shared")
-    parser.add_argument("--repeats", type=natural, default=3)
-    parser.add_argument("--attn", default="auto")
-    parser.add_argument("--page-size", type=natural, default=16)
-    parser.add_argument("--max-prefill-length", type=natural, default=None)
-    parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256)
+    parser = benchmark_parser("offline", __doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
+    parser.add_argument(
+        "--workloads",
+        default="throughput,single,prefill,shared",
+        help="with commas; there is long, too",
+    )
+    parser.add_argument("--repeats", type=natural, default=3, help="runs, after one to warm up")
+    parser.add_argument("--attn", default="auto", help="as the server's, like the next three")
+    parser.add_argument("--page-size", type=natural, default=16, help="tokens")
+    parser.add_argument(
+        "--max-prefill-length", type=natural, default=None, help="default: from the measured rate"
+    )
+    parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
+    need_gpu()
     setup_logging("offline")
 
     known, names = {work.name: work for work in workloads()}, args.workloads.split(",")

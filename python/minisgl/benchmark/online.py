@@ -21,6 +21,7 @@ from rich.table import Table
 from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.arguments import (
     above_zero,
+    benchmark_parser,
     from_zero,
     integer,
     json_object,
@@ -41,14 +42,17 @@ CLIENT_BUSY = 0.8  # of a core: above it the client's own time may be in the num
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark online", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("online", __doc__)
     add = parser.add_argument
     url = "http://127.0.0.1:1919"
-    add("--url", type=server_root, default=url, help="the server (default: %(default)s)")
+    add("--url", type=server_root, default=url, help="the server")
     add("--model", help="its name of the model (default: the first of /v1/models)")
-    add("--api", choices=("completions", "chat", "generate"), default="completions")
+    add(
+        "--api",
+        choices=("completions", "chat", "generate"),
+        default="completions",
+        help="the endpoint",
+    )
     add("--text", action="store_true", help="prompts as text instead of token ids")
     add(
         "--api-key-env",
@@ -61,29 +65,29 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
     group = parser.add_argument_group("workload")
     add = group.add_argument
-    add("--workload", choices=("random", "shared-prefix", "multi-turn", "trace"), default="random")
-    add("--requests", type=natural, default=256, help="requests, or conversations (default: 256)")
+    add(
+        "--workload",
+        choices=("random", "shared-prefix", "multi-turn", "trace"),
+        default="random",
+        help="what is asked",
+    )
+    add("--requests", type=natural, default=256, help="requests, or conversations")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
     add(
         "--vocab-size",
         type=integer(workloads.FIRST_ID + 1, 2**31 - 1),
         default=1000,
-        help="ids are drawn below this (default: 1000)",
+        help="ids are drawn below this",
     )
-    add("--seed", type=integer(0), default=0)
-    add("--groups", type=natural, default=8, help="shared-prefix: different prefixes (default: 8)")
-    add("--prefix", type=natural, default=512, help="shared-prefix: tokens of each (default: 512)")
-    add("--turns", type=natural, default=4, help="multi-turn: turns of each (default: 4)")
-    add(
-        "--think",
-        type=from_zero,
-        default=0.0,
-        help="multi-turn: seconds between turns (default: 0)",
-    )
+    add("--seed", type=integer(0), default=0, help="of prompts, lengths and arrivals")
+    add("--groups", type=natural, default=8, help="shared-prefix: different prefixes")
+    add("--prefix", type=natural, default=512, help="shared-prefix: tokens of each")
+    add("--turns", type=natural, default=4, help="multi-turn: turns of each")
+    add("--think", type=from_zero, default=0.0, help="multi-turn: seconds between turns")
     add("--trace", type=Path, metavar="FILE", help="trace: Mooncake or Qwen-Bailian JSON lines")
-    add("--start", type=integer(0), default=0, help="trace: first request (default: 0)")
-    add("--scale", type=above_zero, default=1.0, help="trace: factor of all lengths (default: 1)")
+    add("--start", type=integer(0), default=0, help="trace: first request")
+    add("--scale", type=above_zero, default=1.0, help="trace: factor of all lengths")
     add("--max-len", type=integer(2), help="trace: prompt and answer at most, after scaling")
     add("--speed", type=above_zero, default=1.0, help="trace: how much faster requests come")
 
@@ -93,8 +97,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=natural, help="sessions at once, closed loop")
     add("--sweep", type=_rates, metavar="auto|R,R,...", help="rates to try; auto finds the limit")
     add("--slo", type=_slo, default=Slo(), help="as ttft=500,tpot=50 in ms; also itl, e2e")
-    add("--repeat", type=natural, default=1, help="runs with new prompts (default: 1)")
-    add("--client-processes", type=natural, default=1, help="processes of this client (default: 1)")
+    add("--repeat", type=natural, default=1, help="runs with new prompts")
+    add("--client-processes", type=natural, default=1, help="processes of this client")
     add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
     add("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)

@@ -6,7 +6,6 @@ share their axes, so engines or settings can be laid over each other.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import html
 import io
@@ -21,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.compare import read_result
 from minisgl.benchmark.scheduler import PARTS
 from minisgl.errors import ConfigError
@@ -251,11 +251,11 @@ def names_of(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark plots", description=__doc__.splitlines()[0]
+    parser = benchmark_parser("plots", __doc__)
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULT.json", help="of any benchmarks"
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT.json")
-    parser.add_argument("--out", type=Path, default=Path("plots"), help="folder (default: plots)")
+    parser.add_argument("--out", type=Path, default=Path("plots"), help="folder")
     args = parser.parse_args(argv)
     matplotlib.use("agg")  # draws to memory, needs no display
     try:

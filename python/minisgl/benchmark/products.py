@@ -22,14 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import naturals
+from minisgl.benchmark.arguments import benchmark_parser, naturals
 from minisgl.benchmark.decode_steps import measure_steps
 from minisgl.benchmark.floor import product_floor_s
-from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s
+from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
 from minisgl.benchmark.offline import SHAPES as MODELS
 from minisgl.benchmark.offline import random_engine
 from minisgl.benchmark.report import machine_load, write_json
-from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.utils.logger import setup_logging
@@ -93,17 +92,14 @@ class Layer:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark products", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = benchmark_parser("products", __doc__)
     parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
     parser.add_argument("--contexts", type=naturals, default=[100], help="of --steps, with commas")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        raise ConfigError("this times products on a GPU, and torch finds no CUDA device here")
+    need_gpu()
     setup_logging("products")
     load = machine_load()
     rates = card_rates()

@@ -7,7 +7,6 @@ fixed Python loop is timed beside every case: the ratio to it compares between m
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
@@ -19,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.benchmark.arguments import integer, natural
+from minisgl.benchmark.arguments import benchmark_parser, integer, natural
 from minisgl.benchmark.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
@@ -39,16 +38,12 @@ CHUNK_TOKENS = 2048  # prompt tokens a step; all prompts here are whole chunks o
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark scheduler", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--running", type=natural, nargs="+", default=[1, 64, 256, 1024])
+    parser = benchmark_parser("scheduler", __doc__)
     parser.add_argument(
-        "--steps", type=integer(2), default=400, help="steps of each case (default: 400)"
+        "--running", type=natural, nargs="+", default=[1, 64, 256, 1024], help="requests"
     )
-    parser.add_argument(
-        "--rounds", type=natural, default=3, help="rounds of all cases (default: 3)"
-    )
+    parser.add_argument("--steps", type=integer(2), default=400, help="steps of each case")
+    parser.add_argument("--rounds", type=natural, default=3, help="rounds of all cases")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     load = machine_load()

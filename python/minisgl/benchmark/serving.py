@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
@@ -40,20 +40,21 @@ STOP_TIMEOUT_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark serving",
-        description="Further flags go to the server, after --.",
-    )
+    parser = benchmark_parser("serving", __doc__)
     add = parser.add_argument
-    add("--shape", choices=SHAPES, default="qwen3-0.6b")
-    add("--workloads", default="throughput,streams,single,mixed")
-    add("--tp", type=natural, default=1, help="GPUs, and ranks of the server (default: 1)")
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
+    add(
+        "--workloads",
+        default="throughput,streams,single,mixed",
+        help="with commas; there are prefill and batchN, too",
+    )
+    add("--tp", type=natural, default=1, help="GPUs, and ranks of the server")
     add("--starts", type=natural, default=3, help="servers to start; the first may compile")
-    add("--repeats", type=natural, default=3)
-    add("--client-processes", type=natural, default=4)
+    add("--repeats", type=natural, default=3, help="runs, after one to warm up")
+    add("--client-processes", type=natural, default=4, help="processes of the client")
     add("--dummy-weight", action="store_true", help="no weights on disk, as for a large shape")
     add("--json", type=Path, default=None, help="where to write the results")
-    add("server", nargs="*", help="flags of the server")
+    add("server", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
 
     workloads = {name: lengths_of(name) for name in args.workloads.split(",")}

@@ -6,7 +6,6 @@ on a machine compiles them, which is timed apart).
 
 from __future__ import annotations
 
-import argparse
 import re
 import signal
 import statistics
@@ -17,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import benchmark_parser, natural
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
@@ -27,13 +26,10 @@ TIMEOUT_S = 120.0
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark startup",
-        description="Further flags go to the server, after --.",
-    )
-    parser.add_argument("--runs", type=natural, default=5, help="servers to start (default: 5)")
+    parser = benchmark_parser("startup", __doc__)
+    parser.add_argument("--runs", type=natural, default=5, help="servers to start")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
-    parser.add_argument("server", nargs="*", help="flags of the server")
+    parser.add_argument("server", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
 
     load = machine_load()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from minisgl.benchmark.arguments import from_zero, integer, natural
+from minisgl.benchmark.arguments import benchmark_parser, from_zero, integer, natural
 
 MODEL = "stub"
 
@@ -224,9 +224,7 @@ async def _serve(script: Script, port: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark stub", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("stub", __doc__)
     parser.add_argument(
         "--port", type=integer(0, 65535), default=0, help="0 is any free one (default)"
     )
@@ -234,7 +232,9 @@ def main(argv: list[str]) -> int:
         flag = f"--{item.name.replace('_', '-')}"
         if isinstance(item.default, bool):
             action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=item.default)
+            parser.add_argument(
+                flag, action=action, default=item.default, help="default: %(default)s"
+            )
         else:
             kind = from_zero if isinstance(item.default, float) else integer(0)
             kind = natural if item.name == "tokens_per_chunk" else kind

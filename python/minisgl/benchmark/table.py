@@ -6,7 +6,6 @@ README equal to what this makes.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.errors import ConfigError
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -104,9 +104,7 @@ def with_table(page: str, table: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark table", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("table", __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--write", type=Path, metavar="PAGE.md", help="put it there")
     args = parser.parse_args(argv)

@@ -7,7 +7,6 @@ trace-event format of Chrome, one track for the host's parts and one for the ste
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import html
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from minisgl.benchmark.arguments import from_zero
+from minisgl.benchmark.arguments import benchmark_parser, from_zero
 from minisgl.benchmark.plots import STYLE
 from minisgl.errors import ConfigError
 from minisgl.scheduler.meter import PARTS, StepRecord
@@ -177,9 +176,7 @@ def page(records: list[StepRecord], png: bytes, title: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minisgl.benchmark timeline", description=__doc__.splitlines()[0]
-    )
+    parser = benchmark_parser("timeline", __doc__)
     parser.add_argument("steps", type=Path, metavar="STEPS.jsonl", help="a file of --log-steps")
     parser.add_argument("--out", type=Path, default=None, help="folder (default: beside the file)")
     parser.add_argument(

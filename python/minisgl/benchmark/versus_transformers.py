@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minisgl.benchmark.arguments import natural
+from minisgl.benchmark.arguments import benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
@@ -38,12 +38,17 @@ QWEN3_0_6B: dict[str, Any] = {
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark versus_transformers")
-    parser.add_argument("--model", choices=("builtin", "qwen3-0.6b"), default="builtin")
+    parser = benchmark_parser("versus_transformers", __doc__)
+    parser.add_argument(
+        "--model",
+        choices=("builtin", "qwen3-0.6b"),
+        default="builtin",
+        help="qwen3-0.6b has random weights",
+    )
     parser.add_argument("--batch", type=natural, nargs="+", default=[1, 8], help="batch sizes")
-    parser.add_argument("--input", type=natural, default=64, help="prompt tokens (default: 64)")
-    parser.add_argument("--output", type=natural, default=64, help="output tokens (default: 64)")
-    parser.add_argument("--rounds", type=natural, default=5, help="rounds of each (default: 5)")
+    parser.add_argument("--input", type=natural, default=64, help="prompt tokens")
+    parser.add_argument("--output", type=natural, default=64, help="output tokens")
+    parser.add_argument("--rounds", type=natural, default=5, help="rounds of each")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
 

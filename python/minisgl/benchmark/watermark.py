@@ -7,11 +7,10 @@ where that is more (computing them): the shape of a GPU's cost. Deterministic by
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 
-from minisgl.benchmark.arguments import integer
+from minisgl.benchmark.arguments import benchmark_parser, integer
 from minisgl.benchmark.report import write_json
 from minisgl.core import Plan, SamplingParams, StepResult
 from minisgl.message import UserMsg, ids_to_bytes
@@ -24,8 +23,8 @@ SEEDS = (0, 1, 2)
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m minisgl.benchmark watermark")
-    parser.add_argument("--page-size", type=integer(1, POOL_TOKENS), default=16)
+    parser = benchmark_parser("watermark", __doc__)
+    parser.add_argument("--page-size", type=integer(1, POOL_TOKENS), default=16, help="tokens")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     rows = []

@@ -23,8 +23,9 @@ DEFAULT_CUDA_GRAPH_MAX_BS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """folder: a checkpoint on disk. None means: measured or derived when the engine is built.
+    """What is None is measured or derived when the engine is built.
 
+    folder: a checkpoint on disk.
     memory_ratio: share of the device's free memory that weights, activations and KV pool may use;
     None is the device's default.
     num_pages: pages of the KV pool, instead of what memory_ratio gives. page_size: tokens a page.

@@ -273,7 +273,7 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
-    """`--dtype`: auto follows the checkpoint, and says so when this CPU would do better."""
+    """`--dtype`: auto is the checkpoint's. Warns where this CPU computes slowly in it."""
     dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
         logger.warning("%s", advice)

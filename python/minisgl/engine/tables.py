@@ -70,7 +70,7 @@ class RequestTables:
         num_pages = min(plan.starts) // page_size  # whole pages, with a token left for each row
         if num_pages * page_size < MIN_SHARED_TOKENS:
             return 0
-        least = MIN_SHARED_TOKENS // page_size - 1
+        least = -(-MIN_SHARED_TOKENS // page_size) - 1  # the page with the last of them
         if (self._pages[idxs, least] != self._pages[idxs[0], least]).any():
             return 0  # the common case costs one column
         pages = self._pages[idxs, :num_pages]

@@ -78,8 +78,8 @@ class LLM:
         """`model`: a checkpoint folder or a model id; None is the built-in model.
 
         The other options mean what the server's flags of the same name mean. `progress` shows
-        bars while weights load and while `generate` runs (on a terminal). Raises ConfigError for
-        a checkpoint or an option that cannot work.
+        bars while weights load and while `generate` runs (on a terminal, in a notebook). Raises
+        ConfigError for a checkpoint or an option that cannot work.
 
         With `tp` above 1 that many processes share the model, each on a GPU of its own; on a CPU
         they share the cores. What only they can find wrong raises StartupFailed, and a process
@@ -96,9 +96,8 @@ class LLM:
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
         if not isinstance(model, str | PathLike | None):
             raise ConfigError(f"model must be a folder or a model id, got {model!r}")
-        folder = model_path()
-        if model is not None:
-            folder = resolve_checkpoint(str(model), source=model_source)
+        name = str(model_path() if model is None else model)
+        folder = resolve_checkpoint(name, source=model_source, weights=not dummy_weight)
         self._progress = progress
         self._lock = threading.Lock()
         self._num_requests = 0
@@ -256,14 +255,16 @@ class _Bar:
     """A progress bar for one activity, on stderr, gone when it is done."""
 
     def __init__(self, what: str, *, shown: bool) -> None:
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:,.0f}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
-            disable=not shown,
+            # Of a bar that it cannot draw, rich leaves an empty line.
+            disable=not (shown and (console.is_terminal or console.is_jupyter)),
         )
         self._what = what
 

@@ -107,8 +107,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="number format of weights and KV cache; auto follows the checkpoint where the "
-        f"device computes it well, and says so (default: {defaults.dtype})",
+        help="number format of weights and KV cache; auto is the checkpoint's, with a warning "
+        f"where this CPU computes slowly in it (default: {defaults.dtype})",
     )
 
     group = parser.add_argument_group("server")

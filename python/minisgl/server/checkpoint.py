@@ -39,7 +39,9 @@ def find_checkpoint(args: ServerArgs) -> Found:
 
         folder, name = model_path(), BUILTIN_NAME
     else:
-        folder = resolve_checkpoint(args.model, source=args.model_source)
+        folder = resolve_checkpoint(
+            args.model, source=args.model_source, weights=not args.dummy_weight
+        )
         is_folder = Path(args.model).expanduser().is_dir()
         name = folder.resolve().name if is_folder else args.model
     check_ranks(folder, args)

@@ -31,11 +31,10 @@ def resolve_checkpoint(
     model: str,
     *,
     source: ModelSource = "huggingface",
-    revision: str | None = None,
     weights: bool = True,
 ) -> Path:
     """The local folder of `model`, downloaded if it is none; with `weights=False` only its text
-    files (config and tokenizer).
+    files (config and tokenizer): all that `--dummy-weight` needs.
 
     Raises ConfigError if there is no such folder or id, if its licence must be accepted first, or
     if it cannot be reached; CheckpointError if the folder holds no config.json.
@@ -60,7 +59,7 @@ def resolve_checkpoint(
                 )
             download = _from_huggingface if source == "huggingface" else _from_modelscope
             patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
-            folder = Path(download(model, revision, patterns))
+            folder = Path(download(model, patterns))
         has_config = (folder / "config.json").is_file()
     except OSError as error:  # a folder that this user may not enter
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
@@ -72,7 +71,7 @@ def resolve_checkpoint(
     return folder
 
 
-def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> str:
+def _from_huggingface(model: str, patterns: list[str]) -> str:
     import httpx
     from huggingface_hub import errors, snapshot_download
 
@@ -84,7 +83,6 @@ def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> 
             "Hugging Face has no such model, nor is there such a folder here; check the spelling, "
             f"and if it is private {log_in}",
         ),
-        (errors.RevisionNotFoundError, f"it has no revision {revision!r}"),
         (
             errors.LocalEntryNotFoundError,
             "it is not in the local cache, and Hugging Face is not reachable (or HF_HUB_OFFLINE is "
@@ -92,9 +90,7 @@ def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> 
         ),
     )
     try:
-        folder = snapshot_download(
-            model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES
-        )
+        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
     except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
         otherwise = f"{type(error).__name__}: {error}; starting again goes on from here"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
@@ -102,7 +98,7 @@ def _from_huggingface(model: str, revision: str | None, patterns: list[str]) -> 
     return str(folder)
 
 
-def _from_modelscope(model: str, revision: str | None, patterns: list[str]) -> str:
+def _from_modelscope(model: str, patterns: list[str]) -> str:
     try:
         from modelscope import snapshot_download
     except ImportError as error:
@@ -110,9 +106,7 @@ def _from_modelscope(model: str, revision: str | None, patterns: list[str]) -> s
             "models from ModelScope need the package modelscope: pip install 'minisgl[modelscope]'"
         ) from error
     try:
-        folder = snapshot_download(
-            model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES
-        )
+        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
     except Exception as error:  # its errors have no common base; all mean that there is no model
         raise ConfigError(
             f"{model} cannot be downloaded from ModelScope: {type(error).__name__}: {error}; check "
