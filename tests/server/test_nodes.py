@@ -152,6 +152,19 @@ def test_who_is_refused(pool: Background, tmp_path: Path) -> None:
     assert right.result(5).name == "node 0"
 
 
+def test_random_weights_need_no_files(pool: Background, tmp_path: Path) -> None:
+    shutil.copytree(model_path(), tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").unlink()
+    with_files, without = (
+        settings_of(node_args(), path) for path in (model_path(), tmp_path / "m")
+    )
+    assert with_files["the checkpoint"] != without["the checkpoint"]
+    args = dataclasses.replace(node_args(), dummy_weight=True)
+    gathered = gather(pool, args)
+    assert join(pool, args, 1, folder=tmp_path / "m").result(20).name == "node 0"
+    assert len(gathered.result(20)) == 1
+
+
 def test_an_address_that_is_not_of_this_machine() -> None:
     args = dataclasses.replace(node_args(), dist_init_addr="192.0.2.1:2000")  # RFC 5737
     with pytest.raises(ConfigError, match="must be an address of this machine, node 0"):

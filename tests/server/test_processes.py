@@ -282,6 +282,15 @@ def test_a_variable_that_is_wrong(tmp_path: Path) -> None:
     assert_nothing_left(server, [])
 
 
+@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+def test_an_attention_backend_of_another_device(launch: Any, flags: tuple[str, ...]) -> None:
+    server = launch("--device", "cpu", "--attn", "fa,triton", *flags)
+    assert server.ended(60) == 1
+    told = "the engine could not start: attention backend 'fa,triton' is for a GPU; on a CPU choose"
+    assert told in server.output["err"]
+    assert_nothing_left(server, [])
+
+
 def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')

@@ -29,8 +29,8 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Rows that decode; rows that do not, of prompts, and their tokens. longest: of a step's size
-    to pad to, the most tokens that a prompt's context ends at."""
+    """Rows that decode; rows that do not, of prompts, and their tokens. longest: of what a step is
+    padded to, the longest context that a prompt may have."""
 
     num_decodes: int
     num_prompts: int

@@ -344,8 +344,8 @@ def _max_step_tokens(config: EngineConfig) -> int:
 def _activation_bytes(
     config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
 ) -> int:
-    """Upper estimate for one step: the widest layer's tensors, and float32 logits with a copy. The
-    steps in graphs share memory, which no other step has."""
+    """Upper estimate for one step: the widest layer's tensors, and float32 logits three times, as
+    filters and noise are added to copies. Steps in graphs share memory, which no other has."""
     model = spec.config
     heads = model.num_heads + 2 * model.num_kv_heads
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)

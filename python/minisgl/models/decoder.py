@@ -49,8 +49,8 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
 Half = tuple[Tensor | PendingSum, Tensor | None]
-"""Of half of the tokens, or of all, [T, D]: this rank's part of a sum, or the sum where there are
-halves, which has begun; and the residual."""
+"""(x, residual) [T, D] of half of the tokens, or of all. x: this rank's part of a sum that the next
+norm makes; where there are halves, that sum, already begun."""
 
 
 class BaseLLMModel(BaseOP, ABC):

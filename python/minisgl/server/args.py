@@ -235,7 +235,6 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         action="store_true",
         help="leave all collectives between GPUs to torch.distributed: the same tokens, slower",
     )
-
     group.add_argument(
         "--nnodes",
         metavar="N",

@@ -64,6 +64,13 @@ async def _read_bytes(request: Request) -> bytes:
     return bytes(body)
 
 
+_JSON_HINTS = {
+    "invalid character": " (NaN and Infinity are not JSON)",
+    "truncated": " (or half of a surrogate pair is escaped alone, such as \\ud800)",
+}
+"""By a part of msgspec's reason."""
+
+
 def parse(body: bytes, kind: type[R]) -> R:
     """Decode strictly. Raises InvalidRequest, which names the field where there is one."""
     if not body:
@@ -74,10 +81,8 @@ def parse(body: bytes, kind: type[R]) -> R:
         raise _field_error(str(error), kind) from None
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
-        raise InvalidRequest(
-            f"the body is not valid JSON: {reason} (NaN and Infinity are not JSON, and text must "
-            "be complete Unicode)"
-        ) from None
+        hint = next((hint for part, hint in _JSON_HINTS.items() if part in reason), "")
+        raise InvalidRequest(f"the body is not valid JSON: {reason}{hint}") from None
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"the body is not valid UTF-8: byte 0x{error.object[error.start]:02x} in a string"

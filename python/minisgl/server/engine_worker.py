@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minisgl import env
+from minisgl.attention import create_attention_backend
 from minisgl.builtin import model_path
 from minisgl.core import Failed
 from minisgl.core.executor import Executor
@@ -183,6 +184,15 @@ def _dry_run(config: EngineConfig) -> str:
         model = ModelConfig.from_folder(config.folder)
         dtype = resolve_dtype(config, model, device)
         table = plan_engine_memory(config, model, dtype, device, comm).table()
+        if config.attn != "auto":
+            create_attention_backend(
+                config.attn,
+                Ops(),
+                device.torch_device,
+                dtype=dtype,
+                head_dim=model.head_dim,
+                page_size=config.page_size,
+            )
         if not config.dummy_weight:
             parallel = config.expert_parallel
             check_model(config.folder, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=parallel)

@@ -157,16 +157,19 @@ def settings_of(args: ServerArgs, folder: Path) -> dict[str, str]:
         "the version of torch": version("torch"),
         "MINISGL_DISABLE_OVERLAP_SCHEDULING": str(int(env.overlap_disabled())),
         "MINISGL_CHECK_PLANS": str(int(env.check_plans())),
-        "the checkpoint": _digest(folder),
+        "the checkpoint": _digest(folder, weights=not args.dummy_weight),
     }
 
 
-def _digest(folder: Path) -> str:
+def _digest(folder: Path, *, weights: bool) -> str:
     """Of the settings files whole, and of the weights' names, sizes and last bytes."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
+        is_index = path.name.endswith(".safetensors.index.json")
         if path.suffix not in (".json", ".safetensors"):
             continue
+        if not weights and (is_index or path.suffix == ".safetensors"):
+            continue  # one node may have them, another not
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0 if path.suffix == ".json" else max(size - TAIL_BYTES, 0))
