@@ -145,6 +145,8 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"num_attention_heads": 1, "num_key_value_heads": 2}, "a divisor of 1 query head, got 2"),
         ({"hidden_size": 65}, "head_dim is missing; expected one, as 8 heads do not divide 65"),
         ({"head_dim": 7}, "7 of a head's 7 dims would be rotated"),
+        ({"head_dim": 1026}, "a head would have 1026 dims; expected at most 1024"),
+        ({"hidden_size": 16384}, "a head would have 2048 dims; expected at most 1024"),
         ({"partial_rotary_factor": 2.0}, "16 of a head's 8 dims would be rotated"),
         ({"hidden_act": "relu"}, "hidden_act must be one of silu"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
@@ -159,6 +161,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "context is below .*, got 1e"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-3}}, "at least a token, got 0.001"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
             "rope_parameters: low_freq_factor is missing",
