@@ -13,10 +13,20 @@ from typing import Any
 import pytest
 import torch
 from model_harness import to_old_spelling
-from transformers import LlamaConfig, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
-from minisgl.models import ModelConfig, get_model_class, supported_architectures
+from minisgl.models import ModelConfig, ModelSpec, get_model_class, supported_architectures
+from minisgl.models.config import Fields
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,6 +77,45 @@ def test_absent_fields_mean_what_they_mean_in_transformers(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "config_class"),
+    [
+        ("Llama", LlamaConfig),
+        ("Mistral", MistralConfig),
+        ("Mixtral", MixtralConfig),
+        ("Qwen2", Qwen2Config),
+        ("Qwen2Moe", Qwen2MoeConfig),
+        ("Qwen3", Qwen3Config),
+        ("Qwen3Moe", Qwen3MoeConfig),
+    ],
+)
+def test_each_field_of_a_family_may_be_absent_that_has_a_default(
+    name: str, config_class: type[PreTrainedConfig], tmp_path: Path
+) -> None:
+    """Or is asked for; but never means something else than in transformers."""
+    config_class(architectures=[f"{name}ForCausalLM"], dtype="float32").save_pretrained(tmp_path)
+    to_old_spelling(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+
+    def without(fields: set[str]) -> tuple[ModelConfig, ModelSpec]:
+        kept = {field: value for field, value in values.items() if field not in fields}
+        config = read(tmp_path, kept)
+        spec = config.family.spec(config)
+        plain = dataclasses.replace(config, fields=Fields({}, ""))
+        return plain, dataclasses.replace(spec, config=plain)
+
+    whole, absent = without(set()), set[str]()
+    for field in values:
+        try:
+            assert without({field}) == whole, field
+        except ConfigError as error:
+            assert f"{field} is missing; expected" in str(error)  # noqa: PT017
+        else:
+            absent.add(field)
+    assert without(absent) == whole
+    assert {"rms_norm_eps", "rope_theta", "num_key_value_heads", "hidden_act"} <= absent
+
+
+@pytest.mark.parametrize(
     ("values", "expected"),
     [
         (MISTRAL, (4096,) * 3),
@@ -96,6 +145,8 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"num_attention_heads": 1, "num_key_value_heads": 2}, "a divisor of 1 query head, got 2"),
         ({"hidden_size": 65}, "head_dim is missing; expected one, as 8 heads do not divide 65"),
         ({"head_dim": 7}, "7 of a head's 7 dims would be rotated"),
+        ({"head_dim": 1026}, "a head would have 1026 dims; expected at most 1024"),
+        ({"hidden_size": 16384}, "a head would have 2048 dims; expected at most 1024"),
         ({"partial_rotary_factor": 2.0}, "16 of a head's 8 dims would be rotated"),
         ({"hidden_act": "relu"}, "hidden_act must be one of silu"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
@@ -110,6 +161,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "context is below .*, got 1e"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-3}}, "at least a token, got 0.001"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
             "rope_parameters: low_freq_factor is missing",

@@ -30,6 +30,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_HEAD_DIM = 1024
+"""What the attention in C++ has room for, `kernel/csrc/rows.h`; a GPU's backends take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,10 @@ class ModelConfig:
         if config.values.get("head_dim") is None and hidden_size % num_heads:
             raise config.error("head_dim", f"one, as {num_heads} heads do not divide {hidden_size}")
         head_dim = config.integer("head_dim", hidden_size // num_heads)
+        if head_dim > MAX_HEAD_DIM:
+            raise ConfigError(
+                f"{file}: a head would have {head_dim} dims; expected at most {MAX_HEAD_DIM}"
+            )
         activation = str(config.values.get("hidden_act") or "silu")
         if activation not in _ACTIVATIONS:
             raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
@@ -228,6 +234,8 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
     )
+    if read.max_context < 1:
+        raise rope.error("factor", "so large that the context is at least a token")
     if read.max_context >= 2**31:
         raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
     return read

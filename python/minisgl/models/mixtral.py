@@ -49,5 +49,7 @@ FAMILY = Family(
         "num_key_value_heads": 8,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
     },
 )
