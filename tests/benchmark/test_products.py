@@ -78,8 +78,8 @@ def test_without_a_gpu_it_is_a_sentence(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["products", *flags.split()]) == 2
     assert capsys.readouterr().err == (
-        "python -m minisgl.benchmark products: this times products on a GPU, and torch finds no "
-        "CUDA device here\n"
+        "python -m minisgl.benchmark products: this times a GPU, and torch finds no CUDA device "
+        "here; `benchmark kernels` and `benchmark versus_transformers` time a CPU\n"
     )
 
 

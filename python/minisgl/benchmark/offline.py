@@ -126,12 +126,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     args = parser.parse_args(argv)
-    need_gpu()
     setup_logging("offline")
 
     known, names = {work.name: work for work in workloads()}, args.workloads.split(",")
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"there is no workload {unknown[0]!r}; there are: {', '.join(known)}")
+    need_gpu()
     chosen = [known[name] for name in names]
     values = SHAPES[args.shape]
     load = machine_load()
