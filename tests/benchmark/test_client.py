@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -61,17 +62,18 @@ def test_times_agree_with_what_the_server_really_sent(
     while errors[-1] >= 1 and len(errors) < 8:
         time.sleep(len(errors))
         errors.append(_disagreement(api))
-    assert errors[-1] < 1, f"in units of what is allowed, 5 % or 1 ms: {errors}"
+    assert errors[-1] < 1, f"in units of what is allowed: {errors}"
 
 
 def _disagreement(api: Literal["completions", "chat", "generate"]) -> float:
-    """The largest error of the client's medians over the larger of 5 % and 1 ms."""
+    """The largest error of the client's medians over what is allowed: 5 ms for a request to arrive,
+    which connects first, 1 ms or 5 % for the rest."""
     script = Script(ttft_s=0.03, itl_s=0.005, stall_every=7, stall_s=0.04)
     records, stub, start = asyncio.run(
         ask(script, requests(2, 20), api=api, model="stub", concurrency=2)
     )
     assert len(records) == 2
-    ttft, gaps, seen, really = [], [], [], []
+    arriving, first, gaps, seen, really = [], [], [], [], []
     for record in records:
         assert record.error is None
         sent = stub.sent[f"bench-{record.session}-0"]
@@ -80,16 +82,18 @@ def _disagreement(api: Literal["completions", "chat", "generate"]) -> float:
         assert len(times) == 20
         assert record.num_prompt is not None
         assert record.sent + start <= sent.arrived
-        ttft.append((times[0] - record.sent) - (sent.chunks[0] - sent.arrived))
+        arriving.append(sent.arrived - (record.sent + start))
+        first.append(times[0] + start - sent.chunks[0])
         gaps.append(np.diff(times) - np.diff(sent.chunks))
         seen.append(np.diff(times))
         really.append(np.diff(sent.chunks))
     scripted = np.array(script.gaps(20)[1:])
-    errors = [np.abs(np.median(ttft)) / max(0.05 * script.ttft_s, 0.001)]
-    errors.append(np.median(np.abs(gaps)) / 0.001)
+    errors = [np.median(arriving) / 0.005]
+    errors += [np.median(np.abs(late)) / 0.001 for late in (first, gaps)]
     for gap_s in (script.itl_s, script.stall_s):
         found, sent_s = (np.median(np.array(s)[:, scripted == gap_s]) for s in (seen, really))
-        assert sent_s > 0.9 * gap_s  # a busy machine sends late, never early
+        if abs(sent_s - gap_s) > 0.1 * gap_s:
+            return math.inf  # the machine was too busy to send as scripted
         errors.append(abs(found - sent_s) / max(0.05 * gap_s, 0.001))
     return float(max(errors))
 
