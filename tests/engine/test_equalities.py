@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import make_reference
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel
 
 from minisgl.core import Finished, SamplingParams, Token
 from minisgl.engine import Engine, EngineConfig
@@ -25,25 +24,6 @@ NUM_TOKENS = 64
 
 Reference = tuple[Path, PreTrainedModel]
 Request = tuple[list[int], SamplingParams]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=20,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    folder = tmp_path_factory.mktemp("qwen3")
-    model = make_reference(config)
-    model.save_pretrained(folder)
-    return folder, model
 
 
 @pytest.fixture(scope="module", params=[("torch", 1), ("cpu", 4), ("cpu", 16)], ids=str)

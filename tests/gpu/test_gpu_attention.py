@@ -78,7 +78,7 @@ def make_backend(
             name, CudaOps(), device, dtype=dtype, head_dim=case.head_dim,
             page_size=case.page_size,
         )  # fmt: skip
-    except ConfigError as error:
+    except ConfigError as error:  # the sentence that a start would end with: the reason
         pytest.skip(str(error))
 
 

@@ -128,6 +128,7 @@ def pretend(compiled: list[str]) -> None:
         stall_target_s = CudaDevice.stall_target_s
 
         def warm_up_rows(self, most: int) -> list[int]:
+            # It reads nothing of the device that it belongs to, which only a GPU could make.
             return CudaDevice.warm_up_rows(self, most)  # type: ignore[arg-type]
 
         def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Any:

@@ -54,7 +54,7 @@ def make_backend(
             head_dim=model.config.head_dim,
             page_size=page_size,
         )
-    except ConfigError as error:
+    except ConfigError as error:  # the sentence that a start would end with: the reason
         pytest.skip(str(error))
 
 

@@ -36,7 +36,7 @@ ALIGNMENT = 16  # bytes; what vector loads want
 WARM_UP_ROWS = sorted({*SIZES, 6, 12, 320, 512, 1024})
 """Numbers of decode rows whose kernels differ. Beside padded ones: 6 and 12 for engines that do not
 pad, and beyond them up to where decode attention has one form even for a single head of keys."""
-MAX_VIEWS = 512  # layouts that are remembered: 15 sizes of graphs, 4 staging buffers, and more
+MAX_VIEWS = 512  # layouts that are remembered: 16 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]
 

@@ -31,7 +31,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
-"""What the attention in C++ has room for, `kernel/csrc/rows.h`; a GPU's backends take less."""
+"""What the C++ kernels have room for, `kernel/csrc/rows.h`."""
 
 
 @dataclass(frozen=True, slots=True)
