@@ -11,7 +11,9 @@ from moe_cases import TOLERANCE, exact, make_case, tiny_config
 pytest.importorskip("triton")
 
 from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.grouped import GroupedProducts
 from minisgl.kernel.ops import Ops
+from minisgl.moe import fused
 from minisgl.moe.fused import FusedMoeBackend
 
 REFERENCE = Ops()
@@ -33,7 +35,19 @@ TABLE = [
     (8192, 128, 8, 256, 192, 0, None),
     (8192, 8, 1, 128, 64, 0, None),
 ]
-BACKEND = FusedMoeBackend(CudaOps())
+
+
+@pytest.fixture(params=["triton", "hopper"])
+def backend(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> FusedMoeBackend:
+    """hopper: with its own products wherever they can be used, however few pairs there are."""
+    if request.param == "triton":
+        return FusedMoeBackend(CudaOps())
+    if device.type == "cpu" or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is for Hopper")
+    monkeypatch.setattr(fused, "FEWEST_GROUPED", 0)
+    return FusedMoeBackend(CudaOps(), GroupedProducts())
 
 
 def _skip_what_the_interpreter_cannot(dtype: torch.dtype, device: torch.device) -> None:
@@ -44,13 +58,16 @@ def _skip_what_the_interpreter_cannot(dtype: torch.dtype, device: torch.device) 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("case", TABLE, ids=str)
 def test_experts_match_float64(
-    case: tuple[int, int, int, int, int, int, int | None], dtype: torch.dtype, device: torch.device
+    case: tuple[int, int, int, int, int, int, int | None],
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: FusedMoeBackend,
 ) -> None:
     _skip_what_the_interpreter_cannot(dtype, device)
     x, logits, experts = make_case(*case, dtype=dtype, device=device)
     weights, ids = REFERENCE.route(logits, experts.top_k, experts.renormalise)
     want = exact(x, weights, ids, experts)
-    for got in (BACKEND.forward(x, logits, experts), BACKEND.routed(x, weights, ids, experts)):
+    for got in (backend.forward(x, logits, experts), backend.routed(x, weights, ids, experts)):
         assert got.dtype == dtype
         error = (got.double() - want).abs().max() / want.abs().max()
         assert error <= TOLERANCE[dtype], f"relative error {error:.2e}"
@@ -84,33 +101,35 @@ def test_routing_of_nonsense_stays_in_range(device: torch.device) -> None:
     assert all(len(set(row)) == 4 and 0 <= min(row) <= max(row) < 60 for row in ids)
 
 
-def test_all_tokens_may_choose_one_expert(device: torch.device) -> None:
+def test_all_tokens_may_choose_one_expert(device: torch.device, backend: FusedMoeBackend) -> None:
     _skip_what_the_interpreter_cannot(torch.bfloat16, device)
     x, logits, experts = make_case(700, 128, 2, 128, 64, dtype=torch.bfloat16, device=device)
     logits[:, 127] = 9
     logits[:, 3] = 8
     weights, ids = REFERENCE.route(logits, 2, True)
-    got, want = BACKEND.forward(x, logits, experts), exact(x, weights, ids, experts)
+    got, want = backend.forward(x, logits, experts), exact(x, weights, ids, experts)
     assert (got.double() - want).abs().max() / want.abs().max() <= TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 700])
-def test_replays_of_a_graph_follow_their_inputs(tokens: int, device: torch.device) -> None:
+def test_replays_of_a_graph_follow_their_inputs(
+    tokens: int, device: torch.device, backend: FusedMoeBackend
+) -> None:
     if device.type == "cpu":
         pytest.skip("the interpreter has no CUDA graphs")
     with torch.inference_mode():
-        x, logits, experts = make_case(tokens, 128, 8, 256, 96, dtype=torch.bfloat16, device=device)
-        BACKEND.forward(x, logits, experts)
+        x, logits, experts = make_case(tokens, 128, 8, 256, 64, dtype=torch.bfloat16, device=device)
+        backend.forward(x, logits, experts)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = BACKEND.forward(x, logits, experts)
+            out = backend.forward(x, logits, experts)
         for seed in range(3):
             torch.manual_seed(seed)
             x.normal_()
             logits.normal_()
             graph.replay()
             # Bit for bit, though pairs are placed in any order.
-            assert torch.equal(out, BACKEND.forward(x, logits, experts))
+            assert torch.equal(out, backend.forward(x, logits, experts))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "mixtral"])

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from product_error import ROUNDOFF, gated, product, rounding
 
 pytest.importorskip("triton")
 
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.thin import SHARED_BYTES, Form, ThinProducts
-
-ROUNDOFF = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
-TINY = {torch.bfloat16: 0.0, torch.float16: 2**-25}  # what rounding a subnormal number can cost
-SUM_ERROR = (
-    2**-18
-)  # of the sum of magnitudes: float32 sums, of which a matrix instruction cuts bits
+from minisgl.kernel.hopper import SHARED_BYTES
+from minisgl.kernel.thin import Form, ThinProducts
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +36,10 @@ def _check(
     b = torch.randn(count, device="cuda").to(dtype) if bias else None
     torch.cuda.synchronize()  # weights are fetched while the kernel before still runs
     got = thin.linear(x, weight, b, form)
-    want, magnitude = x.double() @ weight.double().T, x.abs().double() @ weight.abs().double().T
-    if b is not None:
-        want += b.double()
-
-    def rounding(value: torch.Tensor) -> torch.Tensor:
-        return ROUNDOFF[dtype] * value.abs() + TINY[dtype]
-
-    error = rounding(want) + SUM_ERROR * magnitude
+    want, error = product(x, weight, b)
     if form.gated:
-        (gate, up), (gate_error, up_error) = want.chunk(2, -1), error.chunk(2, -1)
-        active = torch.nn.functional.silu(gate)
-        # silu's slope is at most 1.1; its result is rounded, and so is the product.
-        active_error = 1.1 * gate_error + rounding(active.abs() + 1.1 * gate_error)
-        want = active * up
-        error = active_error * (up.abs() + up_error) + active.abs() * up_error
-        error += rounding(want.abs() + error)
+        want, error = gated(want, error, dtype)
+    error += rounding(want.abs() + error, dtype)
     assert got.shape == want.shape
     assert got.dtype == dtype
     worst = ((got.double() - want).abs() / error).max().item()

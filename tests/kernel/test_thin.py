@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, multiply_source
 from minisgl.kernel.jit import JitUnavailable
 from minisgl.kernel.thin import (
-    INPUTS,
     LARGE,
     MAX_ROWS,
-    SHARED_BYTES,
     SMALL,
     Form,
     ThinProducts,
     choose_form,
-    kernel_source,
 )
 
 H200 = (132, 132, 117, 120, 110, 102, 105, 120)  # blocks at once, in clusters of 1, 2, ...
@@ -76,7 +74,7 @@ def test_sizes_count_gate_and_up() -> None:
 
 
 def test_the_instruction_has_an_operand_for_each_sum() -> None:
-    source = kernel_source(Form(48, 1, gated=False, halves=False), torch.float16)
+    source = multiply_source(48, torch.float16)
     assert "m64n48k16.f32.f16.f16" in source
     assert source.count('"+f"') == 24
     assert "%24, %25, add" in source

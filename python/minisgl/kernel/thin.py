@@ -16,7 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from minisgl.kernel.jit import CUDA, JitUnavailable, load_cubin, load_library
+from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, load_product
+from minisgl.kernel.jit import CUDA, JitUnavailable, load_library
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -26,12 +27,9 @@ SMALL, LARGE = 16 << 20, 60 << 20
 """Numbers in a product's weights; between the two cuBLAS is better. With 64 rows the products of a
 layer of Qwen3-0.6B, all small, took 22.9 us instead of 33.6 with cuBLAS, those of 14B, of which
 gate and up and down are large, 178 instead of 198. With 128 to 192 rows neither gained anything."""
-INPUTS = 64  # of a turn
-SHARED_BYTES = 227 << 10  # that a block can have
 LEFT_BYTES = 16 << 10  # of it, for the kernel before, during which weights are fetched
 NUM_THREADS = 288  # two warpgroups and a warp
 MAX_SPLIT = 8  # blocks of a cluster, on every GPU that has clusters
-TYPES = (torch.bfloat16, torch.float16)
 
 
 class _Product(ctypes.Structure):
@@ -150,22 +148,6 @@ def _seconds(form: Form, outputs: int, inputs: int) -> float:
     return seconds
 
 
-def kernel_source(form: Form, dtype: torch.dtype) -> str:
-    """What goes before thin.cu: the matrix instruction, with an operand for each of its sums."""
-    name = "bf16" if dtype == torch.bfloat16 else "f16"
-    count = form.columns // 2
-    names = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
-    return (
-        f"__device__ void multiply(float (&sums)[{count}], unsigned long long a,"
-        " unsigned long long b) {\n"
-        '  asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;\\n"\n'
-        f'      "wgmma.mma_async.sync.aligned.m64n{form.columns}k16.f32.{name}.{name} "\n'
-        f'      "{{{names}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}"\n'
-        f'      : {operands} : "l"(a), "l"(b));\n}}\n'
-    )
-
-
 def kernel_cubin(form: Form, dtype: torch.dtype) -> bytes:
     """Raises JitUnavailable."""
     numbers = {
@@ -173,10 +155,8 @@ def kernel_cubin(form: Form, dtype: torch.dtype) -> bytes:
         "SPLIT": form.split,
         "GATED": form.gated,
         "HALVES": form.halves,
-        "BFLOAT16": dtype == torch.bfloat16,
     }
-    defines = [f"{name}={int(value)}" for name, value in numbers.items()]
-    return load_cubin("thin", "sm_90a", defines, kernel_source(form, dtype))
+    return load_product("thin", dtype, (form.columns,), numbers)
 
 
 class ThinProducts:

@@ -8,14 +8,16 @@ makes it (docs/moe.md). Other devices and sizes take `DEFAULT`, and the log says
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from minisgl.kernel.grouped import GroupedProducts
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import moe
-from minisgl.kernel.triton.moe import Tile
+from minisgl.kernel.triton.moe import Product, Tile
 from minisgl.moe.base import BaseMoeBackend, Experts
 from minisgl.utils.logger import get_logger
 
@@ -24,6 +26,8 @@ logger = get_logger(__name__)
 TUNED = Path(__file__).parent / "tuned.json"
 FEW_TOKENS = 2
 """Up to so many, a program reads an expert's weights for one token alone."""
+FEWEST_GROUPED = 32
+"""From so many pairs of an expert on, on average, our products for Hopper are faster."""
 
 Cut = tuple[Tile, Tile]
 """Of the products with gate and up, and with down; their tiles hold the same pairs."""
@@ -53,8 +57,10 @@ EXACT: Cuts = ((0, cut(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
 class FusedMoeBackend(BaseMoeBackend):
     """Mutable: what it found in `tuned.json` for the sizes that it met."""
 
-    def __init__(self, ops: Ops) -> None:
+    def __init__(self, ops: Ops, grouped: GroupedProducts | None = None) -> None:
+        """grouped: None leaves all products to Triton."""
         super().__init__(ops)
+        self._grouped = grouped
         self._cuts: dict[tuple[int, int], Cuts] = {}
 
     def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
@@ -77,12 +83,23 @@ class FusedMoeBackend(BaseMoeBackend):
         weights = (experts.gate_up_LGD, experts.down_LDF)
         if len(x_TD) <= FEW_TOKENS:
             return moe.experts_of_few(x_TD, *weights, weights_TK, ids_TK, experts.first)
-        up, down = self._cut(x_TD, experts)
+        up, down = self._products(x_TD, experts)
         return moe.experts(
             x_TD, *weights, weights_TK, ids_TK, experts.first, counts_L, up=up, down=down
         )
 
-    def _cut(self, x_TD: Tensor, experts: Experts) -> Cut:
+    def _products(self, x_TD: Tensor, experts: Experts) -> tuple[Product, Product]:
+        mean = len(x_TD) * experts.top_k / experts.total  # pairs that an expert gets
+        if (
+            self._grouped
+            and mean >= FEWEST_GROUPED
+            and self._grouped.takes(x_TD, experts.gate_up_LGD, experts.down_LDF)
+        ):
+            return self._grouped.product, self._grouped.product
+        up, down = self._cut(x_TD, experts, mean)
+        return partial(moe.product, tile=up), partial(moe.product, tile=down)
+
+    def _cut(self, x_TD: Tensor, experts: Experts, mean: float) -> Cut:
         hidden, inner = experts.down_LDF.shape[1:]
         if x_TD.dtype == torch.float32:
             cuts = EXACT
@@ -90,7 +107,6 @@ class FusedMoeBackend(BaseMoeBackend):
             if (hidden, inner) not in self._cuts:
                 self._cuts[hidden, inner] = load_cuts(hidden, inner, x_TD.device)
             cuts = self._cuts[hidden, inner]
-        mean = len(x_TD) * experts.top_k / experts.total
         return next((cut for most, cut in cuts if mean <= most), cuts[-1][1])
 
 

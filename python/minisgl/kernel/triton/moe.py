@@ -21,6 +21,7 @@ size, F intermediate size of an expert.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,10 @@ class Tile:
     k: int
     warps: int
     stages: int
+
+
+Product = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
+"""`product`, without its last argument."""
 
 
 def route(
@@ -113,8 +118,8 @@ def experts(
     first: int,
     counts_L: Tensor,
     *,
-    up: Tile,
-    down: Tile,
+    up: Product,
+    down: Product,
 ) -> Tensor:
     """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up."""
     (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
@@ -122,8 +127,8 @@ def experts(
     rows_LT = place(ids_TK, counts_L, first)
     act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)
     partial = torch.empty((num_tokens * top_k, hidden), dtype=x_TD.dtype, device=x_TD.device)
-    product(x_TD, gate_up_LGD, counts_L, rows_LT, None, act, up)
-    product(act, down_LDF, counts_L, rows_LT, weights_TK, partial, down)
+    up(x_TD, gate_up_LGD, counts_L, rows_LT, None, act)
+    down(act, down_LDF, counts_L, rows_LT, weights_TK, partial)
     out_TD = torch.empty_like(x_TD)
     _launch_total(
         (num_tokens, -(-hidden // TOTAL_BLOCK), 1), (partial, ids_TK, out_TD),

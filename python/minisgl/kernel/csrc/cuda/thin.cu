@@ -12,7 +12,7 @@
 // Blocks with the SPLIT parts of one tile's inputs are a cluster. They send each other sums through
 // its shared memory, and each adds up a share of the columns, in the order of the parts.
 //
-// Compiled by NVRTC, without headers, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and with
+// Compiled by NVRTC behind hopper.cuh, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and with
 // `multiply` before it, which has an operand for each sum of a thread (thin.py).
 
 static_assert(HALVES ? GATED && SPLIT == 1 : N % 16 == 0, "not a form of thin.py");
@@ -24,10 +24,6 @@ constexpr int PAIRS = GATED && !HALVES ? CHUNKS / 2 : CHUNKS;  // chunks that co
 constexpr int INPUTS = 64;      // of a turn: 128 bytes, which is what the swizzle spans
 constexpr int W_BYTES = WIDTH * INPUTS * 2;
 constexpr int OWNED = (PAIRS + SPLIT - 1) / SPLIT;  // pairs that one block of a cluster adds up
-
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
 
 // A stage holds x's rows, a multiple of 8, and then the weights. The matrix instructions read 64 rows:
 // beyond the last it is the weights, and what comes after them. Those sums go nowhere.
@@ -49,44 +45,6 @@ struct Product {
   const unsigned short* bias;  // or null
   int rows, outputs;
 };
-
-__device__ unsigned shared_address(const void* pointer) {
-  unsigned long long address;
-  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(pointer));
-  return unsigned(address);
-}
-
-__device__ void expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
-__device__ void arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ void wait(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{ .reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again; }" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// 64 inputs from `input` of the rows from `row`; what is outside of the tensor is 0.
-__device__ void copy(unsigned to, const TensorMap& map, int input, int row, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(&map), "r"(input), "r"(row), "r"(barrier)
-      : "memory");
-}
-
-// A matrix of rows of 128 bytes, swizzled, as wgmma finds it; 8 rows are 1,024 bytes.
-__device__ unsigned long long matrix(unsigned address) {
-  return (1ull << 62) | (64ull << 32) | (1ull << 16) | (address >> 4);
-}
 
 // Of all threads of all blocks of the cluster.
 __device__ void cluster_arrive() {
@@ -112,33 +70,6 @@ __device__ unsigned in_block(unsigned address, int part) {
   return there;
 }
 
-// Two numbers, rounded, in a word.
-__device__ unsigned round(float low, float high) {
-  unsigned word;
-#if BFLOAT16
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-#endif
-  return word;
-}
-
-__device__ float number(unsigned short bits) {
-#if BFLOAT16
-  return __uint_as_float(unsigned(bits) << 16);
-#else
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-#endif
-}
-
-__device__ float silu(float x) {
-  float power;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
-  return x / (1 + power);
-}
-
 // A chunk's sums of a thread: columns c and c + 1 of rows r and r + 8.
 struct Four {
   float at[4];
@@ -149,14 +80,6 @@ struct Four {
 
   __device__ void add_bias(const unsigned short* bias) {
     for (int i = 0; i < 4; ++i) at[i] += number(bias[i % 2]);
-  }
-
-  __device__ void round_each() {
-    for (int i = 0; i < 4; i += 2) {
-      const unsigned word = round(at[i], at[i + 1]);
-      at[i] = number((unsigned short)(word));
-      at[i + 1] = number((unsigned short)(word >> 16));
-    }
   }
 };
 
@@ -200,18 +123,13 @@ __device__ void store(const Product& product, int row, int column, Four x, Four 
     x.add_bias(product.bias + column);
     if (GATED) up.add_bias(product.bias + product.outputs + column);
   }
-  if (GATED) {  // each step is rounded, as where it is a tensor of its own
-    x.round_each();
-    up.round_each();
-    for (float& gate : x.at) gate = silu(gate);
-    x.round_each();
-    for (int i = 0; i < 4; ++i) x.at[i] *= up.at[i];
-  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (row + half * 8 < product.rows) {
       auto* to = product.out + (long long)(row + half * 8) * product.outputs + column;
-      *reinterpret_cast<unsigned*>(to) = round(x.at[half * 2], x.at[half * 2 + 1]);
+      const float *two = &x.at[half * 2], *ups = &up.at[half * 2];
+      *reinterpret_cast<unsigned*>(to) =
+          GATED ? gated(two[0], two[1], ups[0], ups[1]) : round(two[0], two[1]);
     }
   }
 }
@@ -233,7 +151,7 @@ __device__ void produce(const TensorMap& x, const TensorMap& w, const Ring& ring
          ring.full + stage * 8);
   };
   for (int turn = 0; turn < ahead; ++turn) copy_weights(turn, turn);
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_kernel_before();
   for (int turn = 0; turn < ahead; ++turn) copy_x(turn, turn);
   for (int turn = ahead, stage = 0, parity = 0; turn < count; ++turn) {
     wait(ring.empty + stage * 8, parity);
@@ -254,16 +172,14 @@ __device__ void consume(float (&sums)[N / 2], const Ring& ring, int group, int c
     const unsigned at = ring.base + stage * ring.stage_bytes();
     const unsigned long long a = matrix(at);
     const unsigned long long b = matrix(at + ring.x_bytes + (HALVES ? group * (W_BYTES / 2) : 0));
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    multiply_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) multiply(sums, a + k * 2, b + k * 2);  // 16 inputs, 32 bytes
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" :::
-                     "memory");
+    multiply_end();
     if (threadIdx.x % 128 == 0) arrive(ring.empty + stage * 8);
     if ((stage += STEP) >= ring.stages) stage -= ring.stages, parity ^= 1;
   }
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  settle(sums);
 }
 
 __device__ Four four(const float (&sums)[N / 2], int chunk) {
@@ -350,12 +266,10 @@ extern "C" __global__ void __launch_bounds__(288, 1)
     asm volatile("prefetch.tensormap [%0];\nprefetch.tensormap [%1];" ::"l"(&w), "l"(&x)
                  : "memory");
     for (int stage = 0; stage < stages; ++stage) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ring.full + stage * 8));
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ring.empty + stage * 8),
-                   "r"(HALVES ? 2 : 1));
+      make_barrier(ring.full + stage * 8, 1);
+      make_barrier(ring.empty + stage * 8, HALVES ? 2 : 1);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" :::
-                     "memory");
+    show_barriers();
   }
   __syncthreads();
 

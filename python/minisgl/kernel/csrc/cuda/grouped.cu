@@ -1,0 +1,321 @@
+// The products of a mixture's experts: a pair is a token and one of its experts, and each pair's
+// row of x is multiplied by its expert's weights, w [experts, F, D]:
+//
+//   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up
+//   otherwise  out[pair, F] = scale[pair] * sum
+//
+// A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
+// are the columns of the matrix instructions, which exist for every multiple of 8, so that experts
+// are cut into tiles of about the same width, and little is multiplied for nothing. Blocks stay and
+// take tile after tile:
+//
+//   a warpgroup that fetches   64 inputs a turn: weights by the bulk copy engine, the rows of x, which
+//                              lie anywhere, by 16 bytes (cp.async); it is turns, and tiles, ahead
+//   two that multiply          64 weight rows of each half, all pairs (wgmma); then they turn the
+//                              sums by stmatrix, so that a pair's outputs are written side by side
+//
+// Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED and
+// BFLOAT16 defined (grouped.py).
+
+constexpr int INPUTS = 64;         // of a turn: 128 bytes, which is what the swizzle spans
+constexpr int BOX = 128;           // rows of w that one copy brings
+constexpr int W_BYTES = 2 * BOX * INPUTS * 2;
+constexpr int STAGE_BYTES = W_BYTES + MOST * INPUTS * 2;
+constexpr int STEP = 16;           // pairs: widths of tiles are multiples of it
+constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
+constexpr int FETCHERS = 128;      // threads
+constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
+constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // that a fetching thread tells of
+constexpr int TRANSPOSED_BYTES = MOST * 32;  // of a warp: 16 outputs of each pair
+
+struct Task {
+  const unsigned short* x;
+  unsigned short* out;
+  const int* counts;    // pairs of each expert
+  const int* rows;      // [experts, stride]: its pairs
+  const float* scales;  // of each pair
+  int experts, stride, share, inputs, outputs;  // share: pairs that have a row of x together
+};
+
+struct Tile {
+  int expert, first, count, width, block;  // pairs from `first` on; `width` with what pads them
+};
+
+// What the fetching warpgroup tells the others of a tile.
+struct News {
+  Tile tile;
+  int pairs[MOST];
+  float scales[MOST];
+};
+
+// What a block keeps beside the stages. News of two tiles take turns.
+struct Shared {
+  unsigned long long full[STAGES], empty[STAGES], told[2], forgotten[2];
+  News news[2];
+  alignas(16) unsigned char transposed[8][TRANSPOSED_BYTES];
+
+  // Behind all: how many tiles of pairs each expert and those before it have; then their counts.
+  __device__ int* ends() const { return (int*)(this + 1); }
+};
+
+static_assert(sizeof(Shared) <= BESIDE, "grouped.py asks for less");
+
+__device__ int ceil_div(int x, int y) { return (x + y - 1) / y; }
+
+// Tiles take turns: all blocks of outputs of the same pairs follow each other.
+__device__ Tile find(const Task& task, const Shared& shared, int tile, int blocks) {
+  const int *ends = shared.ends(), *counts = ends + task.experts;
+  const int of_pairs = tile / blocks;
+  int low = 0, high = task.experts - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > of_pairs) high = middle;
+    else low = middle + 1;
+  }
+  const int before = low ? ends[low - 1] : 0, count = counts[low];
+  const int width = ceil_div(ceil_div(count, ends[low] - before), STEP) * STEP;
+  const int first = (of_pairs - before) * width, left = count - first;
+  return {low, first, left < width ? left : width, width, tile % blocks};
+}
+
+// By the first warp.
+__device__ void count_tiles(const Task& task, Shared& shared) {
+  int total = 0;
+  for (int first = 0; first < task.experts; first += 32) {
+    const int expert = first + threadIdx.x;
+    const int count = expert < task.experts ? task.counts[expert] : 0;
+    int sum = ceil_div(count, MOST);
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, sum, step);
+      if (threadIdx.x >= step) sum += other;
+    }
+    if (expert < task.experts) {
+      shared.ends()[expert] = total + sum;
+      shared.ends()[task.experts + expert] = count;
+    }
+    total += __shfl_sync(~0u, sum, 31);
+  }
+}
+
+__device__ void copy_16_bytes(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The barrier counts this thread when what it has copied so far is there.
+__device__ void arrive_with_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Which stage is next, and in which phase its barriers are then.
+struct Stage {
+  int index, parity;
+
+  __device__ void advance() {
+    if (++index == STAGES) index = 0, parity ^= 1;
+  }
+};
+
+// Those that a thread tells of, FETCHERS apart; where the tile has no more, its last.
+__device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& tile, int thread) {
+  const int* rows = task.rows + (long long)tile.expert * task.stride + tile.first;
+#pragma unroll
+  for (int i = 0; i < PAIRS; ++i) {
+    const int row = thread + i * FETCHERS;
+    pairs[i] = rows[row < tile.count ? row : tile.count - 1];
+  }
+}
+
+__device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsigned stages,
+                      int tiles, int blocks) {
+  const int thread = threadIdx.x - 256, chunk = thread % 8;
+  const unsigned to = W_BYTES + thread / 8 * 128 + ((chunk ^ thread / 8 % 8) << 4);
+  Stage at{0, 1};  // stages are empty at first
+  Tile next;
+  int pairs[PAIRS];
+  auto look_ahead = [&](int tile) {
+    if (tile >= tiles) return;
+    next = find(task, shared, tile, blocks);
+    load_pairs(pairs, task, next, thread);
+  };
+  look_ahead(blockIdx.x);
+  for (int number = 0, tile = blockIdx.x; tile < tiles; ++number) {
+    const Tile here = next;
+    News& news = shared.news[number & 1];
+    wait(shared_address(&shared.forgotten[number & 1]), ~(number >> 1) & 1);
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      const int column = thread + i * FETCHERS;
+      if (column < MOST) {
+        news.pairs[column] = pairs[i];
+        if (!GATED) news.scales[column] = task.scales[pairs[i]];
+      }
+    }
+    if (thread == 0) news.tile = here;
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+    if (thread == 0) arrive(shared_address(&shared.told[number & 1]));
+    const unsigned short* rows[FETCHED];
+#pragma unroll
+    for (int i = 0; i < FETCHED; ++i) {
+      const int row = news.pairs[thread / 8 + i * STEP] / task.share;
+      rows[i] = task.x + (long long)row * task.inputs + chunk * 8;
+    }
+    tile += gridDim.x;
+    look_ahead(tile);
+    const int first = here.expert * task.outputs * (GATED ? 2 : 1) + here.block * OUTPUTS;
+    const int second = first + (GATED ? task.outputs : BOX);
+    for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
+      const unsigned full = shared_address(&shared.full[at.index]);
+      const unsigned stage = stages + at.index * STAGE_BYTES;
+      wait(shared_address(&shared.empty[at.index]), at.parity);
+      if (thread == 0) {
+        expect(full, W_BYTES);
+        copy(stage, w, input, first, full);
+        copy(stage + W_BYTES / 2, w, input, second, full);
+      }
+#pragma unroll
+      for (int i = 0; i < FETCHED; ++i) {
+        if (i * STEP < here.width) copy_16_bytes(stage + to + i * STEP * 128, rows[i]);
+      }
+      arrive_with_copies(full);
+#pragma unroll
+      for (int i = 0; i < FETCHED; ++i) rows[i] += INPUTS;
+    }
+  }
+}
+
+// Puts 16 outputs of the 16 pairs from `column` on side by side. words: of 8 outputs by 8 pairs each,
+// two of outputs, for two of pairs. Halves of 16 bytes change places after every fourth pair, so that
+// no two are in the same bank.
+__device__ void transpose(unsigned transposed, int column, const unsigned (&words)[4]) {
+  const int lane = threadIdx.x % 32, half = lane / 8 % 2 ^ lane / 4 % 2;
+  const unsigned to = transposed + (column + lane / 16 * 8 + lane % 8) * 32 + half * 16;
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// Stores a warp's 16 outputs from `output` on of each pair. words_of: of a thread's sum i and the
+// next, which are of pair `column` and the next.
+template <int N, typename WordsOf>
+__device__ void store(const Task& task, const News& news, unsigned transposed, int output,
+                      WordsOf words_of) {
+  const int lane = threadIdx.x % 32, half = lane % 2, first = output + half * 8;
+#pragma unroll
+  for (int column = 0; column < N; column += STEP) {  // 8 sums of a thread
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = words_of(column / 2 + i * 2, column + i / 2 * 8 + lane % 4 * 2);
+    }
+    transpose(transposed, column, words);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int column = lane / 2; column < N; column += STEP) {
+    unsigned x[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(transposed + column * 32 + (half ^ column / 4 % 2) * 16)
+                 : "memory");
+    if (first < task.outputs && column < news.tile.count) {
+      auto* at = task.out + (long long)news.pairs[column] * task.outputs + first;
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
+                   "r"(x[2]), "r"(x[3])
+                   : "memory");
+    }
+  }
+  __syncwarp();
+}
+
+template <int N>
+__device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages, Stage& at,
+                              const News& news) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  float first[N / 2], second[N / 2];  // sums of both halves
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) first[i] = second[i] = 0;
+  for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
+    wait(shared_address(&shared.full[at.index]), at.parity);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // x's rows were not bulk copies
+    const unsigned stage = stages + at.index * STAGE_BYTES;
+    const unsigned long long a = matrix(stage + group * 64 * 128);
+    const unsigned long long b = matrix(stage + W_BYTES / 2 + group * 64 * 128);
+    const unsigned long long x = matrix(stage + W_BYTES);
+    multiply_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {  // 16 inputs, 32 bytes
+      multiply(first, a + k * 2, x + k * 2);
+      multiply(second, b + k * 2, x + k * 2);
+    }
+    multiply_end();
+    if (threadIdx.x % 128 == 0) arrive(shared_address(&shared.empty[at.index]));
+  }
+  settle(first);
+  settle(second);
+
+  const int output = news.tile.block * OUTPUTS + group * 64 + warp % 4 * 16;
+  const unsigned transposed = shared_address(shared.transposed[warp]);
+  if constexpr (GATED) {
+    store<N>(task, news, transposed, output, [&](int i, int) {
+      return gated(first[i], first[i + 1], second[i], second[i + 1]);
+    });
+  } else {
+    auto scaled = [&](const float (&sums)[N / 2]) {
+      return [&](int i, int column) {
+        return round(sums[i] * news.scales[column], sums[i + 1] * news.scales[column + 1]);
+      };
+    };
+    store<N>(task, news, transposed, output, scaled(first));
+    store<N>(task, news, transposed, output + BOX, scaled(second));
+  }
+}
+
+// The form for a tile's width, which all threads of a block agree on.
+template <int N>
+__device__ void multiply_tile_of(const Task& task, Shared& shared, unsigned stages, Stage& at,
+                                 const News& news) {
+  if constexpr (N < MOST) {
+    if (news.tile.width > N) {
+      multiply_tile_of<N + STEP>(task, shared, stages, at, news);
+      return;
+    }
+  }
+  multiply_tile<N>(task, shared, stages, at, news);
+}
+
+// Grid: blocks that are all there at once. inputs: a multiple of 64; outputs: of 8.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    grouped_product(const __grid_constant__ TensorMap w, const Task task) {
+  extern __shared__ unsigned char memory[];
+  const unsigned base = shared_address(memory), stages = (base + 1023) & ~1023u;
+  Shared& shared = *reinterpret_cast<Shared*>(memory + (stages - base) + STAGES * STAGE_BYTES);
+  if (threadIdx.x == 256) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      make_barrier(shared_address(&shared.full[stage]), FETCHERS + 1);
+      make_barrier(shared_address(&shared.empty[stage]), 2);
+    }
+    for (int i = 0; i < 2; ++i) {
+      make_barrier(shared_address(&shared.told[i]), 1);
+      make_barrier(shared_address(&shared.forgotten[i]), 8);
+    }
+    show_barriers();
+  }
+  wait_for_kernel_before();
+  if (threadIdx.x < 32) count_tiles(task, shared);
+  __syncthreads();
+
+  const int blocks = ceil_div(task.outputs, OUTPUTS);
+  const int tiles = shared.ends()[task.experts - 1] * blocks;
+  if (threadIdx.x >= 256) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    fetch(w, task, shared, stages, tiles, blocks);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    Stage at{0, 0};
+    for (int number = 0, tile = blockIdx.x; tile < tiles; ++number, tile += gridDim.x) {
+      wait(shared_address(&shared.told[number & 1]), number >> 1 & 1);
+      multiply_tile_of<STEP>(task, shared, stages, at, shared.news[number & 1]);
+      if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.forgotten[number & 1]));
+    }
+  }
+}

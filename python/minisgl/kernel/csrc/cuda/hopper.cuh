@@ -1,0 +1,109 @@
+// What our products on Hopper have in common: barriers, the bulk copy engine, descriptions for the
+// matrix instructions, and rounding to 16 bits. Put before thin.cu and grouped.cu, which define BFLOAT16.
+
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+__device__ unsigned shared_address(const void* pointer) {
+  unsigned long long address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(pointer));
+  return unsigned(address);
+}
+
+__device__ void make_barrier(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// Of the thread that made them, before others use them.
+__device__ void show_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ void expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ void wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again; }" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// 64 inputs from `input` of the rows from `row`; what is outside of the tensor is 0.
+__device__ void copy(unsigned to, const TensorMap& map, int input, int row, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(input), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// A matrix of rows of 128 bytes, swizzled, as wgmma finds it; 8 rows are 1,024 bytes.
+__device__ unsigned long long matrix(unsigned address) {
+  return (1ull << 62) | (64ull << 32) | (1ull << 16) | (address >> 4);
+}
+
+// Between writes of registers that hold sums and matrix instructions that add to them.
+__device__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// All matrix instructions of this warpgroup have ended.
+__device__ void multiply_end() {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Keeps what reads the sums behind `multiply_end`.
+template <int COUNT>
+__device__ void settle(float (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// The kernel before has ended, and what it wrote can be seen (programmatic dependent launch).
+__device__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Two numbers, rounded, in a word.
+__device__ unsigned round(float low, float high) {
+  unsigned word;
+#if BFLOAT16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
+  return word;
+}
+
+__device__ float number(unsigned short bits) {
+#if BFLOAT16
+  return __uint_as_float(unsigned(bits) << 16);
+#else
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+#endif
+}
+
+__device__ float low(unsigned word) { return number((unsigned short)(word)); }
+__device__ float high(unsigned word) { return number((unsigned short)(word >> 16)); }
+
+__device__ float silu(float x) {
+  float power, result;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
+  asm("div.approx.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(1 + power));
+  return result;
+}
+
+// silu(gate) * up of two; each step is rounded, as where it is a tensor of its own.
+__device__ unsigned gated(float gate, float next_gate, float up, float next_up) {
+  const unsigned gates = round(gate, next_gate), ups = round(up, next_up);
+  const unsigned active = round(silu(low(gates)), silu(high(gates)));
+  return round(low(active) * low(ups), high(active) * high(ups));
+}

@@ -1,0 +1,113 @@
+"""The experts' products on Hopper: what the host knows of `csrc/cuda/grouped.cu`.
+
+Compiled by NVRTC at the first use and cached on disk: two kernels for a dtype, whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, load_product
+from minisgl.kernel.jit import CUDA, JitUnavailable, load_library
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+MOST = 192
+"""Pairs of a tile. More need more registers than there are."""
+STAGES = 3
+STEP = 16  # that widths of tiles are multiples of
+BOX = 128  # rows of weights that one copy brings
+NUM_THREADS = 384  # three warpgroups
+BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
+"""Beside the stages: news of two tiles, what eight warps transpose, barriers."""
+MAX_EXPERTS = 512  # on a rank; they fill the shared memory
+
+
+class _Task(ctypes.Structure):
+    """struct Task."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("x", "out", "counts", "rows", "scales")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("experts", "stride", "share", "inputs", "outputs", "pad")
+        ),
+    )
+
+
+class GroupedProducts:
+    """The kernels on the current device. Mutable: what has been compiled and described."""
+
+    def __init__(self) -> None:
+        """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
+        torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
+        self._library = load_library(CUDA)
+        self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
+        self._kernels: dict[tuple[torch.dtype, bool], int | None] = {}
+        self._weight_maps: dict[tuple[int, int, int], bytes] = {}
+
+    def takes(self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor) -> bool:
+        """Whether both products of experts can be computed here."""
+        if x.dtype not in TYPES or len(down_LDF) > MAX_EXPERTS:
+            return False
+        for weight in (gate_up_LGD, down_LDF):
+            if weight.shape[2] % INPUTS or weight.data_ptr() % 16:
+                return False
+        return all(self._kernel(x.dtype, gated) is not None for gated in (True, False))
+
+    def product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        counts_L: Tensor,
+        rows_LT: Tensor,
+        scales: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """See `minisgl.kernel.triton.moe.product`."""
+        gated = scales is None
+        kernel = self._kernel(x.dtype, gated)
+        assert kernel is not None, "takes() was not asked"
+        (num_experts, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
+        inputs = x.shape[1]
+        key = (weight.data_ptr(), weight.shape[0] * weight.shape[1], inputs)
+        weight_map = self._weight_maps.get(key)
+        if weight_map is None:
+            weight_map = self._weight_maps[key] = bytes(self._library.tensor_map(*key, BOX))
+        map_of_weights = ctypes.create_string_buffer(weight_map, 128)
+        task = _Task(
+            x.data_ptr(), out.data_ptr(), counts_L.data_ptr(), rows_LT.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
+            num_experts, num_tokens, num_pairs // len(x), inputs, outputs, 0,
+        )  # fmt: skip
+        parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
+        self._library.kernel_launch(
+            kernel, self._num_blocks, NUM_THREADS, _shared_bytes(num_experts), 1,
+            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+        )  # fmt: skip
+
+    def _kernel(self, dtype: torch.dtype, gated: bool) -> int | None:
+        """None where it cannot be made: a full disk must not end a step."""
+        if (dtype, gated) not in self._kernels:
+            try:
+                self._kernels[dtype, gated] = self._load(dtype, gated)
+            except (JitUnavailable, RuntimeError) as error:
+                logger.warning("experts' products of many rows are Triton's: %s", error)
+                self._kernels[dtype, gated] = None
+        return self._kernels[dtype, gated]
+
+    def _load(self, dtype: torch.dtype, gated: bool) -> int:
+        numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES, "GATED": gated}
+        cubin = load_product("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
+        kernel: int = self._library.cubin_kernel(self._library.cubin_load(cubin), "grouped_product")
+        self._library.kernel_allow(kernel, SHARED_BYTES)
+        return kernel
+
+
+def _shared_bytes(num_experts: int) -> int:
+    stage = (2 * BOX + MOST) * INPUTS * 2
+    return STAGES * stage + BESIDE_BYTES + 8 * num_experts + 1024  # to align them

@@ -1,0 +1,107 @@
+"""The experts' products on Hopper against float64: tiles of every width, idle experts, no pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from product_error import ROUNDOFF, gated, product, rounding
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from minisgl.kernel.grouped import MOST, GroupedProducts
+
+
+@pytest.fixture(scope="module")
+def products() -> GroupedProducts:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is for Hopper")
+    return GroupedProducts()
+
+
+def _rows(counts: list[int], top_k: int) -> tuple[Tensor, Tensor]:
+    """(counts [L], rows [L, most]): pairs in random order; what is beyond is none's."""
+    most, total = max(counts, default=0), sum(counts)
+    order = torch.randperm(total, dtype=torch.int32)
+    rows = torch.full((len(counts), max(most, 1)), 2**30, dtype=torch.int32)
+    for expert, pairs in enumerate(order.split(counts)):
+        rows[expert, : len(pairs)] = pairs
+    assert total % top_k == 0
+    return torch.tensor(counts, dtype=torch.int32, device="cuda"), rows.cuda()
+
+
+def _check(
+    products: GroupedProducts,
+    counts: list[int],
+    outputs: int,
+    inputs: int,
+    *,
+    top_k: int,
+    dtype: torch.dtype,
+    is_gated: bool,
+) -> None:
+    torch.manual_seed(sum(counts) + outputs)
+    total, experts = sum(counts), len(counts)
+    counts_L, rows_LT = _rows(counts, top_k)
+    x = torch.randn(total // top_k if is_gated else total, inputs, device="cuda").to(dtype)
+    weight = torch.randn(experts, outputs * (1 + is_gated), inputs, device="cuda")
+    weight = (weight * inputs**-0.5).to(dtype)
+    scales = None if is_gated else torch.rand(total, device="cuda")
+    guard = torch.full((total + 2, outputs), torch.nan, dtype=dtype, device="cuda")
+    out = guard[1:-1]
+    assert products.takes(x, weight, weight)
+    products.product(x, weight, counts_L, rows_LT, scales, out)
+    assert guard[0].isnan().all()
+    assert guard[-1].isnan().all()
+    for expert, count in enumerate(counts):
+        pairs = rows_LT[expert, :count].long()
+        taken = x[pairs // top_k if is_gated else pairs]
+        want, error = product(taken, weight[expert])
+        if scales is None:
+            want, error = gated(want, error, dtype)
+        else:
+            scale = scales[pairs, None].double()
+            want, error = want * scale, error * scale
+        error += rounding(want.abs() + error, dtype)
+        worst = ((out[pairs].double() - want).abs() / error).nan_to_num(torch.inf).amax()
+        assert count == 0 or worst <= 1, f"expert {expert}: {worst:.2f} of what rounding explains"
+    again = torch.empty_like(out)
+    products.product(x, weight, counts_L, rows_LT, scales, again)
+    assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_every_width(is_gated: bool, dtype: torch.dtype, products: GroupedProducts) -> None:
+    counts = [*range(0, MOST + 1, 8), 1, MOST + 1, 2 * MOST - 3, 1000, 0]
+    counts[0] += -sum(counts) % 4
+    _check(products, counts, 264, 192, top_k=4, dtype=dtype, is_gated=is_gated)
+
+
+@pytest.mark.parametrize(
+    ("counts", "outputs", "inputs"),
+    [
+        ([1], 8, 64),  # of a device's blocks most have nothing to do
+        ([0, 0, 3, 0], 40, 64),
+        ([0] * 511 + [2000], 128, 128),
+        ([300] * 8, 768, 2048),  # more tiles than blocks
+        ([17] * 128, 2048, 768),
+        ([0, 5000], 4096, 1024),
+    ],
+    ids=["one pair", "one expert", "the last of 512", "eight", "a decode step of 272", "two"],
+)
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_shapes(
+    counts: list[int], outputs: int, inputs: int, is_gated: bool, products: GroupedProducts
+) -> None:
+    kind = torch.bfloat16
+    _check(products, counts, outputs, inputs, top_k=1, dtype=kind, is_gated=is_gated)
+
+
+def test_no_pairs_write_nothing(products: GroupedProducts) -> None:
+    counts_L, rows_LT = _rows([0] * 8, 1)
+    x = torch.zeros(4, 64, device="cuda").bfloat16()  # all of them another rank's
+    weight = torch.zeros(8, 128, 64, device="cuda").bfloat16()
+    out = torch.full((4, 64), 7.0, device="cuda").bfloat16()
+    products.product(x, weight, counts_L, rows_LT, None, out)
+    assert (out == 7).all()

@@ -1,0 +1,78 @@
+"""Which experts Hopper's own products take; the kernel itself runs on GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.kernel.grouped import (
+    MAX_EXPERTS,
+    MOST,
+    STEP,
+    GroupedProducts,
+    _shared_bytes,
+    _Task,
+)
+from minisgl.kernel.hopper import SHARED_BYTES
+from minisgl.kernel.jit import JitUnavailable
+
+
+def test_a_block_has_the_memory_that_is_asked_for() -> None:
+    assert _shared_bytes(MAX_EXPERTS) <= SHARED_BYTES
+
+
+def test_what_is_handed_over_is_laid_out_as_the_kernel_reads_it() -> None:
+    assert [getattr(_Task, name).offset for name in ("x", "out", "counts", "rows", "scales")] == [
+        0, 8, 16, 24, 32,
+    ]  # fmt: skip
+    assert _Task.experts.offset == 40
+    assert ctypes.sizeof(_Task) == 64
+    assert MOST % STEP == 0
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> GroupedProducts:
+    """As on an H200, without one: nothing is compiled or launched."""
+    products = GroupedProducts.__new__(GroupedProducts)
+    products._kernels = {}
+    monkeypatch.setattr(GroupedProducts, "_load", lambda self, dtype, gated: 1)
+    return products
+
+
+def _tensors(
+    experts: int = 4, hidden: int = 128, inner: int = 64, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.zeros(3, hidden, dtype=dtype),
+        torch.zeros(experts, 2 * inner, hidden, dtype=dtype),
+        torch.zeros(experts, hidden, inner, dtype=dtype),
+    )
+
+
+def test_takes_16_bit_experts_of_whole_turns(products: GroupedProducts) -> None:
+    assert products.takes(*_tensors())
+    assert products.takes(*_tensors(dtype=torch.float16))
+    assert products.takes(*_tensors(experts=MAX_EXPERTS))
+    assert not products.takes(*_tensors(dtype=torch.float32))
+    assert not products.takes(*_tensors(hidden=72))
+    assert not products.takes(*_tensors(inner=40))
+    assert not products.takes(*_tensors(experts=MAX_EXPERTS + 1))
+
+
+def test_what_does_not_compile_is_left_to_triton(
+    products: GroupedProducts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts = []
+
+    def fail(self: GroupedProducts, dtype: torch.dtype, gated: bool) -> int:
+        attempts.append(gated)
+        raise JitUnavailable("the disk is full")
+
+    monkeypatch.setattr(GroupedProducts, "_load", fail)
+    for _ in range(3):
+        assert not products.takes(*_tensors())
+    assert len(attempts) == 1, "tried again at every step"
+    assert "the disk is full" in caplog.text
