@@ -26,7 +26,7 @@ def test_defaults_and_every_flag() -> None:
             "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
-            "--otlp-endpoint u --tp 2 --ep --disable-pynccl"
+            "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl"
         )
     )
     # They exclude others of these; the last is no flag.
@@ -53,6 +53,10 @@ def test_defaults_and_every_flag() -> None:
         ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --dry-run", "does not go with --nnodes"),
         ("--port 70000", "--port: must be a whole number from 0 to 65535, got '70000'"),
         ("--port x", "from 0 to 65535"),
+        ("--otlp-endpoint localhost:4318", "must be the URL of an OTLP/HTTP collector"),
+        ("--otlp-endpoint ftp://x", "such as http://localhost:4318, got 'ftp://x'"),
+        ("--otlp-endpoint http://", "http://localhost:4318"),
+        ("--otlp-endpoint http://[::1", "got 'http://[::1'"),
         ("--page-size 0", "from 1 to 1024"),
         ("--num-tokenizer -1", "from 0 to 64"),
         ("--max-seq-len 1", "at least 2"),

@@ -32,6 +32,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
 """What the C++ kernels have room for, `kernel/csrc/rows.h`."""
+MAX_LAYERS = 1024
+"""A typo is told at once, instead of after building what it asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,11 @@ class ModelConfig:
             raise ConfigError(
                 f"{file}: a head would have {head_dim} dims; expected at most {MAX_HEAD_DIM}"
             )
-        activation = str(config.values.get("hidden_act") or "silu")
+        num_layers = config.integer("num_hidden_layers")
+        if num_layers > MAX_LAYERS:
+            raise config.error("num_hidden_layers", f"at most {MAX_LAYERS}")
+        activation = config.values.get("hidden_act")
+        activation = "silu" if activation is None else str(activation)
         if activation not in _ACTIVATIONS:
             raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
         return cls(
@@ -162,7 +168,7 @@ class ModelConfig:
             vocab_size=config.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=config.integer("intermediate_size"),
-            num_layers=config.integer("num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -186,8 +192,10 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
 
 def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
     """Where both spellings are there, `rope_scaling` wins, as in Hugging Face."""
-    name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
-    values = config.values.get(name) or {}
+    given = config.values.get("rope_scaling") not in (None, {})
+    name = "rope_scaling" if given else "rope_parameters"
+    values = config.values.get(name)
+    values = {} if values is None else values
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         raise config.error(name, "one object for all layers")
     rope = Fields(values, f"{config.where}: {name}")

@@ -36,7 +36,7 @@ def _grouped_products() -> GroupedProducts | None:
     """Of the current device, if that is Hopper and something compiles."""
     from minisgl.kernel.grouped import GroupedProducts
 
-    if torch.cuda.get_device_capability()[0] != 9:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return None
     try:
         return GroupedProducts()

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
+from urllib.parse import urlsplit
 
 from minisgl import __version__
 
@@ -298,6 +299,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     group.add_argument(
         "--otlp-endpoint",
         metavar="URL",
+        type=_collector,
         help="send a span for each request to this OpenTelemetry collector over HTTP, such as "
         "http://localhost:4318; needs pip install 'minisgl[otel]' (default: none)",
     )
@@ -382,6 +384,19 @@ def _attention(text: str) -> str:
         raise argparse.ArgumentTypeError(
             "must be auto, torch, cpu, triton or fa, or PREFILL,DECODE with triton, fa or fi, and "
             f"triton, fa or trtllm; got {text!r}"
+        )
+    return text
+
+
+def _collector(text: str) -> str:
+    try:
+        url = urlsplit(text)
+    except ValueError:  # as of an IPv6 address without its end
+        url = urlsplit("")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise argparse.ArgumentTypeError(
+            "must be the URL of an OTLP/HTTP collector, such as http://localhost:4318, "
+            f"got {text!r}"
         )
     return text
 
