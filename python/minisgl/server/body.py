@@ -21,6 +21,17 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$")
 
+_EXPECTED = re.compile(r"^Expected `(.*?)`(?:(.*), got `(.*)`)?")
+_TYPES: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+}
+"""msgspec's names of what JSON has; null is null."""
+
 # What msgspec's error leaves open, by the last name of the path.
 _HINTS: Final = (
     ("role", "the roles are system, developer, user, assistant and tool"),
@@ -106,7 +117,18 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         near = difflib.get_close_matches(unknown[1], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return InvalidRequest(f"the field {name} is not known here{hint}", param=name)
+    text = _EXPECTED.sub(_in_words, text)
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {text}")
     hint = dict(_HINTS).get(path.rpartition(".")[2], "")
     return InvalidRequest(f"{path}: {text}{hint and f'; {hint}'}", param=path)
+
+
+def _in_words(found: re.Match[str]) -> str:
+    """ "Expected `int | null`, got `str`" as "expected an integer or null, got a string"."""
+    names = [_TYPES.get(name, name) for name in found[1].split(" | ")]
+    expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    if not found[3]:
+        return f"expected {expected}"
+    got = "a decimal number" if found[3] == "float" else _TYPES.get(found[3], found[3])
+    return f"expected {expected}{found[2]}, got {got}"
