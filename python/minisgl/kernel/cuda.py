@@ -88,7 +88,7 @@ class CudaOps(Ops):
         filters = (args.top_ks, args.top_ps, args.min_ps)
         limits = None
         if any(x is not None for x in filters):
-            limits = threshold.thresholds(logits_SV, args.temperatures, *filters)
+            limits = threshold.limits(logits_SV, args.temperatures, *filters)
         return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs, limits)
 
 

@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.triton.threshold import CHUNK as LIMITS_CHUNK
+from minisgl.kernel.triton.threshold import Limits
 
 CHUNK = 4096
 """Vocabulary entries a program: 38 programs a row of Qwen's 151,936."""
@@ -28,25 +30,26 @@ def choose(
     temperatures_S: Tensor | None = None,
     seeds_S: Tensor | None = None,
     output_idxs_S: Tensor | None = None,
-    thresholds_S: Tensor | None = None,
+    limits: Limits | None = None,
 ) -> Tensor:
     """int32 [S]: the first largest logit; with temperatures, see `Ops.sample`.
 
-    thresholds: what the filters leave, see `minisgl.kernel.triton.threshold`.
+    limits: what the filters leave.
     """
     num_rows, num_vocab = logits_SV.shape
-    chunks = -(-num_vocab // CHUNK)
+    chunk = CHUNK if limits is None else LIMITS_CHUNK
+    chunks = -(-num_vocab // chunk)
     best_SC = torch.empty((num_rows, chunks), dtype=torch.float32, device=logits_SV.device)
     where_SC = torch.empty((num_rows, chunks), dtype=torch.int32, device=logits_SV.device)
     out_S = torch.empty(num_rows, dtype=torch.int32, device=logits_SV.device)
     random = temperatures_S is not None
     draw = (temperatures_S, seeds_S, output_idxs_S) if random else (logits_SV,) * 3
     dtype = logits_SV.dtype
+    filters = (limits.thresholds_S, limits.largest_SC) if limits else (best_SC,) * 2
     _launch_chunks(
-        (num_rows, chunks, 1),
-        (logits_SV, *draw, best_SC if thresholds_S is None else thresholds_S, best_SC, where_SC),
-        (logits_SV.stride(0), num_vocab, random, thresholds_S is not None, CHUNK),
-        dtype=dtype, num_warps=4,
+        (num_rows, chunks, 1), (logits_SV, *draw, *filters, best_SC, where_SC),
+        (logits_SV.stride(0), num_vocab, random, limits is not None, chunk),
+        dtype=dtype, num_warps=chunk // 1024,
     )  # fmt: skip
     _launch_rows(
         (num_rows, 1, 1), (best_SC, where_SC, out_S), (chunks, power_of_2(chunks)),
@@ -57,7 +60,8 @@ def choose(
 
 @triton.jit
 def _best_of_chunk(
-    logits_ptr, temperature_ptr, seed_ptr, output_idx_ptr, threshold_ptr, best_ptr, where_ptr,
+    logits_ptr, temperature_ptr, seed_ptr, output_idx_ptr, threshold_ptr, largest_ptr, best_ptr,
+    where_ptr,
     STRIDE: tl.constexpr, VOCAB: tl.constexpr, RANDOM: tl.constexpr, FILTERED: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -65,12 +69,19 @@ def _best_of_chunk(
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
+    if FILTERED:
+        threshold = tl.load(threshold_ptr + row)
+        # Of a greedy row no chunk's largest is set, and none is below its threshold.
+        if tl.load(largest_ptr + row * chunks + chunk) < threshold:
+            tl.store(best_ptr + row * chunks + chunk, -float("inf"))
+            tl.store(where_ptr + row * chunks + chunk, chunk * CHUNK)
+            return
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = ids < VOCAB
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     score = tl.load(row_ptr + ids, mask=inside, other=-float("inf")).to(tl.float32)
     if FILTERED:
-        score = tl.where(score >= tl.load(threshold_ptr + row), score, -float("inf"))
+        score = tl.where(score >= threshold, score, -float("inf"))
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0:
