@@ -72,6 +72,7 @@ kernels() {
     "$python" -m minisgl.benchmark moe --json "$out/moe-h200.json" \
         --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
     "$python" -m minisgl.benchmark products --json "$out/products.json"
+    "$python" -m minisgl.benchmark sampling --json "$out/sampling.json"
     "$python" -m minisgl.benchmark products --steps --shapes qwen3-0.6b,qwen3-14b \
         --json "$out/decode-steps.json"
 }

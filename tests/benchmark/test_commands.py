@@ -327,6 +327,7 @@ def nothing(*_: Any, **__: Any) -> list[Any]:
         ("moe", {"_on_cpu": nothing, "_on_gpu": nothing}),
         ("offline", {"card_rates": dict, "random_engine": Mock(), "_measure": nothing}),
         ("products", {"card_rates": dict, "measure_layer": nothing}),
+        ("sampling", {"card_rates": lambda: {"copy_tb_s": 4.0}, "KINDS": ()}),
         ("startup", {"_start_once": lambda flags: STARTED}),
         ("versus_transformers", {"_compare": nothing}),
     ],
@@ -517,7 +518,7 @@ def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-@pytest.mark.parametrize("name", ["attention", "offline", "products"])
+@pytest.mark.parametrize("name", ["attention", "offline", "products", "sampling"])
 def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert "this times a GPU, and torch finds no CUDA device here" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_all_parts_run_and_name_benchmarks_that_exist(machine: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert calls[0].startswith("-m pytest")
     names = [call.split()[2] for call in calls if call.startswith("-m minisgl.benchmark")]
-    kernels = ["attention", "moe", "products", "products"]
+    kernels = ["attention", "moe", "products", "sampling", "products"]
     assert names == [*["offline"] * 3, *kernels, "serving", "all_reduce", "serving"]
     assert set(names) <= set(benchmarks())
     assert (machine / "results").is_dir()

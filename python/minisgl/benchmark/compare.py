@@ -40,7 +40,7 @@ _SKIP = (
 _NAMES = ("name", "workload", "dtype")
 _SIZES = (
     *("shape", "heads", "rows", "context", "decode", "backend", "communicator"),
-    *("rate", "batch", "bytes", "tokens", "watermark_tokens"),
+    *("rate", "batch", "bytes", "tokens", "watermark_tokens", "sampling"),
 )
 
 
