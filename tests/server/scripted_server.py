@@ -75,6 +75,7 @@ class ScriptedServer:
         self.received: list[TokenizeMsg] = []
         self.aborted: list[int] = []
         self.silent = threading.Event()  # set: the pipeline reads and says nothing
+        self.resumed = threading.Event()  # set: answers go on behind their "!pause"
         self._ended = threading.Event()
         self._endpoints = Endpoints.create()
         self._inbox: PullQueue[FrontendMsg] = PullQueue(self._endpoints.tokenizer(0), FrontendMsg)
@@ -162,7 +163,7 @@ class ScriptedServer:
                     running.pop(message.uid, None)
                 else:
                     self.received.append(message)
-                    running[message.uid] = script(message)
+                    running[message.uid] = script(message, self.resumed)
             replies: list[UserReply] = []
             for uid, answer in list(running.items()):
                 reply = next(answer, None)
@@ -173,7 +174,7 @@ class ScriptedServer:
             self._outbox.put(replies)
 
 
-def script(message: TokenizeMsg) -> Iterator[UserReply]:
+def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
     uid, words = message.uid, text_of(message).split()
     nothing = PongMsg(seq=-1)
     if words[:1] == ["!refuse"]:
@@ -187,6 +188,10 @@ def script(message: TokenizeMsg) -> Iterator[UserReply]:
     limit = message.sampling.max_tokens or 1000
     num_output = 0
     for word in words[:limit]:
+        if word == "!pause":
+            while not resumed.is_set():
+                yield nothing
+            continue
         if word == "!fail":
             yield FailedReply(uid=uid, message="out of luck", code="engine_error", status=500)
             return

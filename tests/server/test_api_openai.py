@@ -247,12 +247,19 @@ def test_one_refused_prompt_refuses_the_call(client: openai.OpenAI, server: Scri
     assert len(server.wait_aborted(before + 2)) == before + 2
 
 
-def test_failure_in_mid_stream(client: openai.OpenAI, http: httpx.Client) -> None:
-    stream = client.chat.completions.create(**chat("one !fail"), stream=True)
+def test_failure_in_mid_stream(
+    client: openai.OpenAI, http: httpx.Client, server: ScriptedServer
+) -> None:
+    server.resumed.clear()
+    stream = client.chat.completions.create(**chat("one !pause !fail"), stream=True)
     assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "one "]
+    body = chat("one !pause !fail", stream=True)
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        server.resumed.set()  # both answers have begun
+        response.read()
     with pytest.raises(openai.APIError, match="out of luck"):
         next(stream)
-    data = events(http.post("/v1/chat/completions", json=chat("one !fail", stream=True)))
+    data = events(response)
     assert data[-1]["error"]["type"] == "server_error"
     assert "[DONE]" not in data
 
