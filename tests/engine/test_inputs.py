@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
-from minisgl.core import PROMISED, Plan, SamplingParams
+from minisgl.core import PROMISED, BatchSamplingArgs, Plan, SamplingParams
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import NO_SLOT, Array, make_arrays
 from minisgl.engine.tables import MIN_SHARED_ROWS, RequestTables
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
 
 MAX_RUNNING = 12
 PAGE_SIZE = 4
@@ -151,3 +156,20 @@ def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
         assert tables.shared_tokens(plan, page_size) == num_shared * page_size
     finally:
         device.close()
+
+
+def test_a_top_p_below_the_least_float32_keeps_the_first() -> None:
+    plan = make_plan(0, [(0, 5)], last_samples=True)
+    sampling = SamplingParams(temperature=1.0, top_p=1e-50)
+    plan = dataclasses.replace(plan, begins=[(plan.table_idxs[0], sampling)])
+    (top_p,) = arrays_of(plan, None)["top_p"]
+    logits = torch.randn(1, 50)
+    args = BatchSamplingArgs(
+        all_greedy=False,
+        temperatures=torch.ones(1),
+        top_ps=torch.tensor([top_p]),
+        seeds=torch.arange(1),
+        output_idxs=torch.arange(1),
+    )
+    for ops in (Ops(), create_ops(torch.device("cpu"))):
+        assert ops.sample(logits, args).tolist() == [int(logits.argmax())]

@@ -178,3 +178,18 @@ def test_prompts_are_replayed_where_launching_takes_longer(
     engine.max_seq_len, runner.max_tokens = 50, 0  # shorter than the smallest size
     probe.choose_prompt_graphs(cast(Engine, engine))
     assert runner.max_tokens == 0
+
+
+def test_the_mark_of_a_first_start_is_found_by_one_like_it_alone() -> None:
+    def mark(dtype: str) -> Path:
+        engine = Engine(
+            EngineConfig(
+                folder=model_path(), device="cpu", dtype=dtype, num_pages=16, max_running=4
+            )
+        )
+        try:
+            return probe._warm_marker(engine)
+        finally:
+            engine.close()
+
+    assert mark("float32") == mark("float32") != mark("bfloat16")

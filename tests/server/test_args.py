@@ -57,6 +57,8 @@ def test_defaults_and_every_flag() -> None:
         ("--otlp-endpoint ftp://x", "such as http://localhost:4318, got 'ftp://x'"),
         ("--otlp-endpoint http://", "http://localhost:4318"),
         ("--otlp-endpoint http://[::1", "got 'http://[::1'"),
+        ("--otlp-endpoint http://localhost:abc", "such as http://localhost:4318"),
+        ("--otlp-endpoint http://localhost:99999", "such as http://localhost:4318"),
         ("--page-size 0", "from 1 to 1024"),
         ("--num-tokenizer -1", "from 0 to 64"),
         ("--max-seq-len 1", "at least 2"),

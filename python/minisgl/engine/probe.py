@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from minisgl import __version__, env, kernel
+from minisgl import __version__, env, kernel, moe
 from minisgl.core import Plan, SamplingParams, StepFailed
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
@@ -151,15 +151,17 @@ def _warm_marker(engine: Engine) -> Path:
     config = engine.model_config
     kernels = hashlib.sha256()
     folder = Path(kernel.__file__ or "").parent
-    for path in sorted((*folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu"))):
-        kernels.update(path.read_bytes())
-    for path in (folder / "thin.py", Path(__file__)):  # they choose which
-        kernels.update(path.read_bytes())
+    sources = (*folder.glob("*.py"), *folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu*"))
+    for path in sorted((*sources, *Path(moe.__file__ or "").parent.iterdir(), Path(__file__))):
+        if path.is_file():
+            kernels.update(path.read_bytes())
+    mixture = engine.model.spec.moe
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
         engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,
-        config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-        config.intermediate_size, config.vocab_size, config.architecture,
+        config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
+        sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
+        mixture and mixture.top_k,
     )  # fmt: skip
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
     return env.cache_dir() / f"warm-{key}"

@@ -26,6 +26,9 @@ MIN_SHARED_ROWS = 4
 MIN_SHARED_TOKENS = 256
 """Below either, reading a shared beginning once saves less than its launch costs."""
 
+LEAST_TOP_P = float(np.finfo(np.float32).tiny)
+"""A smaller one would be 0 as a float32, and keep nothing."""
+
 
 class RequestTables:
     """Mutable; written only by the engine's steps, in stream order."""
@@ -53,7 +56,7 @@ class RequestTables:
         for table_idx, sampling in plan.begins:
             self._temperature[table_idx] = sampling.temperature
             self._top_k[table_idx] = sampling.top_k
-            self._top_p[table_idx] = sampling.top_p
+            self._top_p[table_idx] = max(sampling.top_p, LEAST_TOP_P)
             self._min_p[table_idx] = sampling.min_p
             # The seed's 64 bits, whichever integer they were written as.
             self._seed[table_idx] = np.uint64((sampling.seed or 0) % 2**64).astype(np.int64)

@@ -20,7 +20,7 @@ from minisgl.kernel.jit import CPU, CUDA, JitUnavailable, load_library
 from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
-WITHOUT_CUDA = "cuBLAS does all products, several ranks use torch's NCCL, and both are slower."
+WITHOUT_CUDA = "cuBLAS and Triton do all products, several ranks use torch's NCCL; all are slower."
 
 
 def main() -> int:

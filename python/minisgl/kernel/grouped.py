@@ -24,7 +24,7 @@ BOX = 128  # rows of weights that one copy brings
 NUM_THREADS = 384  # three warpgroups
 BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
 """Beside the stages: news of two tiles, what eight warps transpose, barriers."""
-MAX_EXPERTS = 512  # on a rank; they fill the shared memory
+MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
 
 
 class _Task(ctypes.Structure):
@@ -55,7 +55,7 @@ class GroupedProducts:
         if x.dtype not in TYPES or len(down_LDF) > MAX_EXPERTS:
             return False
         for weight in (gate_up_LGD, down_LDF):
-            if weight.shape[2] % INPUTS or weight.data_ptr() % 16:
+            if weight.dtype != x.dtype or weight.shape[2] % INPUTS or weight.data_ptr() % 16:
                 return False
         return all(self._kernel(x.dtype, gated) is not None for gated in (True, False))
 

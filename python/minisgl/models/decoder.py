@@ -94,7 +94,7 @@ class Decoder(BaseLLMModel):
             name=EMBEDDING,
             alias=LM_HEAD if config.tie_word_embeddings else None,
         )
-        moe = create_moe_backend(build.ops)
+        moe = create_moe_backend(build.ops) if spec.moe else None
         self.blocks = OPList([Block(spec, build, rope, moe, i) for i in range(config.num_layers)])
         self.norm = RMSNormFused(
             build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
@@ -141,7 +141,7 @@ class Block(BaseOP):
         spec: ModelSpec,
         build: BuildContext,
         rope: RotaryEmbedding,
-        moe: BaseMoeBackend,
+        moe: BaseMoeBackend | None,
         index: int,
     ) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Block(BaseOP):
         self.mlp_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
         )
-        if spec.moe and spec.moe.is_sparse[index]:
+        if spec.moe and moe and spec.moe.is_sparse[index]:
             self.mlp = _mixture(spec.moe, build, moe, size, index)
         else:
             self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")

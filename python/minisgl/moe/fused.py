@@ -1,5 +1,7 @@
 """The experts on a GPU: `minisgl.kernel.triton.moe`, cut into tiles as measured.
 
+On Hopper the products of many pairs are `minisgl.kernel.grouped`'s, where it takes them.
+
 `tuned.json` holds, by device and by the size of an expert's matrices on a rank, which tiles were
 fastest up to how many tokens an expert gets on average; `python -m minisgl.benchmark moe --tune`
 makes it (docs/moe.md). Other devices and sizes take `DEFAULT`, and the log says so once.

@@ -391,9 +391,10 @@ def _attention(text: str) -> str:
 def _collector(text: str) -> str:
     try:
         url = urlsplit(text)
-    except ValueError:  # as of an IPv6 address without its end
-        url = urlsplit("")
-    if url.scheme not in ("http", "https") or not url.hostname:
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # as of a port of letters, or of an IPv6 address without its end
+        is_url = False
+    if not is_url or any(character.isspace() for character in text):
         raise argparse.ArgumentTypeError(
             "must be the URL of an OTLP/HTTP collector, such as http://localhost:4318, "
             f"got {text!r}"

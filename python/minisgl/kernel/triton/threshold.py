@@ -242,7 +242,8 @@ def _load(
 ):  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
-    return tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf")).to(tl.float32)
+    x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf")).to(tl.float32)
+    return x + 0.0  # makes -0 of the same key as 0
 
 
 @triton.jit

@@ -6,8 +6,8 @@
 //
 // A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
 // are the columns of the matrix instructions, which exist for every multiple of 8, so that experts
-// are cut into tiles of about the same width, and little is multiplied for nothing. Blocks stay and
-// take tile after tile:
+// are cut into tiles of about the same width, with at most 15 columns for nothing in the last.
+// Blocks stay and take tile after tile:
 //
 //   a warpgroup that fetches   64 inputs a turn: weights by the bulk copy engine, the rows of x, which
 //                              lie anywhere, by 16 bytes (cp.async); it is turns, and tiles, ahead
@@ -75,7 +75,8 @@ __device__ Tile find(const Task& task, const Shared& shared, int tile, int block
   const int before = low ? ends[low - 1] : 0, count = counts[low];
   const int width = ceil_div(ceil_div(count, ends[low] - before), STEP) * STEP;
   const int first = (of_pairs - before) * width, left = count - first;
-  return {low, first, left < width ? left : width, width, tile % blocks};
+  if (left >= width) return {low, first, width, width, tile % blocks};
+  return {low, first, left, ceil_div(left, STEP) * STEP, tile % blocks};
 }
 
 // By the first warp.

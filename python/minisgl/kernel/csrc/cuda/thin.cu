@@ -13,7 +13,7 @@
 // its shared memory, and each adds up a share of the columns, in the order of the parts.
 //
 // Compiled by NVRTC behind hopper.cuh, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and with
-// `multiply` before it, which has an operand for each sum of a thread (thin.py).
+// `multiply` before it, which has an operand for each sum of a thread (hopper.py, thin.py).
 
 static_assert(HALVES ? GATED && SPLIT == 1 : N % 16 == 0, "not a form of thin.py");
 
