@@ -9,6 +9,9 @@ import sys
 
 
 def main() -> int:
+    import time
+
+    began = time.monotonic()
     from minisgl.server.args import parse_args
     from minisgl.server.launch import launch_server
     from minisgl.utils.files import open_closed_streams
@@ -16,11 +19,11 @@ def main() -> int:
     open_closed_streams()
     args = parse_args()
     if not args.shell:
-        return launch_server(args)
+        return launch_server(args, began=began)
 
     from minisgl.shell import run_shell
 
-    return launch_server(args, foreground=run_shell)
+    return launch_server(args, foreground=run_shell, began=began)
 
 
 if __name__ == "__main__":

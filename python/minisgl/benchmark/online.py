@@ -268,9 +268,12 @@ def show(result: dict[str, Any]) -> None:
         f"{summary['output_tokens_per_s']:,.0f} output tokens/s, "
         f"{summary['total_tokens_per_s']:,.0f} tokens/s in and out, "
         f"goodput {summary['goodput_per_s']:.2f}/s ({summary['goodput_share']:.0%}), "
-        f"cached {summary['cached_share'] or 0:.1%} of the prompts; tokens counted by "
-        + ", ".join(f"{how} ({count})" for how, count in result["tokens_counted_by"].items())
+        f"cached {summary['cached_share'] or 0:.1%} of the prompts"
     )
+    if counted := result["tokens_counted_by"]:
+        console.print(
+            "tokens counted by " + ", ".join(f"{how} ({count})" for how, count in counted.items())
+        )
     for error, count in result["errors"].items():
         console.print(f"{count} x {error}", style="red", markup=False)
     if warning := result["client"].get("warning"):

@@ -79,6 +79,7 @@ class Engine:
         self.model_config = ModelConfig.from_folder(config.folder)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
+        clock.lap("kernels")  # those of C++
         comm = self.comm
         self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
         self.model = load_model(

@@ -52,13 +52,19 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-def launch_server(args: ServerArgs, foreground: Callable[[str], object] | None = None) -> int:
+def launch_server(
+    args: ServerArgs,
+    *,
+    foreground: Callable[[str], object] | None = None,
+    began: float | None = None,
+) -> int:
     """Serve until told to stop, and return the exit code. Called in the main thread.
 
     foreground: runs in the main thread, with the server's URL, while the server runs beside it;
-    its return is the request to stop.
+    its return is the request to stop. began: when the command did, on `time.monotonic`; by default
+    now.
     """
-    clock = StartClock()
+    clock = StartClock(began)
     level = args.log_level or ("warning" if args.shell else None)
     if level:
         os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
