@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from hopper_kernels import uncompiled
 from torch import Tensor
 
 from minisgl.kernel.grouped import (
@@ -16,7 +17,7 @@ from minisgl.kernel.grouped import (
     _shared_bytes,
     _Task,
 )
-from minisgl.kernel.hopper import SHARED_BYTES
+from minisgl.kernel.hopper import SHARED_BYTES, Kernels
 from minisgl.kernel.jit import JitUnavailable
 
 
@@ -37,8 +38,8 @@ def test_what_is_handed_over_is_laid_out_as_the_kernel_reads_it() -> None:
 def products(monkeypatch: pytest.MonkeyPatch) -> GroupedProducts:
     """As on an H200, without one: nothing is compiled or launched."""
     products = GroupedProducts.__new__(GroupedProducts)
-    products._kernels = {}
-    monkeypatch.setattr(GroupedProducts, "_load", lambda self, dtype, gated: 1)
+    products._kernels = uncompiled("left to Triton")
+    monkeypatch.setattr(Kernels, "make", lambda self, kind: 1)
     return products
 
 
@@ -67,12 +68,12 @@ def test_what_does_not_compile_is_left_to_triton(
 ) -> None:
     attempts = []
 
-    def fail(self: GroupedProducts, dtype: torch.dtype, gated: bool) -> int:
-        attempts.append(gated)
+    def fail(self: object, kind: object) -> int:
+        attempts.append(kind)
         raise JitUnavailable("the disk is full")
 
-    monkeypatch.setattr(GroupedProducts, "_load", fail)
+    monkeypatch.setattr(Kernels, "make", fail)
     for _ in range(3):
         assert not products.takes(*_tensors())
     assert len(attempts) == 1, "tried again at every step"
-    assert "the disk is full" in caplog.text
+    assert "left to Triton: the disk is full" in caplog.text

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hopper_kernels import uncompiled
 
-from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, multiply_source
+from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, Kernels, multiply_source
 from minisgl.kernel.jit import JitUnavailable
 from minisgl.kernel.thin import (
     LARGE,
     MAX_ROWS,
     SMALL,
-    Form,
     ThinProducts,
     choose_form,
 )
@@ -84,8 +84,8 @@ def test_the_instruction_has_an_operand_for_each_sum() -> None:
 def products(monkeypatch: pytest.MonkeyPatch) -> ThinProducts:
     """As on an H200, without one: nothing is compiled or launched."""
     products = ThinProducts.__new__(ThinProducts)
-    products._max_blocks, products._kernels = H200, {}
-    monkeypatch.setattr(ThinProducts, "_load", lambda self, form, dtype: 1)
+    products._max_blocks, products._kernels = H200, uncompiled("left to cuBLAS")
+    monkeypatch.setattr(Kernels, "make", lambda self, kind: 1)
     return products
 
 
@@ -118,11 +118,11 @@ def test_what_cannot_be_compiled_is_cublass(
 ) -> None:
     calls = []
 
-    def fail(self: ThinProducts, form: Form, dtype: torch.dtype) -> int:
-        calls.append(form)
+    def fail(self: object, kind: object) -> int:
+        calls.append(kind)
         raise JitUnavailable("no space left")
 
-    monkeypatch.setattr(ThinProducts, "_load", fail)
+    monkeypatch.setattr(Kernels, "make", fail)
     assert products.form(*_tensors()) is None
     assert products.form(*_tensors()) is None
     assert len(calls) == 1

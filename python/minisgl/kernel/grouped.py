@@ -10,11 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, load_product
-from minisgl.kernel.jit import CUDA, JitUnavailable, load_library
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
+from minisgl.kernel.hopper import INPUTS, TYPES, Kernels, load_product
 
 MOST = 192
 """Pairs of a tile. More need more registers than there are."""
@@ -39,16 +35,22 @@ class _Task(ctypes.Structure):
     )
 
 
+def kernel_cubin(kind: tuple[torch.dtype, bool]) -> bytes:
+    """kind: dtype, and whether silu(gate) * up comes out. Raises JitUnavailable."""
+    dtype, gated = kind
+    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES, "GATED": gated}
+    return load_product("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
+
+
 class GroupedProducts:
-    """The kernels on the current device. Mutable: what has been compiled and described."""
+    """The kernels on the current device."""
 
     def __init__(self) -> None:
         """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
-        torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
-        self._library = load_library(CUDA)
+        self._kernels = Kernels(
+            "grouped_product", kernel_cubin, "experts' products of many rows are Triton's"
+        )
         self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
-        self._kernels: dict[tuple[torch.dtype, bool], int | None] = {}
-        self._weight_maps: dict[tuple[int, int, int], bytes] = {}
 
     def takes(self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor) -> bool:
         """Whether both products of experts can be computed here."""
@@ -57,7 +59,7 @@ class GroupedProducts:
         for weight in (gate_up_LGD, down_LDF):
             if weight.dtype != x.dtype or weight.shape[2] % INPUTS or weight.data_ptr() % 16:
                 return False
-        return all(self._kernel(x.dtype, gated) is not None for gated in (True, False))
+        return all(self._kernels.get((x.dtype, gated)) is not None for gated in (True, False))
 
     def product(
         self,
@@ -70,14 +72,13 @@ class GroupedProducts:
     ) -> None:
         """See `minisgl.kernel.triton.moe.product`."""
         gated = scales is None
-        kernel = self._kernel(x.dtype, gated)
+        kernel = self._kernels.get((x.dtype, gated))
         assert kernel is not None, "takes() was not asked"
         (num_experts, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
         inputs = x.shape[1]
-        key = (weight.data_ptr(), weight.shape[0] * weight.shape[1], inputs)
-        weight_map = self._weight_maps.get(key)
-        if weight_map is None:
-            weight_map = self._weight_maps[key] = bytes(self._library.tensor_map(*key, BOX))
+        weight_map = self._kernels.weight_map(
+            weight.data_ptr(), weight.shape[0] * weight.shape[1], inputs, BOX
+        )
         map_of_weights = ctypes.create_string_buffer(weight_map, 128)
         task = _Task(
             x.data_ptr(), out.data_ptr(), counts_L.data_ptr(), rows_LT.data_ptr(),
@@ -85,27 +86,10 @@ class GroupedProducts:
             num_experts, num_tokens, num_pairs // len(x), inputs, outputs, 0,
         )  # fmt: skip
         parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
-        self._library.kernel_launch(
+        self._kernels.library.kernel_launch(
             kernel, self._num_blocks, NUM_THREADS, _shared_bytes(num_experts), 1,
             ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
-
-    def _kernel(self, dtype: torch.dtype, gated: bool) -> int | None:
-        """None where it cannot be made: a full disk must not end a step."""
-        if (dtype, gated) not in self._kernels:
-            try:
-                self._kernels[dtype, gated] = self._load(dtype, gated)
-            except (JitUnavailable, RuntimeError) as error:
-                logger.warning("experts' products of many rows are Triton's: %s", error)
-                self._kernels[dtype, gated] = None
-        return self._kernels[dtype, gated]
-
-    def _load(self, dtype: torch.dtype, gated: bool) -> int:
-        numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES, "GATED": gated}
-        cubin = load_product("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
-        kernel: int = self._library.cubin_kernel(self._library.cubin_load(cubin), "grouped_product")
-        self._library.kernel_allow(kernel, SHARED_BYTES)
-        return kernel
 
 
 def _shared_bytes(num_experts: int) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
 
 import torch
 
-from minisgl.kernel.jit import CSRC, load_cubin
+from minisgl.kernel.jit import CSRC, CUDA, JitUnavailable, load_cubin, load_library
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+Kind = TypeVar("Kind", bound=Hashable)
+Products = TypeVar("Products")
 
 INPUTS = 64  # of a turn, and of a box of the bulk copy engine
 SHARED_BYTES = 227 << 10  # that a block can have
@@ -41,3 +48,57 @@ def load_product(
     common = (CSRC / "cuda" / "hopper.cuh").read_text()
     before = common + "".join(multiply_source(n, dtype) for n in columns)
     return load_cubin(name, "sm_90a", defines, before)
+
+
+class Kernels(Generic[Kind]):
+    """The kernels of one source on the current device, each for a kind of product, and how the bulk
+    copy engine finds weights. Mutable: what has been compiled and described."""
+
+    def __init__(self, name: str, cubin: Callable[[Kind], bytes], otherwise: str) -> None:
+        """name: the kernel's. otherwise: what the log says where one cannot be made.
+
+        Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
+        """
+        torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
+        self.library = load_library(CUDA)
+        self._name, self._cubin, self._otherwise = name, cubin, otherwise
+        self._made: dict[Kind, int | None] = {}
+        self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
+
+    def make(self, kind: Kind) -> int:
+        """Raises JitUnavailable and RuntimeError."""
+        module = self.library.cubin_load(self._cubin(kind))
+        kernel: int = self.library.cubin_kernel(module, self._name)
+        self.library.kernel_allow(kernel, SHARED_BYTES)
+        return kernel
+
+    def get(self, kind: Kind) -> int | None:
+        """None where it cannot be made: a full disk must not end a step."""
+        if kind not in self._made:
+            try:
+                self._made[kind] = self.make(kind)
+            except (JitUnavailable, RuntimeError) as error:
+                logger.warning("%s: %s", self._otherwise, error)
+                self._made[kind] = None
+        return self._made[kind]
+
+    def weight_map(self, address: int, rows: int, inputs: int, box: int) -> bytes:
+        """A description of [rows, inputs] there, of which a copy brings `box` rows."""
+        key = (address, rows, inputs, box)
+        if key not in self._weight_maps:
+            self._weight_maps[key] = bytes(self.library.tensor_map(*key))
+        return self._weight_maps[key]
+
+
+def on_hopper(make: Callable[[], Products], otherwise: str) -> Products | None:
+    """What `make` gives, if the current device is a Hopper GPU and something compiles.
+
+    otherwise: what the log says where nothing does.
+    """
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        return None
+    try:
+        return make()
+    except (JitUnavailable, RuntimeError) as error:
+        logger.info("%s: %s", otherwise, error)
+        return None

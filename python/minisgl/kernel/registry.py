@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.jit import JitUnavailable, load_library
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
@@ -12,8 +13,8 @@ logger = get_logger(__name__)
 
 
 def create_ops(device: torch.device) -> Ops:
-    """The fastest for `device`; called once, where the engine is built."""
-    return _create_cuda_ops(device) if device.type == "cuda" else _create_cpu_ops()
+    """The fastest for `device`, of GPUs the current one; called once, where the engine is built."""
+    return _create_cuda_ops() if device.type == "cuda" else _create_cpu_ops()
 
 
 def _create_cpu_ops() -> Ops:
@@ -26,15 +27,9 @@ def _create_cpu_ops() -> Ops:
         return Ops()
 
 
-def _create_cuda_ops(device: torch.device) -> Ops:
-    """device: the current one."""
+def _create_cuda_ops() -> Ops:
+    """For the current device."""
     from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
     from minisgl.kernel.thin import ThinProducts
 
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return CudaOps()
-    try:
-        return CudaOps(ThinProducts())
-    except (JitUnavailable, RuntimeError) as error:
-        logger.info("products of few rows are cuBLAS's: %s", error)
-        return CudaOps()
+    return CudaOps(on_hopper(ThinProducts, "products of few rows are cuBLAS's"))

@@ -16,11 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, load_product
-from minisgl.kernel.jit import CUDA, JitUnavailable, load_library
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
+from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, Kernels, load_product
 
 MAX_ROWS = 64
 SMALL, LARGE = 16 << 20, 60 << 20
@@ -148,8 +144,9 @@ def _seconds(form: Form, outputs: int, inputs: int) -> float:
     return seconds
 
 
-def kernel_cubin(form: Form, dtype: torch.dtype) -> bytes:
+def kernel_cubin(kind: tuple[Form, torch.dtype]) -> bytes:
     """Raises JitUnavailable."""
+    form, dtype = kind
     numbers = {
         "N": form.columns,
         "SPLIT": form.split,
@@ -160,20 +157,19 @@ def kernel_cubin(form: Form, dtype: torch.dtype) -> bytes:
 
 
 class ThinProducts:
-    """The kernels on the current device. Mutable: what has been compiled and described.
+    """The kernels on the current device.
 
     Weights are fetched while the kernel before still runs: they must have been written before it.
     """
 
     def __init__(self) -> None:
         """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
-        torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
-        self._library = load_library(CUDA)
-        self._kernels: dict[tuple[Form, torch.dtype], int | None] = {}
-        self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
-        probe = self._load(Form(64, 1, gated=False, halves=False), torch.bfloat16)
+        self._kernels = Kernels(
+            "thin_product", kernel_cubin, "some products of few rows are cuBLAS's"
+        )
+        probe = self._kernels.make((Form(64, 1, gated=False, halves=False), torch.bfloat16))
         self._max_blocks = tuple(
-            size * self._library.kernel_clusters(probe, NUM_THREADS, SHARED_BYTES, size)
+            size * self._kernels.library.kernel_clusters(probe, NUM_THREADS, SHARED_BYTES, size)
             for size in range(1, MAX_SPLIT + 1)
         )
 
@@ -189,7 +185,7 @@ class ThinProducts:
             return None
         outputs = len(weight) // (2 if gated else 1)
         form = choose_form(outputs, x.shape[1], gated, self._max_blocks)
-        return form if form and self._kernel(form, x.dtype) else None
+        return form if form and self._kernels.get((form, x.dtype)) else None
 
     def linear(self, x_MD: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
         """See `Ops.linear`; with a gated form, silu(gate) * up of what comes out there."""
@@ -197,39 +193,23 @@ class ThinProducts:
         rows, inputs = x_MD.shape
         outputs = len(weight) // (2 if form.gated else 1)
         out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
-        key = (weight.data_ptr(), len(weight), inputs, form.width // 2)
-        weight_map = self._weight_maps.get(key)
-        if weight_map is None:
-            weight_map = self._weight_maps[key] = bytes(self._library.tensor_map(*key))
-        x_map = bytes(self._library.tensor_map(x_MD.data_ptr(), rows, inputs, _in_8s(rows)))
+        library = self._kernels.library
+        weight_map = self._kernels.weight_map(
+            weight.data_ptr(), len(weight), inputs, form.width // 2
+        )
+        x_map = bytes(library.tensor_map(x_MD.data_ptr(), rows, inputs, _in_8s(rows)))
         maps = ctypes.create_string_buffer(x_map + weight_map, 256)
         address = 0 if bias is None else bias.data_ptr()
         product = _Product(out_MF.data_ptr(), address, rows, outputs)
         numbers = (ctypes.c_int32 * 2)(inputs, form.stages(rows, inputs))
         at, of = ctypes.addressof(maps), ctypes.addressof(numbers)
         parameters = (ctypes.c_int64 * 5)(at, at + 128, ctypes.addressof(product), of, of + 4)
-        self._library.kernel_launch(
-            self._kernel(form, x_MD.dtype), form.num_blocks(outputs), NUM_THREADS,
+        library.kernel_launch(
+            self._kernels.get((form, x_MD.dtype)), form.num_blocks(outputs), NUM_THREADS,
             form.shared_bytes(rows, inputs), form.split,
             ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
         return out_MF
-
-    def _kernel(self, form: Form, dtype: torch.dtype) -> int | None:
-        """None where it cannot be made: a full disk must not end a step."""
-        if (form, dtype) not in self._kernels:
-            try:
-                self._kernels[form, dtype] = self._load(form, dtype)
-            except (JitUnavailable, RuntimeError) as error:
-                logger.warning("some products of few rows are cuBLAS's: %s", error)
-                self._kernels[form, dtype] = None
-        return self._kernels[form, dtype]
-
-    def _load(self, form: Form, dtype: torch.dtype) -> int:
-        module = self._library.cubin_load(kernel_cubin(form, dtype))
-        kernel: int = self._library.cubin_kernel(module, "thin_product")
-        self._library.kernel_allow(kernel, SHARED_BYTES)
-        return kernel
 
 
 def _in_8s(rows: int) -> int:

@@ -125,7 +125,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
 
 
 def _in_words(found: re.Match[str]) -> str:
-    """ "Expected `int | null`, got `str`" as "expected an integer or null, got a string"."""
+    """As "expected an integer or null, got a string", of "Expected `int | null`, got `str`"."""
     names = [_TYPES.get(name, name) for name in found[1].split(" | ")]
     expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     if not found[3]:

@@ -77,15 +77,15 @@ def limits(
         (len(shifts), num_rows, chunks, digits), dtype=torch.float32, device=device
     )
     keys_PS = torch.empty((len(shifts), num_rows), dtype=torch.int32, device=device)
-
-    min_or_any_S = temperatures_S if min_ps_S is None else min_ps_S
+    # Not read where there is no min-p, but of its dtype, for which the kernel is compiled.
+    min_p_or_unread_S = temperatures_S if min_ps_S is None else min_ps_S
 
     def end(limit_S: Tensor, weighted: bool, turn: int) -> None:
         _launch_end(
             (num_rows, 1, 1),
             (
-                temperatures_S, limit_S, min_or_any_S, largest_SC, sums_PSCN, keys_PS, floors_S,
-                thresholds_S, chunks, turn, shifts[-1], int(min_ps_S is not None),
+                temperatures_S, limit_S, min_p_or_unread_S, largest_SC, sums_PSCN, keys_PS,
+                floors_S, thresholds_S, chunks, turn, shifts[-1], int(min_ps_S is not None),
             ),
             (num_vocab, weighted, digits, block),
             dtype=dtype, num_warps=NUM_WARPS,

@@ -1,0 +1,52 @@
+"""What our products on Hopper have in common on the host, over a driver that only takes notes."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+from hopper_kernels import uncompiled
+
+from minisgl.kernel.hopper import SHARED_BYTES, on_hopper
+from minisgl.kernel.jit import JitUnavailable
+
+
+def test_a_kernel_is_made_once_and_may_use_a_blocks_memory() -> None:
+    library = Mock(cubin_load=Mock(return_value=5), cubin_kernel=Mock(return_value=7))
+    kernels = uncompiled("", library)
+    assert [kernels.get(b"kind") for _ in range(2)] == [7, 7]
+    library.cubin_load.assert_called_once_with(b"kind")
+    library.cubin_kernel.assert_called_once_with(5, "product")
+    library.kernel_allow.assert_called_once_with(7, SHARED_BYTES)
+
+
+def test_weights_are_described_once_for_each_size_of_a_copy() -> None:
+    library = Mock(tensor_map=lambda *numbers: bytes(numbers))
+    kernels = uncompiled("", library)
+    first = kernels.weight_map(1, 2, 3, 4)
+    assert first == bytes((1, 2, 3, 4))
+    assert kernels.weight_map(1, 2, 3, 4) is first
+    assert kernels.weight_map(1, 2, 3, 8) == bytes((1, 2, 3, 8))
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0)])
+def test_other_gpus_make_nothing(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    make = Mock(return_value="products")
+    assert on_hopper(make, "") == ("products" if capability[0] == 9 else None)
+    assert make.called == (capability[0] == 9)
+
+
+@pytest.mark.parametrize("error", [JitUnavailable("no compiler"), RuntimeError("no driver")])
+def test_where_nothing_compiles_the_log_says_what_is_used(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with caplog.at_level("INFO"):
+        assert on_hopper(Mock(side_effect=error), "left to cuBLAS") is None
+    assert f"left to cuBLAS: {error}" in caplog.text
