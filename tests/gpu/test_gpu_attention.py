@@ -23,6 +23,7 @@ from minisgl.core import Batch, Context
 from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.triton import attention
 from minisgl.kvcache.pool import LayerPool
 
 ENDS = (
@@ -282,6 +283,21 @@ def test_decode_that_norms_rotates_and_stores(
     pool, slots = batch.context.kv_pool.layer(1), step.batch.slots
     assert torch.equal(pool.k.flatten(0, 1)[slots].cpu(), k)
     assert torch.equal(pool.v.flatten(0, 1)[slots].cpu(), step.v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("num_cores", [1, 46, 132])
+def test_pieces_run_at_once_and_have_counters(
+    num_cores: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    counters = attention.num_counters(num_cores)
+    for pairs in range(1, 3000):
+        form, pieces = attention.decode_form(pairs, num_cores, head_dim, dtype)
+        assert pieces >= 1
+        if pieces > 1:
+            assert pairs * pieces <= num_cores * form.programs
+            assert pairs <= counters
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)

@@ -27,14 +27,11 @@ class TritonAttnBackend(PagedAttnBackend):
         """num_cores: the device's multiprocessors."""
         super().__init__(ops)
         self.num_cores = num_cores
-        # Contexts are cut only where there are fewer rows and heads than this.
-        size = num_cores * attention.PROGRAMS_PER_CORE
+        size = attention.num_counters(num_cores)
         self._done = torch.zeros(size, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
-        num_rows = len(q_DNH)
-        pieces = attention.few_forms(self._pieces(num_rows, layer), num_rows * layer.num_kv_heads)
-        self._decode(q_DNH, layer, batch, out_DNH, pieces, None)
+        self._decode(q_DNH, layer, batch, out_DNH, None)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
         layer = steps.layer
@@ -53,11 +50,8 @@ class TritonAttnBackend(PagedAttnBackend):
         )
         shape = (len(qkv), layer.num_q_heads, head_dim)
         out_BNH = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-        self._decode(out_BNH, layer, batch, out_BNH, self._pieces(len(qkv), layer), rotation)
+        self._decode(out_BNH, layer, batch, out_BNH, rotation)
         return out_BNH.flatten(1)
-
-    def _pieces(self, num_rows: int, layer: AttnLayer) -> int:
-        return attention.num_pieces(num_rows, layer.num_kv_heads, self.num_cores)
 
     def _decode(
         self,
@@ -65,7 +59,6 @@ class TritonAttnBackend(PagedAttnBackend):
         layer: AttnLayer,
         batch: Batch,
         out_DNH: Tensor,
-        pieces: int,
         rotation: attention.Rotation | None,
     ) -> None:
         assert batch.rows is not None
@@ -78,8 +71,8 @@ class TritonAttnBackend(PagedAttnBackend):
             batch.rows,
             scale=layer.scale,
             window=layer.window,
-            pieces=pieces,
             shared_1=None if layer.window else batch.shared,
+            num_cores=self.num_cores,
             done=self._done,
             rotation=rotation,
             out_BNH=out_DNH,

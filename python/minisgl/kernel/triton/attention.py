@@ -8,7 +8,7 @@ merges their partial sums (Flash-Decoding, Dao et al. 2023)::
                        0             piece         2 * piece    end     BLOCK_N, at least MIN_PIECE
 
 How many pieces there are at most depends only on the number of rows, so a captured launch serves
-every context length.
+every context length: as many as the device runs at once.
 
 Rows whose contexts begin with the same pages read those once for all of them (cascade attention:
 Ye et al. 2024; Hydragen: Juravsky et al. 2024): `_decode_shared` takes many rows' queries as one
@@ -37,26 +37,27 @@ LOG2_E = 1.4426950408889634
 MIN_PIECE = 64
 """Tokens: below it the merge costs more than the parallelism gives."""
 MAX_PIECES = 64
-PROGRAMS_PER_CORE = 8
-"""Pieces are cut until so many programs exist per multiprocessor: two or more run on each at a
-time, and a long row's pieces do not outlast the others."""
-MANY, SOME, FEW = (128, 4, 3), (32, 1, 4), (64, 2, 4)
-"""Keys a turn, warps and stages of a decode program, for many, some and few rows times heads. Of 16
-on one H200, heads of 128, contexts of 300 to 1,400, in us; what the bytes take at 4.3 TB/s last:
 
-    rows x heads     256 x 8   96 x 8   64 x 8   256 x 2   24 x 8   64 x 2   1 x 8
-    MANY               222.7     91.6     69.7      75.0     34.9     34.3    10.1
-    SOME               240.7    104.9     65.9      70.0     33.4     26.0    14.3
-    (32, 2, 3)         254.9    103.2     80.1      75.4     36.6     32.8    10.5
-    (64, 2, 6)         222.6     93.1     67.3      77.2     38.2     31.8     9.3
-    bytes              205.3     74.8     50.1      51.3     20.6     12.5     1.3
 
-Of one row it is the whole step that counts, since kernels overlap: with contexts of 400, Qwen3-0.6B
-takes 656 us with FEW, 668 with (64, 2, 2), 677 with (64, 4, 1), 721 with (32, 2, 2), 747 with (32,
-2, 3); a quarter of 32B 4,768, 4,781, 4,773, 4,884 and 4,968. With 4 rows and more they are equal.
-"""
-MANY_FROM, SOME_FROM = 768, 64  # the latter was not measured: 8 and 128 were
-WIDE, WIDE_FLOAT32 = (32, 2, 3), (32, 2, 2)
+@dataclass(frozen=True, slots=True)
+class DecodeForm:
+    """Of a decode program: keys a turn, warps, stages. programs: that a multiprocessor runs at
+    once, which is what shared memory and registers allow."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+
+
+DEEP, LIGHT = DecodeForm(64, 2, 6, 3), DecodeForm(64, 2, 4, 4)
+"""Of five forms and up to twelve pieces these were the best two (docs/performance-cuda.md)."""
+FULL = 0.7
+"""Share of the programs that could run, from which on DEEP is better."""
+EARLY_BELOW = 64
+"""Rows times heads of steps where a program fetches its first keys before the kernel before it has
+ended: with more it takes longer (docs/performance-cuda.md)."""
+WIDE, WIDE_FLOAT32 = DecodeForm(32, 2, 3, 4), DecodeForm(32, 2, 2, 4)
 """For other heads than those of up to 128 dims in 16 bits; not tuned, what shared memory holds."""
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
@@ -70,27 +71,25 @@ ENDED = tl.constexpr(1)  # those before the end
 CAUSAL = tl.constexpr(2)  # those that are not after it
 
 
-def num_pieces(num_rows: int, num_kv_heads: int, num_cores: int) -> int:
-    """Pieces a row at most: a power of two."""
-    wanted = num_cores * PROGRAMS_PER_CORE // max(num_rows * num_kv_heads, 1)
-    return min(power_of_2(max(wanted, 1)), MAX_PIECES)
+def decode_form(
+    pairs: int, num_cores: int, block_h: int, dtype: torch.dtype
+) -> tuple[DecodeForm, int]:
+    """For so many rows times heads of keys: the form, and pieces of a context at most."""
+    pairs = max(pairs, 1)
 
+    def pieces(form: DecodeForm) -> int:
+        return num_cores * form.programs // pairs  # that all run at once
 
-def few_forms(pieces: int, pairs: int) -> int:
-    """At least as many pieces, of three kinds: each is another kernel, which takes a second to
-    compile, and in a step with prompts their number matters little. pairs: rows times heads."""
-    if pieces == 1 and pairs >= MANY_FROM:
-        return 1
-    return 8 if pieces <= 8 else MAX_PIECES
-
-
-def decode_block(pairs: int, block_h: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """(keys a turn, warps, stages) for so many rows times heads of keys."""
     if dtype.itemsize != 2:
-        return WIDE_FLOAT32
-    if block_h > 128:
-        return WIDE
-    return MANY if pairs >= MANY_FROM else SOME if pairs >= SOME_FROM else FEW
+        form = WIDE_FLOAT32
+    elif block_h > 128:
+        form = WIDE
+    elif pieces(LIGHT) == 0:
+        form = DEEP
+    else:
+        is_full = pieces(DEEP) * pairs >= FULL * num_cores * DEEP.programs
+        form = DEEP if is_full and pairs >= EARLY_BELOW else LIGHT
+    return form, min(max(pieces(form), 1), MAX_PIECES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +118,8 @@ def decode(
     *,
     scale: float,
     window: int | None,
-    pieces: int,
     shared_1: Tensor | None,
+    num_cores: int,
     done: Tensor,
     rotation: Rotation | None = None,
     out_BNH: Tensor,
@@ -128,15 +127,17 @@ def decode(
     """One query per row. rows: `Batch.rows` [4, >= B]; only table indices and ends are read.
 
     shared_1: int32 [1], tokens at the front of every context that lie in the same pages; only
-    without a window. done: int32 [at least B * K], zero between calls: which pieces are done.
+    without a window. num_cores: the device's multiprocessors. done: int32 [`num_counters`], zero
+    between calls: how many pieces are done.
     rotation: then q_BNH has a shape and a dtype alone; not with shared_1.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
     block_h = max(power_of_2(head_dim), 16)
-    form = decode_block(num_rows * num_kv_heads, block_h, q_BNH.dtype)
-    block_n, num_warps, stages = form
+    pairs = num_rows * num_kv_heads
+    form, pieces = decode_form(pairs, num_cores, block_h, q_BNH.dtype)
+    block_n = form.keys
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
     partial = mass = q_BNH
@@ -153,10 +154,10 @@ def decode(
             (blocks, num_kv_heads, SHARED_PIECES),
             (
                 q_BNH, k_pool, v_pool, page_table, rows, shared, partial, mass,
-                scale * LOG2_E, num_rows,
+                scale * LOG2_E, num_rows, pieces,
             ),
-            (*common, slots, pieces, SHARED_PIECES, block_m, block_h, block_n),
-            dtype=q_BNH.dtype, num_warps=4, num_stages=min(stages, 3),
+            (*common, SHARED_PIECES, block_m, block_h, block_n),
+            dtype=q_BNH.dtype, num_warps=4, num_stages=min(form.stages, 3),
         )  # fmt: skip
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed = False
@@ -171,22 +172,33 @@ def decode(
             *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
-            *common, slots, pieces, bool(window), cascade, max(power_of_2(group), 16), block_h,
-            block_n, power_of_2(slots), MIN_PIECE, rotation is not None, normed,
-            form == FEW and has_pdl(),
+            *common, _slot_form(slots), SHARED_PIECES, bool(window), cascade,
+            max(power_of_2(group), 16), block_h, block_n, MIN_PIECE, rotation is not None, normed,
+            pairs < EARLY_BELOW and has_pdl(),
         ),
-        dtype=q_BNH.dtype, num_warps=num_warps, num_stages=stages,
+        dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if cascade:
         _launch_merge(
             (num_rows, num_q_heads, 1),
-            (partial, mass, rows, shared, out_BNH, window or 0, rows.stride(0)),
+            (partial, mass, rows, shared, out_BNH, window or 0, pieces, rows.stride(0)),
             (
-                num_q_heads, head_dim, power_of_2(slots), slots, pieces,
+                num_q_heads, head_dim, _slot_form(slots),
                 SHARED_PIECES, bool(window), block_h, block_n, MIN_PIECE,
             ),
             dtype=q_BNH.dtype, num_warps=2,
         )  # fmt: skip
+
+
+def num_counters(num_cores: int) -> int:
+    """What `decode` needs of `done`: contexts are cut only where fewer programs would run."""
+    return num_cores * max(form.programs for form in (DEEP, LIGHT, WIDE, WIDE_FLOAT32))
+
+
+def _slot_form(slots: int) -> int:
+    """At least as many, a power of two, of few kinds: each is another kernel, which takes a second
+    to compile."""
+    return 1 if slots == 1 else 8 if slots <= 8 else max(power_of_2(slots), MAX_PIECES)
 
 
 def extend(
@@ -234,7 +246,7 @@ def _row_form(num_rows: int) -> int:
 
 @triton.jit
 def _own_pieces(
-    end, window, shared_ptr, PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
+    end, window, shared_ptr, pieces, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
 ):  # fmt: skip
     """(first key that the row reads itself, tokens a piece) of a decode row."""
@@ -243,7 +255,7 @@ def _own_pieces(
         low = tl.maximum(end - window, 0)
     if CASCADE:
         low = tl.load(shared_ptr)
-    piece = tl.cdiv(tl.cdiv(end - low, PIECES), BLOCK_N) * BLOCK_N
+    piece = tl.cdiv(tl.cdiv(end - low, pieces), BLOCK_N) * BLOCK_N
     return low, tl.maximum(piece, MIN_PIECE)
 
 
@@ -262,15 +274,18 @@ def _decode(
     scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SLOTS: tl.constexpr, PIECES: tl.constexpr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_S: tl.constexpr, SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr,
+    CASCADE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pieces = tl.num_programs(2)
+    slots = pieces + SHARED_PIECES if CASCADE else pieces
     # The rows were uploaded before the step's first kernel: no need to wait for the one before.
     end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
+    low, piece = _own_pieces(end, window, shared_ptr, pieces, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
     first = low + index * piece
     last = tl.minimum(first + piece, end)
     if first < last:
@@ -321,11 +336,11 @@ def _decode(
             acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        if SLOTS == 1:
+        if BLOCK_S == 1:
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
-            at_S = ((row.to(tl.int64) * K * G + head) * SLOTS) + index
+            at_S = ((row.to(tl.int64) * K * G + head) * slots) + index
             tl.store(
                 partial_ptr + at_S[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
                 mask=g[:, None] < G,
@@ -341,7 +356,7 @@ def _decode(
                     tl.debug_barrier()
                     out = _merged(
                         partial_ptr, mass_ptr, row.to(tl.int64) * K * G + head, g < G, h, count,
-                        SLOTS, BLOCK_S, BLOCK_H,
+                        slots, BLOCK_S, BLOCK_H,
                     )  # fmt: skip
                     tl.store(out_ptr + q_at, out.to(out_ptr.dtype.element_ty), mask=in_q)
     elif index == 0:
@@ -350,13 +365,13 @@ def _decode(
 
 @triton.jit
 def _merged(
-    partial_ptr, mass_ptr, head_at, in_g, h, count, SLOTS: tl.constexpr, BLOCK_S: tl.constexpr,
+    partial_ptr, mass_ptr, head_at, in_g, h, count, slots, BLOCK_S: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """Outputs [heads, H] from the sums of the first `count` slots, several of them at a time."""
     s = tl.arange(0, BLOCK_S)
     log_mass = tl.load(
-        mass_ptr + head_at[:, None] * SLOTS + s[None, :],
+        mass_ptr + head_at[:, None] * slots + s[None, :],
         mask=in_g[:, None] & (s < count)[None, :], other=-float("inf"),
     )  # fmt: skip
     top = tl.where(in_g, tl.max(log_mass, 1), 0.0)
@@ -365,7 +380,7 @@ def _merged(
     for start in range(0, count, MERGED):
         for j in tl.static_range(MERGED):
             there = in_g & (start + j < count)
-            at = head_at * SLOTS + start + j
+            at = head_at * slots + start + j
             weight = tl.exp2(tl.load(mass_ptr + at, mask=there, other=-float("inf")) - top)
             partial = tl.load(
                 partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=there[:, None], other=0.0
@@ -410,11 +425,11 @@ def _rotated(
 
 @triton.jit
 def _merge_head(
-    partial_ptr, mass_ptr, out_ptr, head_at, used, H: tl.constexpr, SLOTS: tl.constexpr,
+    partial_ptr, mass_ptr, out_ptr, head_at, used, slots, H: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """From the sums of the slots in `used` to the output of one row's head."""
-    at = head_at * SLOTS + tl.arange(0, BLOCK_S)
+    at = head_at * slots + tl.arange(0, BLOCK_S)
     h = tl.arange(0, BLOCK_H)
     log_mass = tl.load(mass_ptr + at, mask=used, other=-float("inf"))
     weight = tl.exp2(log_mass - tl.max(log_mass, 0))
@@ -426,14 +441,15 @@ def _merge_head(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"]
+    do_not_specialize=["num_rows", "pieces"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
 )
 def _decode_shared(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr, mass_ptr,
-    scale, num_rows,
+    scale, num_rows, pieces,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SLOTS: tl.constexpr, PIECES: tl.constexpr, SHARED_PIECES: tl.constexpr,
+    SHARED_PIECES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -460,7 +476,7 @@ def _decode_shared(
             acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        at_S = head_at * SLOTS + PIECES + index
+        at_S = head_at * (pieces + SHARED_PIECES) + pieces + index
         tl.store(
             partial_ptr + at_S[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
             mask=inside[:, None],
@@ -469,26 +485,26 @@ def _decode_shared(
 
 
 @triton.jit(
-    do_not_specialize=["window", "rows_stride"],
+    do_not_specialize=["window", "pieces", "rows_stride"],
     do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
 )
 def _merge(
-    partial_ptr, mass_ptr, rows_ptr, shared_ptr, out_ptr, window, rows_stride,
-    N: tl.constexpr, H: tl.constexpr,
-    BLOCK_S: tl.constexpr, SLOTS: tl.constexpr, PIECES: tl.constexpr,
+    partial_ptr, mass_ptr, rows_ptr, shared_ptr, out_ptr, window, pieces, rows_stride,
+    N: tl.constexpr, H: tl.constexpr, BLOCK_S: tl.constexpr,
     SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     begin(PDL)
     end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _own_pieces(end, window, shared_ptr, PIECES, WINDOWED, True, BLOCK_N, MIN_PIECE)
+    low, piece = _own_pieces(end, window, shared_ptr, pieces, WINDOWED, True, BLOCK_N, MIN_PIECE)
     s = tl.arange(0, BLOCK_S)
     count = tl.cdiv(low, _shared_piece(low, SHARED_PIECES, BLOCK_N))
-    used = (s < PIECES) & (s < tl.cdiv(end - low, piece))
-    used = used | ((s >= PIECES) & (s < PIECES + count))
+    used = (s < pieces) & (s < tl.cdiv(end - low, piece))
+    used = used | ((s >= pieces) & (s < pieces + count))
     head_at = row.to(tl.int64) * N + head
-    _merge_head(partial_ptr, mass_ptr, out_ptr, head_at, used, H, SLOTS, BLOCK_S, BLOCK_H)
+    slots = pieces + SHARED_PIECES
+    _merge_head(partial_ptr, mass_ptr, out_ptr, head_at, used, slots, H, BLOCK_S, BLOCK_H)
 
 
 @triton.jit(
