@@ -47,6 +47,9 @@ def check():
         assert all(torch.equal(other, same[:3]) for other in same.split(3)), "other bits"
         for dim in (0, 1, -1):
             assert torch.equal(comm.all_gather(all_of[rank], dim), torch.cat(all_of, dim)), dtype
+        columns = [mine((4 * size, 5), dtype, other) for other in range(size)]
+        rows = torch.cat(columns, 1)[4 * rank : 4 * rank + 4]
+        assert torch.equal(comm.exchange(columns[rank]), rows), dtype
         for source in range(size):
             assert torch.equal(comm.broadcast(all_of[rank].clone(), source), all_of[source]), dtype
     strided = torch.arange(12.0).view(3, 4).t()

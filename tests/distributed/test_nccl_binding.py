@@ -38,6 +38,16 @@ int ncclBroadcast(const void* x, void* out, size_t n, int type, int root, void* 
   std::printf("broadcast %p %p %zu type %d root %d %p %p\\n", x, out, n, type, root, c, stream);
   return told(0);
 }
+int ncclSend(const void* x, size_t n, int type, int rank, void* c, void* stream) {
+  std::printf("send %p %zu type %d to %d %p %p\\n", x, n, type, rank, c, stream);
+  return told(n == 3 ? 4 : 0);
+}
+int ncclRecv(void* out, size_t n, int type, int rank, void* c, void* stream) {
+  std::printf("receive %p %zu type %d from %d %p %p\\n", out, n, type, rank, c, stream);
+  return told(0);
+}
+int ncclGroupStart() { std::printf("group\\n"); return told(0); }
+int ncclGroupEnd() { std::printf("end\\n"); return told(0); }
 }
 """
 CALLS = """
@@ -47,10 +57,15 @@ comm = library.nccl_init(bytes(library.nccl_unique_id()), 1, 2)
 library.nccl_all_reduce(comm, 0x7fff00000010, 1 << 33, 9, 5)
 library.nccl_all_gather(comm, 0x10, 0x20, 30, 5)
 library.nccl_broadcast(comm, 0x10, 30, 1, 5)
-try:
-    library.nccl_all_reduce(comm, 0x10, 3, 7, 5)
-except RuntimeError as error:
-    print(str(error).splitlines()[0], flush=True)
+library.nccl_exchange(comm, 0x100, 0x200, 0x20, 2, 5)
+for fail in (
+    lambda: library.nccl_all_reduce(comm, 0x10, 3, 7, 5),
+    lambda: library.nccl_exchange(comm, 0x100, 0x200, 3, 2, 5),
+):
+    try:
+        fail()
+    except RuntimeError as error:
+        print(str(error).splitlines()[0], flush=True)
 library.nccl_abort(comm)
 """
 EXPECTED = """\
@@ -58,8 +73,18 @@ init 1 of 2, id 254
 reduce 0x7fff00000010 0x7fff00000010 8589934592 type 9 op 0 0x7f00aabbccdd 0x5
 gather 0x10 0x20 30 type 0 0x7f00aabbccdd 0x5
 broadcast 0x10 0x10 30 type 0 root 1 0x7f00aabbccdd 0x5
+group
+send 0x100 32 type 0 to 0 0x7f00aabbccdd 0x5
+receive 0x200 32 type 0 from 0 0x7f00aabbccdd 0x5
+send 0x120 32 type 0 to 1 0x7f00aabbccdd 0x5
+receive 0x220 32 type 0 from 1 0x7f00aabbccdd 0x5
+end
 reduce 0x10 0x10 3 type 7 op 0 0x7f00aabbccdd 0x5
 ncclAllReduce: invalid argument
+group
+send 0x100 3 type 0 to 0 0x7f00aabbccdd 0x5
+end
+ncclSend and ncclRecv: invalid argument
 abort 0x7f00aabbccdd
 """
 

@@ -6,6 +6,7 @@ Exact where numbers are small integers, else beside a sum in float64; the same b
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from minisgl.distributed import DistributedCommunicator, DistributedInfo, create_communicator
@@ -273,6 +275,12 @@ def gather_and_broadcast(rank: Rank, comm: DistributedCommunicator) -> None:
         )
         for dim in (0, 1, -1):
             assert torch.equal(comm.all_gather(numbers[rank.rank], dim), torch.cat(numbers, dim))
+        columns = rank.all(
+            lambda g, t=dtype: torch.randint(0, 100, (64, 37), generator=g, device="cuda").to(t), 4
+        )
+        rows = DistributedInfo(rank.rank, rank.size).share(64)
+        expected = torch.cat(columns, 1)[rows.start : rows.stop]
+        assert torch.equal(comm.exchange(columns[rank.rank]), expected)
         for source in range(rank.size):
             got = comm.broadcast(numbers[rank.rank].clone(), source)
             assert torch.equal(got, numbers[source])
@@ -283,12 +291,14 @@ def gather_and_broadcast(rank: Rank, comm: DistributedCommunicator) -> None:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gathered = comm.all_gather(x, 0)
         told = comm.broadcast(x + 1, 1)
+        exchanged = comm.exchange(x.view(64, 1))
     for turn in range(50):
         x.fill_(turn * rank.size + rank.rank)
         graph.replay()
         turns = torch.arange(rank.size, device="cuda") + turn * rank.size
         assert torch.equal(gathered.view(rank.size, 64), turns[:, None].expand(-1, 64).int())
         assert told.eq(turn * rank.size + 2).all()
+        assert torch.equal(exchanged, turns[None, :].expand(64 // rank.size, -1).int())
 
 
 def hosts_agree(rank: Rank, comm: DistributedCommunicator) -> None:
@@ -326,11 +336,27 @@ def run_rank(rank: int, size: int, store: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[dict[str, str]]:
-    """Of each rank: case -> what went wrong."""
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """Of each rank: case -> what went wrong.
+
+    The ranks run once, whichever processes share the tests: of several on the same GPUs, all of
+    which wait in loops for each other, none would come to its end in time.
+    """
     size = min(torch.cuda.device_count(), MAX_RANKS)
     if size < 2:
         pytest.skip("needs two GPUs")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all processes
+    path = folder / "ranks.json"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            path.write_text(json.dumps(run_ranks(size)))
+    outcomes: list[dict[str, str]] = json.loads(path.read_text())
+    return outcomes
+
+
+def run_ranks(size: int) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(

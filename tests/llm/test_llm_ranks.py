@@ -53,6 +53,21 @@ def test_the_tokens_of_one_rank(llm: LLM) -> None:
     assert again.num_cached_tokens > 0
 
 
+def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM) -> None:
+    """Each rank samples a half of eight rows, whose settings differ."""
+    settings = [
+        SamplingParams(temperature=0.5 + row / 8, top_p=1 - row / 20, top_k=row * 3, seed=row,
+                       max_tokens=12, ignore_eos=True)
+        for row in range(7)
+    ]  # fmt: skip
+    settings.append(SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    prompts = [f"{row} and" for row in range(8)]
+    with LLM(**OPTIONS) as alone:
+        expected = alone.generate(prompts, settings)
+    outputs = llm.generate(prompts, settings)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+
+
 def test_a_refused_prompt_costs_only_its_call(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: .* 5000 tokens"):
         llm.generate([[5] * 10, [5] * 5000], GREEDY)

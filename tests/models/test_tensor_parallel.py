@@ -66,6 +66,10 @@ class ThreadRank(DistributedCommunicator):
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         return self._exchange(x, lambda slots: slots[source].clone())
 
+    def exchange(self, x_SV: torch.Tensor) -> torch.Tensor:
+        rows = self.info.share(len(x_SV))
+        return self._exchange(x_SV, lambda slots: torch.cat(slots, 1)[rows.start : rows.stop])
+
     def all_min(self, value: int) -> int:
         return int(self._exchange(torch.tensor(value), lambda slots: torch.stack(slots).min()))
 
@@ -245,6 +249,27 @@ def check(
             assert relative_error(logits, torch.cat(one.logits)) <= TOLERANCE
             assert many.outputs == one.outputs
     return comms
+
+
+@pytest.mark.parametrize("vocab_size", [33, 128])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_logits_of_a_share_of_the_rows(size: int, vocab_size: int, tmp_path: Path) -> None:
+    """33: the last rank's part of the vocabulary is smaller, or empty."""
+    config = LlamaConfig(**{**SIZES, "num_attention_heads": 12, "vocab_size": vocab_size})
+    make_reference(config).save_pretrained(tmp_path)
+    x_SD = torch.randn(8 * size, config.hidden_size)
+
+    def run(comm: DistributedCommunicator) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode():
+            model = load(tmp_path, comm=comm)
+            assert comm.shares_rows(len(x_SD))
+            return model.logits(x_SD), model.logits(x_SD, shared=True)
+
+    with ThreadPoolExecutor(size) as pool:
+        wholes, shares = zip(*pool.map(run, ranks(size)), strict=True)
+    assert {share.shape for share in shares} == {(8, vocab_size)}
+    assert torch.equal(torch.cat(shares), wholes[0])
+    assert not SingleRank().shares_rows(len(x_SD))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -29,6 +29,22 @@ class BatchSamplingArgs:
     seeds: Tensor | None = None
     output_idxs: Tensor | None = None
 
+    def of(self, rows: range) -> BatchSamplingArgs:
+        """Those of consecutive rows, as views."""
+
+        def part(x_S: Tensor | None) -> Tensor | None:
+            return None if x_S is None else x_S[rows.start : rows.stop]
+
+        return BatchSamplingArgs(
+            all_greedy=self.all_greedy,
+            temperatures=part(self.temperatures),
+            top_ks=part(self.top_ks),
+            top_ps=part(self.top_ps),
+            min_ps=part(self.min_ps),
+            seeds=part(self.seeds),
+            output_idxs=part(self.output_idxs),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:

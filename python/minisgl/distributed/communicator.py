@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
 
 
+SHARED_ROWS = 4
+"""Of a rank's share of the rows that sample: a multiple, so that kernels find what they read of a
+row aligned to 16 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class DistributedInfo:
     """This process is `rank` of `size`, counted from 0."""
@@ -93,6 +98,15 @@ class DistributedCommunicator(ABC):
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """The `x` of rank `source`, on each rank."""
 
+    def shares_rows(self, num_rows: int) -> bool:
+        """Whether each rank samples its share of so many rows, and not all of them."""
+        return self.size > 1 and num_rows % (self.size * SHARED_ROWS) == 0
+
+    @abstractmethod
+    def exchange(self, x_SV: Tensor) -> Tensor:
+        """From each rank's columns of all rows to [S / size, size * V], all ranks' columns of this
+        rank's share of the rows. For a number of rows that the ranks share."""
+
     def reserve(self, num_rows: int, row_bytes: int) -> None:  # noqa: B027 - most need none
         """Take memory to halve steps of up to so many rows; `can_halve` says whether there is."""
 
@@ -158,6 +172,9 @@ class SingleRank(DistributedCommunicator):
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         return x
+
+    def exchange(self, x_SV: Tensor) -> Tensor:
+        return x_SV
 
     def all_min(self, value: int) -> int:
         return value

@@ -59,6 +59,14 @@ class GlooCommunicator(DistributedCommunicator):
             self._group.broadcast([_bytes_of(x)], options).wait()
         return x
 
+    def exchange(self, x_SV: Tensor) -> Tensor:
+        gathered = x_SV.new_empty(self.size, len(x_SV) // self.size, x_SV.shape[1])
+        with self._errors_named():
+            self._group.alltoall_base(
+                _bytes_of(gathered), _bytes_of(x_SV.contiguous()), [], [], _dist.AllToAllOptions()
+            ).wait()
+        return join_gathered(gathered, -1)
+
     def all_min(self, value: int) -> int:
         return int(self._reduce(torch.tensor([value]), _dist.ReduceOp.MIN).item())
 

@@ -107,6 +107,13 @@ class TorchNcclCommunicator(_NcclCommunicator):
         _finish(self._group.broadcast([x], options))
         return x
 
+    def exchange(self, x_SV: Tensor) -> Tensor:
+        gathered = x_SV.new_empty(self.size, len(x_SV) // self.size, x_SV.shape[1])
+        options = _on_current_stream(_dist.AllToAllOptions())
+        flat = gathered.view(len(x_SV), -1)
+        _finish(self._group.alltoall_base(flat, x_SV.contiguous(), [], [], options))
+        return join_gathered(gathered, -1)
+
     def close(self) -> None:
         _run_briefly(self._group.abort)
         super().close()
@@ -187,6 +194,15 @@ class PyNcclCommunicator(_NcclCommunicator):
         x = x.contiguous()
         self._library.nccl_broadcast(self._comm, x.data_ptr(), x.nbytes, source, _stream())
         return x
+
+    def exchange(self, x_SV: Tensor) -> Tensor:
+        x_SV = x_SV.contiguous()
+        gathered = x_SV.new_empty(self.size, len(x_SV) // self.size, x_SV.shape[1])
+        self._library.nccl_exchange(
+            self._comm, x_SV.data_ptr(), gathered.data_ptr(), x_SV.nbytes // self.size, self.size,
+            _stream(),
+        )  # fmt: skip
+        return join_gathered(gathered, -1)
 
     def close(self) -> None:
         for shared in (self._copies, self._peer):

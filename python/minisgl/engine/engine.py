@@ -207,13 +207,20 @@ class Engine:
         return self.model.forward(batch)
 
     def _sample(self, x_SD: Tensor, step: StepTensors) -> Tensor:
-        """int32 ids [S], padding included; remembered as last tokens."""
-        logits_SV = self.model.logits(x_SD)
+        """int32 ids [S], padding included; remembered as last tokens.
+
+        Of many rows each rank samples its share, R. Whoever samples a row tells the others: equal
+        logits on two devices are likely, not promised.
+        """
+        num_rows = len(x_SD)
+        shared = self.comm.shares_rows(num_rows)
+        rows = self.comm.info.share(num_rows) if shared else range(num_rows)
+        logits_RV = self.model.logits(x_SD, shared)
         if self._guard:
             is_padding_S = step.sample_table_idxs == self._tables.padding_idx
-            self._guard.watch(logits_SV, is_padding_S)
-        # Rank 0's are everybody's: equal logits on two devices are likely, not promised.
-        next_ids_S = self.comm.broadcast(self._ops.sample(logits_SV, step.sampling))
+            self._guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
+        ids_R = self._ops.sample(logits_RV, step.sampling.of(rows))
+        next_ids_S = self.comm.all_gather(ids_R, 0) if shared else self.comm.broadcast(ids_R)
         self._tables.last_token[step.sample_table_idxs] = next_ids_S
         return next_ids_S
 

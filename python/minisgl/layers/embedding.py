@@ -52,7 +52,8 @@ class VocabParallelEmbedding(_VocabShare):
 
 
 class ParallelLMHead(StateLessOP):
-    """[S, D] -> logits [S, V] as `Ops.sample` takes them, whole on each rank.
+    """[S, D] -> logits as `Ops.sample` takes them: on each rank of all rows, [S, V], or of its
+    share of the rows.
 
     `table` is the embedding when tied.
     """
@@ -68,7 +69,10 @@ class ParallelLMHead(StateLessOP):
         """A head with a table of its own."""
         return cls(_VocabShare(build, vocab_size=vocab_size, hidden_size=hidden_size, name=name))
 
-    def forward(self, x_SD: Tensor) -> Tensor:
+    def forward(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+        """shared: of the share (`DistributedCommunicator.shares_rows`)."""
         table = self.table
-        share = table.ops.linear(x_SD, table.weight)
-        return table.ops.logits(table.comm.all_gather(share, dim=-1)[:, : table.vocab_size])
+        columns = table.ops.linear(x_SD, table.weight)
+        comm = table.comm
+        whole = comm.exchange(columns) if shared else comm.all_gather(columns, dim=-1)
+        return table.ops.logits(whole[:, : table.vocab_size])

@@ -74,8 +74,9 @@ class BaseLLMModel(BaseOP, ABC):
         """What `logits` takes, [S, D], of `batch.sample_positions`; writes the step's KV."""
 
     @abstractmethod
-    def logits(self, x_SD: Tensor) -> Tensor:
-        """[S, V], as `Ops.logits` makes them."""
+    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+        """[S, V], as `Ops.logits` makes them; shared: of this rank's share of the rows alone, of a
+        number that `DistributedCommunicator.shares_rows`."""
 
 
 class Decoder(BaseLLMModel):
@@ -127,8 +128,8 @@ class Decoder(BaseLLMModel):
         outputs = [self.norm.forward(x, residual)[0] for x, residual in halves]
         return _join(outputs)
 
-    def logits(self, x_SD: Tensor) -> Tensor:
-        return self.lm_head.forward(x_SD)
+    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+        return self.lm_head.forward(x_SD, shared)
 
 
 class Block(BaseOP):

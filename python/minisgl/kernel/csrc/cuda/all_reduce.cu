@@ -323,16 +323,20 @@ __device__ void add_norm_one_shot(const Rows& rows, const Ranks& ranks) {
   const int rank = int(ranks.rank), packs = int(rows.packs);
   Pack* x = rows.x + (long long)(blockIdx.x) * packs;
   const long long slot = (long long)(blockIdx.x) * packs;
-  const unsigned turn = take_turn(ranks);
   Pack row[ITEMS];
+#pragma unroll
+  for (int k = 0; k < ITEMS; ++k) {  // before the turn is waited for
+    const int p = threadIdx.x + k * blockDim.x;
+    if (p < packs) row[k] = x[p];
+  }
+  const unsigned turn = take_turn(ranks);
 #pragma unroll
   for (int k = 0; k < ITEMS; ++k) {
     const int p = threadIdx.x + k * blockDim.x;
     if (p >= packs) break;
-    const Pack own = x[p];
 #pragma unroll
     for (int step = 1; step <= N; ++step) {
-      send(part(ranks, (rank + step) % N, turn, 0, rank) + slot + p, own);
+      send(part(ranks, (rank + step) % N, turn, 0, rank) + slot + p, row[k]);
     }
   }
   const Before before(rows);

@@ -29,6 +29,10 @@ struct Nccl : SharedObject {
   int (*reduce)(const void*, void*, size_t, int, int, Comm*, Stream*);
   int (*gather)(const void*, void*, size_t, int, Comm*, Stream*);
   int (*broadcast)(const void*, void*, size_t, int, int, Comm*, Stream*);
+  int (*send)(const void*, size_t, int, int, Comm*, Stream*);
+  int (*receive)(void*, size_t, int, int, Comm*, Stream*);
+  int (*group_start)();
+  int (*group_end)();
 
   Nccl() : SharedObject("libnccl.so.2") {
     find("ncclGetErrorString", error_string);
@@ -38,6 +42,10 @@ struct Nccl : SharedObject {
     find("ncclAllReduce", reduce);
     find("ncclAllGather", gather);
     find("ncclBroadcast", broadcast);
+    find("ncclSend", send);
+    find("ncclRecv", receive);
+    find("ncclGroupStart", group_start);
+    find("ncclGroupEnd", group_end);
   }
 
   void check(int result, const char* call) const {
@@ -92,9 +100,28 @@ void nccl_broadcast(int64_t comm, int64_t x, int64_t num_bytes, int64_t source, 
   nccl().check(result, "ncclBroadcast");
 }
 
+// Of x, num_bytes for each of `size` ranks; out holds what each sent.
+void nccl_exchange(int64_t comm, int64_t x, int64_t out, int64_t num_bytes, int64_t size,
+                   int64_t stream) {
+  nccl().check(nccl().group_start(), "ncclGroupStart");
+  int failed = 0;
+  for (int64_t rank = 0; rank < size && !failed; ++rank) {
+    const int64_t at = rank * num_bytes;
+    failed = nccl().send(pointer<void>(x + at), size_t(num_bytes), 0, int(rank),
+                         pointer<Comm>(comm), pointer<Stream>(stream));
+    if (!failed) {
+      failed = nccl().receive(pointer<void>(out + at), size_t(num_bytes), 0, int(rank),
+                              pointer<Comm>(comm), pointer<Stream>(stream));
+    }
+  }
+  const int ended = nccl().group_end();  // also after a failure: it closes what was begun
+  nccl().check(failed ? failed : ended, "ncclSend and ncclRecv");
+}
+
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_unique_id, nccl_unique_id);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_init, nccl_init);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_abort, nccl_abort);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_all_reduce, nccl_all_reduce);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_all_gather, nccl_all_gather);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_broadcast, nccl_broadcast);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_exchange, nccl_exchange);
