@@ -1,20 +1,23 @@
 """The least logit that top-k, top-p and min-p leave of each row, found without sorting it.
 
 Floats are ordered like the integers of their bits, once those of negative ones are flipped: their
-keys. The key of a threshold is built from its highest digit down; of the digits that leave enough
-above, the greatest is taken. "Enough" is k entries for top-k, and for top-p p of the mass that
-top-k left. So filters are passes over the row, one for each digit::
+keys. The threshold is the greatest key that leaves enough at and above it: k entries for top-k, and
+for top-p p of the mass that top-k left. A pass over the row cuts the range of keys that it can be
+in into N steps and finds what is at and above each::
 
-    largest   the largest logit of each chunk
-    above     what each chunk has at and above the key with each next digit     a launch for a digit
+    largest   the largest logit of each chunk, which is the end of the range
+    above     what each chunk has at and above each step                  a launch for each pass
     end       the key as a threshold; also min-p
 
-A pass begins with adding up what all chunks had in the one before. A chunk whose largest logit is
-below the key has nothing above it and is not read: after the first passes of a top-k of 20 these
-are most, for `sample.choose` too. Selection by digits is the idea of radix select (Alabi et al.
-2012). Sums have one order, so a row's threshold depends on that row alone.
+A pass begins with adding up what all chunks had in the one before, and ends at once where the range
+has one key left: two or three passes do, as the range is short from the start. At least k entries
+are not below the k-th largest of the chunks' largest; and V entries that lie T ln(V / (1 - p))
+below the largest have less than 1 - p of the mass together, at temperature T. A chunk whose largest
+logit is below the range is not read: of a top-k of 20 these are most, for `sample.choose` too.
+Selection by digits of keys is radix select (Alabi et al. 2012). Sums have one order, so a row's
+threshold depends on that row alone.
 
-Axes: S rows that sample, V vocabulary, C chunks of it, N digits, P passes.
+Axes: S rows that sample, V vocabulary, C chunks of it, N steps of a range, P passes.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 CHUNK = 2048
 """Vocabulary entries a program: 75 programs a row of Qwen's 151,936."""
 NUM_WARPS = 2
-DIGIT_BITS = 4
+STEP_BITS = 4  # of a key that a pass finds: 16 steps
 NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}
 """Of a float32 that holds such a value, those that may differ from one value to another."""
 
@@ -63,9 +66,7 @@ def limits(
     num_rows, num_vocab = logits_SV.shape
     dtype, device = logits_SV.dtype, logits_SV.device
     chunks = -(-num_vocab // CHUNK)
-    block = power_of_2(chunks)
-    digits = 1 << DIGIT_BITS
-    shifts = range(32 - DIGIT_BITS, 32 - NUM_BITS[dtype] - DIGIT_BITS, -DIGIT_BITS)
+    passes = -(-NUM_BITS[dtype] // STEP_BITS)
     largest_SC = torch.empty((num_rows, chunks), dtype=torch.float32, device=device)
     thresholds_S = torch.empty(num_rows, dtype=torch.float32, device=device)
     floors_S = torch.empty(num_rows, dtype=torch.int32, device=device)
@@ -73,38 +74,39 @@ def limits(
         (num_rows, chunks, 1), (logits_SV, temperatures_S, largest_SC, floors_S),
         (logits_SV.stride(0), num_vocab, CHUNK), dtype=dtype, num_warps=NUM_WARPS,
     )  # fmt: skip
-    sums_PSCN = torch.empty(
-        (len(shifts), num_rows, chunks, digits), dtype=torch.float32, device=device
+    steps = 1 << STEP_BITS
+    found = (
+        torch.empty((passes, num_rows, chunks, steps), dtype=torch.float32, device=device),  # above
+        torch.empty((num_rows, chunks), dtype=torch.float32, device=device),  # totals
+        torch.empty((passes, num_rows), dtype=torch.int32, device=device),  # firsts of ranges
+        torch.empty((passes, num_rows), dtype=torch.int32, device=device),  # steps of ranges
     )
-    keys_PS = torch.empty((len(shifts), num_rows), dtype=torch.int32, device=device)
     # Not read where there is no min-p, but of its dtype, for which the kernel is compiled.
     min_p_or_unread_S = temperatures_S if min_ps_S is None else min_ps_S
+    constants = (num_vocab, 32 - NUM_BITS[dtype], steps, power_of_2(chunks))
 
     def end(limit_S: Tensor, weighted: bool, turn: int) -> None:
         _launch_end(
             (num_rows, 1, 1),
             (
-                temperatures_S, limit_S, min_p_or_unread_S, largest_SC, sums_PSCN, keys_PS,
-                floors_S, thresholds_S, chunks, turn, shifts[-1], int(min_ps_S is not None),
+                temperatures_S, limit_S, min_p_or_unread_S, largest_SC, *found, floors_S,
+                thresholds_S, chunks, turn, int(min_ps_S is not None),
             ),
-            (num_vocab, weighted, digits, block),
+            (weighted, *constants),
             dtype=dtype, num_warps=NUM_WARPS,
         )  # fmt: skip
 
     for limit_S, weighted in ((top_ks_S, False), (top_ps_S, True)):
         if limit_S is None:
             continue
-        for turn, shift in enumerate(shifts):
+        for turn in range(passes):
             _launch_above(
                 (num_rows, chunks, 1),
-                (
-                    logits_SV, temperatures_S, limit_S, largest_SC, sums_PSCN, keys_PS, floors_S,
-                    turn, shifts[turn - 1], shift,
-                ),
-                (logits_SV.stride(0), num_vocab, weighted, digits, CHUNK, block),
+                (logits_SV, temperatures_S, limit_S, largest_SC, *found, floors_S, turn),
+                (logits_SV.stride(0), CHUNK, weighted, *constants),
                 dtype=dtype, num_warps=NUM_WARPS,
             )  # fmt: skip
-        end(limit_S, weighted, len(shifts))
+        end(limit_S, weighted, passes)
     if top_ks_S is None and top_ps_S is None:
         end(temperatures_S, True, 0)
     return Limits(thresholds_S, largest_SC)
@@ -126,14 +128,14 @@ def _largest_kernel(
             tl.store(floor_ptr + row, 0)
 
 
-@triton.jit(do_not_specialize=["turn", "shift_before", "shift"])
+@triton.jit(do_not_specialize=["turn"])
 def _above_kernel(
-    logits_ptr, temperature_ptr, limit_ptr, largest_ptr, sums_ptr, keys_ptr, floor_ptr,
-    turn, shift_before, shift,
-    STRIDE: tl.constexpr, VOCAB: tl.constexpr, WEIGHTED: tl.constexpr, DIGITS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits_ptr, temperature_ptr, limit_ptr, largest_ptr, above_ptr, total_ptr, first_ptr, step_ptr,
+    floor_ptr, turn,
+    STRIDE: tl.constexpr, CHUNK: tl.constexpr, WEIGHTED: tl.constexpr, VOCAB: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """sums [turn, row, chunk]: how many entries, or how much mass, at and above each digit."""
+    """above [turn, row, chunk]: how many entries, or how much mass, at and above each step."""
     begin(PDL)
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -144,38 +146,51 @@ def _above_kernel(
     active = (temperature > 0) & _drops(limit, WEIGHTED, VOCAB)
     if not active:
         return
-    key = tl.full([], 0, tl.uint32)
-    if turn > 0:
-        key = _key(
-            sums_ptr, keys_ptr, limit, row, rows, chunks, turn, shift_before,
-            WEIGHTED, DIGITS, BLOCK,
+    floor = tl.load(floor_ptr + row).to(tl.uint32, bitcast=True)
+    if turn == 0:
+        first, step = _whole_range(
+            largest_ptr, limit, temperature, floor, row, chunks, WEIGHTED, VOCAB, UNIT, STEPS, BLOCK
+        )
+    else:
+        first, step = _range(
+            above_ptr, total_ptr, first_ptr, step_ptr, limit, row, rows, chunks, turn,
+            WEIGHTED, STEPS, BLOCK,
         )  # fmt: skip
     if chunk == 0:
-        tl.store(keys_ptr + turn * rows + row, key.to(tl.int32, bitcast=True))
-    floor = tl.load(floor_ptr + row).to(tl.uint32, bitcast=True)
-    digit = tl.arange(0, DIGITS)
-    above = tl.zeros([DIGITS], tl.float32)
-    largest = tl.load(largest_ptr + row * chunks + chunk)
-    if _key_of(largest) >= tl.maximum(key, floor):
+        tl.store(first_ptr + turn * rows + row, first.to(tl.int32, bitcast=True))
+        tl.store(step_ptr + turn * rows + row, step.to(tl.int32, bitcast=True))
+    if step == 0:
+        return
+    least = tl.maximum(first << UNIT, floor)
+    totals = (turn == 0) & WEIGHTED
+    index = tl.arange(0, STEPS)
+    above = tl.zeros([STEPS], tl.float32)
+    total = 0.0
+    largest = _key_of(tl.load(largest_ptr + row * chunks + chunk))
+    if largest >= tl.where(totals, floor, least):
         x = _load(logits_ptr, row, chunk, STRIDE, VOCAB, CHUNK)
-        key_of_x = _key_of(x)
+        key = _key_of(x)
         weight = tl.full([CHUNK], 1.0, tl.float32)
         if WEIGHTED:
             highest = _highest(largest_ptr, row, chunks, BLOCK)
             weight = tl.exp((x - highest) * (1.0 / tl.maximum(temperature, 1e-30)))
-        for i in tl.static_range(DIGITS):
-            least = tl.maximum(key + (tl.full([], i, tl.uint32) << shift.to(tl.uint32)), floor)
-            total = tl.sum(tl.where(key_of_x >= least, weight, 0.0), 0)
-            above = tl.where(digit == i, total, above)
-    tl.store(sums_ptr + ((turn * rows + row) * chunks + chunk) * DIGITS + digit, above)
+            if totals:
+                total = tl.sum(tl.where(key >= floor, weight, 0.0), 0)
+        if largest >= least:
+            for i in tl.static_range(STEPS):
+                here = tl.maximum((first + i * step) << UNIT, floor)
+                above = tl.where(index == i, tl.sum(tl.where(key >= here, weight, 0.0), 0), above)
+    tl.store(above_ptr + ((turn * rows + row) * chunks + chunk) * STEPS + index, above)
+    if totals:
+        tl.store(total_ptr + row * chunks + chunk, total)
 
 
-@triton.jit(do_not_specialize=["chunks", "turn", "shift_before", "has_min_p"])
+@triton.jit(do_not_specialize=["chunks", "turn", "has_min_p"])
 def _end_kernel(
-    temperature_ptr, limit_ptr, min_p_ptr, largest_ptr, sums_ptr, keys_ptr, floor_ptr, out_ptr,
-    chunks, turn, shift_before, has_min_p,
-    VOCAB: tl.constexpr, WEIGHTED: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    temperature_ptr, limit_ptr, min_p_ptr, largest_ptr, above_ptr, total_ptr, first_ptr, step_ptr,
+    floor_ptr, out_ptr, chunks, turn, has_min_p,
+    WEIGHTED: tl.constexpr, VOCAB: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """turn: how many passes there were, 0 if there is no top-k and no top-p."""
     begin(PDL)
@@ -187,11 +202,11 @@ def _end_kernel(
         if turn > 0:
             limit = tl.load(limit_ptr + row).to(tl.float32)
             if _drops(limit, WEIGHTED, VOCAB):
-                found = _key(
-                    sums_ptr, keys_ptr, limit, row, tl.num_programs(0), chunks, turn, shift_before,
-                    WEIGHTED, DIGITS, BLOCK,
+                first, _ = _range(
+                    above_ptr, total_ptr, first_ptr, step_ptr, limit, row, tl.num_programs(0),
+                    chunks, turn, WEIGHTED, STEPS, BLOCK,
                 )  # fmt: skip
-                key = tl.maximum(key, found)
+                key = tl.maximum(key, first << UNIT)
                 tl.store(floor_ptr + row, key.to(tl.int32, bitcast=True))
         if key > LOWEST_KEY:
             threshold = _float_of(key)
@@ -210,23 +225,48 @@ def _drops(limit, WEIGHTED: tl.constexpr, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def _key(
-    sums_ptr, keys_ptr, limit, row, rows, chunks, turn, shift,
-    WEIGHTED: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+def _whole_range(
+    largest_ptr, limit, temperature, floor, row, chunks, WEIGHTED: tl.constexpr,
+    VOCAB: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The greatest key that leaves enough above, as far as its digits are known before `turn`."""
+    """(first key that the threshold can be, step), in units of 2 ** UNIT."""
     chunk = tl.arange(0, BLOCK)
-    at = chunk[:, None] * DIGITS + tl.arange(0, DIGITS)[None, :]
-    sums = sums_ptr + ((turn - 1) * rows + row) * chunks * DIGITS
-    above = tl.sum(tl.load(sums + at, mask=chunk[:, None] < chunks, other=0.0), 0)
-    enough = limit
-    if WEIGHTED:
-        first = sums_ptr + row * chunks * DIGITS
-        enough *= tl.sum(tl.load(first + chunk * DIGITS, mask=chunk < chunks, other=0.0), 0)
-    # Sums fall with the digit. Of NaNs none is enough.
-    digit = tl.maximum(tl.sum((above >= enough).to(tl.int32), 0) - 1, 0)
-    key = tl.load(keys_ptr + (turn - 1) * rows + row).to(tl.uint32, bitcast=True)
-    return key + (digit.to(tl.uint32) << shift.to(tl.uint32))
+    inside = chunk < chunks
+    largest = tl.load(largest_ptr + row * chunks + chunk, mask=inside, other=-float("inf"))
+    highest = tl.max(largest, 0)
+    if WEIGHTED:  # one more temperature, for roundings
+        low = highest - temperature * (tl.log(VOCAB / (1 - limit)) + 1)
+    else:
+        count = tl.sum(((largest[None, :] >= largest[:, None]) & inside[None, :]).to(tl.int32), 1)
+        low = tl.max(tl.where(inside & (count >= limit), largest, -float("inf")), 0)
+    low = tl.where(low <= highest, low, -float("inf"))  # also of NaNs
+    first = tl.maximum(_key_of(low), floor) >> UNIT
+    length = (_key_of(highest) >> UNIT) - first + 1
+    return first, (length + (STEPS - 1)) // STEPS
+
+
+@triton.jit
+def _range(
+    above_ptr, total_ptr, first_ptr, step_ptr, limit, row, rows, chunks, turn,
+    WEIGHTED: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(first key that the threshold can be, step) before `turn`; step 0 where it is that key."""
+    at = (turn - 1) * rows + row
+    first = tl.load(first_ptr + at).to(tl.uint32, bitcast=True)
+    step = tl.load(step_ptr + at).to(tl.uint32, bitcast=True)
+    if step > 0:
+        chunk = tl.arange(0, BLOCK)
+        inside = chunk < chunks
+        index = chunk[:, None] * STEPS + tl.arange(0, STEPS)[None, :]
+        above = tl.load(above_ptr + at * chunks * STEPS + index, mask=inside[:, None], other=0.0)
+        enough = limit
+        if WEIGHTED:
+            enough *= tl.sum(tl.load(total_ptr + row * chunks + chunk, mask=inside, other=0.0), 0)
+        # Sums fall from step to step. Of NaNs none is enough.
+        steps = tl.maximum(tl.sum((tl.sum(above, 0) >= enough).to(tl.int32), 0) - 1, 0)
+        first += steps.to(tl.uint32) * step
+        step = tl.where(step == 1, 0, (step + (STEPS - 1)) // STEPS)
+    return first, step
 
 
 @triton.jit
