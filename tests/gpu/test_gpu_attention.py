@@ -236,7 +236,7 @@ def test_each_key_counts_once(
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=named)
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
 @BACKENDS
 def test_decode_that_norms_rotates_and_stores(
     name: str, head_dim: int, normed: bool, dtype: torch.dtype, device: torch.device

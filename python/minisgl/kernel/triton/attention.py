@@ -140,11 +140,12 @@ def decode(
     block_n = form.keys
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
-    partial = mass = q_BNH
-    if slots > 1:
-        shape = (num_rows, num_q_heads, slots)
-        partial = torch.empty((*shape, block_h), dtype=torch.float32, device=q_BNH.device)
-        mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
+    # Room for more pieces than there are, as each power of two is another kernel to compile.
+    most = max(pieces, MAX_PIECES if pairs < EARLY_BELOW else 8)
+    block_s = power_of_2(most + slots - pieces)
+    shape = (num_rows, num_q_heads, slots) if slots > 1 else (1,)
+    partial = torch.empty((*shape, block_h), dtype=torch.float32, device=q_BNH.device)
+    mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
     if cascade:
@@ -172,9 +173,9 @@ def decode(
             *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
-            *common, _slot_form(slots), SHARED_PIECES, bool(window), cascade,
+            *common, block_s, SHARED_PIECES, bool(window), cascade,
             max(power_of_2(group), 16), block_h, block_n, MIN_PIECE, rotation is not None, normed,
-            pairs < EARLY_BELOW and has_pdl(),
+            form == LIGHT and pairs < EARLY_BELOW and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
@@ -183,7 +184,7 @@ def decode(
             (num_rows, num_q_heads, 1),
             (partial, mass, rows, shared, out_BNH, window or 0, pieces, rows.stride(0)),
             (
-                num_q_heads, head_dim, _slot_form(slots),
+                num_q_heads, head_dim, block_s,
                 SHARED_PIECES, bool(window), block_h, block_n, MIN_PIECE,
             ),
             dtype=q_BNH.dtype, num_warps=2,
@@ -193,12 +194,6 @@ def decode(
 def num_counters(num_cores: int) -> int:
     """What `decode` needs of `done`: contexts are cut only where fewer programs would run."""
     return num_cores * max(form.programs for form in (DEEP, LIGHT, WIDE, WIDE_FLOAT32))
-
-
-def _slot_form(slots: int) -> int:
-    """At least as many, a power of two, of few kinds: each is another kernel, which takes a second
-    to compile."""
-    return 1 if slots == 1 else 8 if slots <= 8 else max(power_of_2(slots), MAX_PIECES)
 
 
 def extend(
@@ -300,7 +295,7 @@ def _decode(
             else:
                 q_weight, k_weight = (cos, cos), (cos, cos)
             if EARLY:
-                LINES: tl.constexpr = H * k_ptr.dtype.element_ty.primitive_bitwidth // 1024
+                LINES: tl.constexpr = (H * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024
                 n = first + tl.arange(0, BLOCK_N)
                 near = n < last
                 page = tl.load(table + n // Z, mask=near, other=0).to(tl.int64)
@@ -336,7 +331,7 @@ def _decode(
             acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        if BLOCK_S == 1:
+        if slots == 1:
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
