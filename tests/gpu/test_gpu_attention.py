@@ -20,6 +20,7 @@ from minisgl.attention import BaseAttnBackend, BaseAttnMetadata, create_attentio
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import Batch, Context
+from minisgl.engine.cuda import WARM_UP_ROWS
 from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
@@ -298,6 +299,21 @@ def test_pieces_run_at_once_and_have_counters(
         if pieces > 1:
             assert pairs * pieces <= num_cores * form.programs
             assert pairs <= counters
+
+
+@pytest.mark.parametrize("num_cores", [108, 132, 160])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40])
+def test_a_first_start_meets_every_kind_of_decode(num_kv_heads: int, num_cores: int) -> None:
+    """Unpadded: whatever number of rows a step has, its kernel was compiled."""
+
+    def kind(num_rows: int) -> tuple[attention.DecodeForm, int]:
+        pairs = num_rows * num_kv_heads
+        form, pieces = attention.decode_form(pairs, num_cores, 128, torch.bfloat16)
+        few = pairs < attention.FEW_BELOW
+        return form, -pieces if few else attention._slot_form(pieces)
+
+    met = {kind(num_rows) for num_rows in WARM_UP_ROWS}
+    assert {kind(num_rows) for num_rows in range(1, 1025)} <= met
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)

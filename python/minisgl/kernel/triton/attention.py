@@ -52,11 +52,11 @@ class DecodeForm:
 
 DEEP, LIGHT = DecodeForm(64, 2, 6, 3), DecodeForm(64, 2, 4, 4)
 """Of five forms and up to twelve pieces these were the best two (docs/performance-cuda.md)."""
-FULL = 0.7
+FULL = 2 / 3
 """Share of the programs that could run, from which on DEEP is better."""
-EARLY_BELOW = 64
-"""Rows times heads of steps where a program fetches its first keys before the kernel before it has
-ended: with more it takes longer (docs/performance-cuda.md)."""
+FEW_BELOW = 64
+"""Rows times heads of steps where `Rotation` has kernels of its own for each number of pieces, a
+power of two, which fetch their first keys before the kernel before them has ended."""
 WIDE, WIDE_FLOAT32 = DecodeForm(32, 2, 3, 4), DecodeForm(32, 2, 2, 4)
 """For other heads than those of up to 128 dims in 16 bits; not tuned, what shared memory holds."""
 SHARED_PIECES = 16
@@ -88,8 +88,9 @@ def decode_form(
         form = DEEP
     else:
         is_full = pieces(DEEP) * pairs >= FULL * num_cores * DEEP.programs
-        form = DEEP if is_full and pairs >= EARLY_BELOW else LIGHT
-    return form, min(max(pieces(form), 1), MAX_PIECES)
+        form = DEEP if is_full and pairs >= FEW_BELOW else LIGHT
+    count = min(max(pieces(form), 1), MAX_PIECES)
+    return form, 1 << (count.bit_length() - 1) if pairs < FEW_BELOW else count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +141,13 @@ def decode(
     block_n = form.keys
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
-    # Room for more pieces than there are, as each power of two is another kernel to compile.
-    most = max(pieces, MAX_PIECES if pairs < EARLY_BELOW else 8)
-    block_s = power_of_2(most + slots - pieces)
-    shape = (num_rows, num_q_heads, slots) if slots > 1 else (1,)
-    partial = torch.empty((*shape, block_h), dtype=torch.float32, device=q_BNH.device)
-    mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
+    is_fixed = rotation is not None and pairs < FEW_BELOW
+    block_s = power_of_2(slots) if is_fixed else _slot_form(slots)
+    partial = mass = q_BNH
+    if slots > 1:
+        shape = (num_rows, num_q_heads, slots)
+        partial = torch.empty((*shape, block_h), dtype=torch.float32, device=q_BNH.device)
+        mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
     if cascade:
@@ -173,9 +175,9 @@ def decode(
             *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
-            *common, block_s, SHARED_PIECES, bool(window), cascade,
+            *common, pieces if is_fixed else 0, block_s, SHARED_PIECES, bool(window), cascade,
             max(power_of_2(group), 16), block_h, block_n, MIN_PIECE, rotation is not None, normed,
-            form == LIGHT and pairs < EARLY_BELOW and has_pdl(),
+            form == LIGHT and is_fixed and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
@@ -194,6 +196,12 @@ def decode(
 def num_counters(num_cores: int) -> int:
     """What `decode` needs of `done`: contexts are cut only where fewer programs would run."""
     return num_cores * max(form.programs for form in (DEEP, LIGHT, WIDE, WIDE_FLOAT32))
+
+
+def _slot_form(slots: int) -> int:
+    """At least as many, a power of two, of few kinds: each is another kernel, which takes a second
+    to compile."""
+    return 1 if slots == 1 else 8 if slots <= 8 else max(power_of_2(slots), MAX_PIECES)
 
 
 def extend(
@@ -269,15 +277,19 @@ def _decode(
     scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    BLOCK_S: tl.constexpr, SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr,
-    CASCADE: tl.constexpr,
+    PIECES: tl.constexpr, BLOCK_S: tl.constexpr, SHARED_PIECES: tl.constexpr,
+    WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    pieces = tl.num_programs(2)
-    slots = pieces + SHARED_PIECES if CASCADE else pieces
+    if PIECES > 0:  # fewer registers, as the number is known when it is compiled
+        pieces: tl.constexpr = PIECES
+        slots: tl.constexpr = PIECES + SHARED_PIECES if CASCADE else PIECES
+    else:
+        pieces = tl.num_programs(2)
+        slots = pieces + SHARED_PIECES if CASCADE else pieces
     # The rows were uploaded before the step's first kernel: no need to wait for the one before.
     end = tl.load(rows_ptr + 3 * rows_stride + row)
     low, piece = _own_pieces(end, window, shared_ptr, pieces, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
@@ -331,7 +343,7 @@ def _decode(
             acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        if slots == 1:
+        if BLOCK_S == 1:
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
