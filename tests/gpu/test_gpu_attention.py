@@ -301,19 +301,23 @@ def test_pieces_run_at_once_and_have_counters(
             assert pairs <= counters
 
 
-@pytest.mark.parametrize("num_cores", [108, 132, 160])
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40])
-def test_a_first_start_meets_every_kind_of_decode(num_kv_heads: int, num_cores: int) -> None:
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("num_cores", [58, 108, 114, 132, 144, 148, 160])
+def test_a_first_start_meets_every_kind_of_decode(
+    num_cores: int, head_dim: int, rotates: bool
+) -> None:
     """Unpadded: whatever number of rows a step has, its kernel was compiled."""
+    for num_kv_heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40):
 
-    def kind(num_rows: int) -> tuple[attention.DecodeForm, int]:
-        pairs = num_rows * num_kv_heads
-        form, pieces = attention.decode_form(pairs, num_cores, 128, torch.bfloat16)
-        few = pairs < attention.FEW_BELOW
-        return form, -pieces if few else attention._slot_form(pieces)
+        def kind(num_rows: int, heads: int = num_kv_heads) -> object:
+            pairs = num_rows * heads
+            form, pieces = attention.decode_form(pairs, num_cores, head_dim, torch.bfloat16)
+            return form, attention.slot_constants(pairs, pieces, False, rotates)
 
-    met = {kind(num_rows) for num_rows in WARM_UP_ROWS}
-    assert {kind(num_rows) for num_rows in range(1, 1025)} <= met
+        met = {kind(num_rows) for num_rows in WARM_UP_ROWS}
+        missed = [rows for rows in range(1, 1025) if kind(rows) not in met]
+        assert not missed, (num_kv_heads, missed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)

@@ -275,30 +275,33 @@ def gather_and_broadcast(rank: Rank, comm: DistributedCommunicator) -> None:
         )
         for dim in (0, 1, -1):
             assert torch.equal(comm.all_gather(numbers[rank.rank], dim), torch.cat(numbers, dim))
+        count = 16 * rank.size
         columns = rank.all(
-            lambda g, t=dtype: torch.randint(0, 100, (64, 37), generator=g, device="cuda").to(t), 4
-        )
-        rows = DistributedInfo(rank.rank, rank.size).share(64)
+            lambda g, t=dtype, n=count: (
+                torch.randint(0, 100, (n, 37), generator=g, device="cuda").to(t)
+            ), 4
+        )  # fmt: skip
+        rows = DistributedInfo(rank.rank, rank.size).share(count)
         expected = torch.cat(columns, 1)[rows.start : rows.stop]
         assert torch.equal(comm.exchange(columns[rank.rank]), expected)
         for source in range(rank.size):
             got = comm.broadcast(numbers[rank.rank].clone(), source)
             assert torch.equal(got, numbers[source])
-    x = torch.zeros(64, dtype=torch.int32, device="cuda")
+    x = torch.zeros(16 * rank.size, dtype=torch.int32, device="cuda")
     comm.broadcast(comm.all_gather(x, 0))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gathered = comm.all_gather(x, 0)
         told = comm.broadcast(x + 1, 1)
-        exchanged = comm.exchange(x.view(64, 1))
+        exchanged = comm.exchange(x[:, None])
     for turn in range(50):
         x.fill_(turn * rank.size + rank.rank)
         graph.replay()
         turns = torch.arange(rank.size, device="cuda") + turn * rank.size
-        assert torch.equal(gathered.view(rank.size, 64), turns[:, None].expand(-1, 64).int())
+        assert torch.equal(gathered.view(rank.size, -1), turns[:, None].expand(-1, len(x)).int())
         assert told.eq(turn * rank.size + 2).all()
-        assert torch.equal(exchanged, turns[None, :].expand(64 // rank.size, -1).int())
+        assert torch.equal(exchanged, turns[None, :].expand(16, -1).int())
 
 
 def hosts_agree(rank: Rank, comm: DistributedCommunicator) -> None:

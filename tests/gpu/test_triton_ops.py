@@ -218,6 +218,24 @@ def test_what_filters_leave(filters: str, dtype: torch.dtype, device: torch.devi
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_top_k_of_fewer_than_the_chunks(dtype: torch.dtype, device: torch.device) -> None:
+    """The k-th largest of the chunks' largest bounds it: also where these tie, or are nothing."""
+    torch.manual_seed(2)
+    ks = [1, 2, 3, 4, 5, 6, 3, 4, 2]
+    logits = (torch.randn(len(ks), 6 * CHUNK, device=device) * 3).to(dtype)
+    logits[6, ::CHUNK] = 30.0  # the largest of each chunk
+    logits[7, 2 * CHUNK :] = -torch.inf
+    logits[8, :CHUNK] += 40.0  # all that count are in one chunk
+    temperatures = torch.ones(len(ks), device=device)
+    top_ks = torch.tensor(ks, dtype=torch.int32, device=device)
+    got = limits(logits, temperatures, top_ks, None, None).thresholds_S
+    for row, top_k in enumerate(ks):
+        least = logits[row].double().sort(descending=True).values[top_k - 1]
+        kept = logits[row].double() >= got[row].double()
+        assert torch.equal(kept, logits[row] >= least), row
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_filters_leave_is_the_rows_own(dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(1)
     rows, num_vocab = 8, 3 * CHUNK + 5

@@ -270,6 +270,7 @@ def test_logits_of_a_share_of_the_rows(size: int, vocab_size: int, tmp_path: Pat
     assert {share.shape for share in shares} == {(8, vocab_size)}
     assert torch.equal(torch.cat(shares), wholes[0])
     assert not SingleRank().shares_rows(len(x_SD))
+    assert not ranks(size)[0].shares_rows(0)  # a step of prompts that do not end in it
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -29,7 +29,7 @@ class BatchSamplingArgs:
     seeds: Tensor | None = None
     output_idxs: Tensor | None = None
 
-    def of(self, rows: range) -> BatchSamplingArgs:
+    def take(self, rows: range) -> BatchSamplingArgs:
         """Those of consecutive rows, as views."""
 
         def part(x_S: Tensor | None) -> Tensor | None:

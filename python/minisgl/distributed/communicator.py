@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 SHARED_ROWS = 4
-"""Of a rank's share of the rows that sample: a multiple, so that kernels find what they read of a
-row aligned to 16 bytes."""
+"""A rank's share of the rows that sample is a multiple of so many: 4 numbers of 4 bytes are 16
+bytes, to which kernels want what they read of the rows aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,13 @@ class DistributedCommunicator(ABC):
 
     def shares_rows(self, num_rows: int) -> bool:
         """Whether each rank samples its share of so many rows, and not all of them."""
-        return self.size > 1 and num_rows % (self.size * SHARED_ROWS) == 0
+        is_multiple = num_rows % (self.size * SHARED_ROWS) == 0
+        return self.size > 1 and num_rows > 0 and is_multiple
 
     @abstractmethod
     def exchange(self, x_SV: Tensor) -> Tensor:
         """From each rank's columns of all rows to [S / size, size * V], all ranks' columns of this
-        rank's share of the rows. For a number of rows that the ranks share."""
+        rank's share of the rows. S: a multiple of the size, not 0."""
 
     def reserve(self, num_rows: int, row_bytes: int) -> None:  # noqa: B027 - most need none
         """Take memory to halve steps of up to so many rows; `can_halve` says whether there is."""
@@ -178,6 +179,13 @@ class SingleRank(DistributedCommunicator):
 
     def all_min(self, value: int) -> int:
         return value
+
+
+def exchanged(x_SV: Tensor, size: int) -> Tensor:
+    """What `exchange` receives of each rank, to be filled: [size, S / size, V]."""
+    num_rows, num_columns = x_SV.shape
+    assert 0 < num_rows == num_rows // size * size, f"{num_rows} rows for {size} ranks"
+    return x_SV.new_empty(size, num_rows // size, num_columns)
 
 
 def join_gathered(gathered: Tensor, dim: int) -> Tensor:

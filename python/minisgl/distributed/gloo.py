@@ -16,6 +16,7 @@ from torch import Tensor
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
     DistributedInfo,
+    exchanged,
     join_gathered,
 )
 from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
@@ -60,7 +61,7 @@ class GlooCommunicator(DistributedCommunicator):
         return x
 
     def exchange(self, x_SV: Tensor) -> Tensor:
-        gathered = x_SV.new_empty(self.size, len(x_SV) // self.size, x_SV.shape[1])
+        gathered = exchanged(x_SV, self.size)
         with self._errors_named():
             self._group.alltoall_base(
                 _bytes_of(gathered), _bytes_of(x_SV.contiguous()), [], [], _dist.AllToAllOptions()

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed lea
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
     PendingSum,
+    exchanged,
     join_gathered,
 )
 from minisgl.distributed.copies import CopySums
@@ -85,8 +86,9 @@ class TorchNcclCommunicator(_NcclCommunicator):
             self._group = _dist.ProcessGroupNCCL(
                 _dist.PrefixStore("nccl", host.store), self.rank, self.size, options
             )
-            # The group connects with its first collective, which a graph must not capture.
+            # The group connects with its first collectives, which a graph must not capture.
             self.all_reduce(torch.zeros(1, device=device))
+            self.exchange(torch.zeros(self.size, 1, device=device))
             torch.cuda.synchronize()
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ class TorchNcclCommunicator(_NcclCommunicator):
         return x
 
     def exchange(self, x_SV: Tensor) -> Tensor:
-        gathered = x_SV.new_empty(self.size, len(x_SV) // self.size, x_SV.shape[1])
+        gathered = exchanged(x_SV, self.size)
         options = _on_current_stream(_dist.AllToAllOptions())
         flat = gathered.view(len(x_SV), -1)
         _finish(self._group.alltoall_base(flat, x_SV.contiguous(), [], [], options))
@@ -131,6 +133,9 @@ class PyNcclCommunicator(_NcclCommunicator):
             unique_id = library.nccl_unique_id() if self.rank == 0 else bytes(128)
             shared = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
             self._comm = library.nccl_init(shared.numpy().tobytes(), self.rank, self.size)
+            # What connects each pair of ranks is made by the first call, and takes memory.
+            self.exchange(torch.zeros(self.size, 1, device="cuda"))
+            torch.cuda.synchronize()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._peer and (algorithm := self._peer.algorithm(x)):
@@ -197,7 +202,7 @@ class PyNcclCommunicator(_NcclCommunicator):
 
     def exchange(self, x_SV: Tensor) -> Tensor:
         x_SV = x_SV.contiguous()
-        gathered = x_SV.new_empty(self.size, len(x_SV) // self.size, x_SV.shape[1])
+        gathered = exchanged(x_SV, self.size)
         self._library.nccl_exchange(
             self._comm, x_SV.data_ptr(), gathered.data_ptr(), x_SV.nbytes // self.size, self.size,
             _stream(),

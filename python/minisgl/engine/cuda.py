@@ -34,11 +34,11 @@ RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want
 WARM_UP_ROWS = sorted(
-    {*SIZES, 3, 5, 6, 7, 10, 12, 14, 20, 28, 40, 56, 80, 112, 320, 384, 448, 512, 1024}
+    {*SIZES, *range(1, 16), 20, 22, 28, 30, 40, 56, 60, 80, 112, 320, 384, 448, 512, 640, 1024}
 )
-"""Numbers of decode rows among which are all whose kernels differ. Beside padded ones: more of them
-for engines that do not pad, each at most 5/4 of the one before, and beyond them up to where decode
-attention has one form even for a single head of keys."""
+"""Numbers of decode rows among which are all whose kernels differ, on every GPU that is tested for:
+padded ones, more of them for engines that do not pad, and some beyond, up to where decode attention
+has one form even for a single head of keys."""
 MAX_VIEWS = 512  # layouts that are remembered: 16 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]

@@ -209,8 +209,8 @@ class Engine:
     def _sample(self, x_SD: Tensor, step: StepTensors) -> Tensor:
         """int32 ids [S], padding included; remembered as last tokens.
 
-        Of many rows each rank samples its share, R. Whoever samples a row tells the others: equal
-        logits on two devices are likely, not promised.
+        Of many rows each rank samples its share, R, and tells the others; of few all do, and rank
+        0's ids count: equal logits on two devices are likely, not promised.
         """
         num_rows = len(x_SD)
         shared = self.comm.shares_rows(num_rows)
@@ -219,7 +219,7 @@ class Engine:
         if self._guard:
             is_padding_S = step.sample_table_idxs == self._tables.padding_idx
             self._guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
-        ids_R = self._ops.sample(logits_RV, step.sampling.of(rows))
+        ids_R = self._ops.sample(logits_RV, step.sampling.take(rows))
         next_ids_S = self.comm.all_gather(ids_R, 0) if shared else self.comm.broadcast(ids_R)
         self._tables.last_token[step.sample_table_idxs] = next_ids_S
         return next_ids_S

@@ -3,8 +3,9 @@
 Memory checkers see the KV pool as one allocation, so they miss a row that reads or writes a page of
 somebody else. Two checks see it. On the host, from the plan alone: a row writes only pages that it
 alone has. On the device: a page that is given out anew is filled with NaN, and the logits of each
-step are searched for it, since whoever reads a slot that nobody wrote computes NaN. It costs a
-wait for the device in each step.
+step are searched for it, since whoever reads a slot that nobody wrote computes NaN. Of several
+ranks the one that samples the row finds it, and its end is everybody's. It costs a wait for the
+device in each step.
 """
 
 from __future__ import annotations

@@ -51,12 +51,15 @@ class DecodeForm:
 
 
 DEEP, LIGHT = DecodeForm(64, 2, 6, 3), DecodeForm(64, 2, 4, 4)
-"""Of five forms and up to twelve pieces these were the best two (docs/performance-cuda.md)."""
+"""Of five forms with up to twelve pieces, no two others were better for 24 to 256 rows of 2 and of
+8 heads together (`pieces_of_decode_attention_us` in benchmarks/results/h200-experiments.json)."""
 FULL = 2 / 3
-"""Share of the programs that could run, from which on DEEP is better."""
+"""Share of the programs that could run, from which on DEEP is taken: LIGHT was better at 0.65 (128
+rows of 2 heads), DEEP at 0.81 (160); not measured between."""
 FEW_BELOW = 64
 """Rows times heads of steps where `Rotation` has kernels of its own for each number of pieces, a
-power of two, which fetch their first keys before the kernel before them has ended."""
+power of two, which fetch their first keys before the kernel before them has ended. Not measured
+between 8 and 128."""
 WIDE, WIDE_FLOAT32 = DecodeForm(32, 2, 3, 4), DecodeForm(32, 2, 2, 4)
 """For other heads than those of up to 128 dims in 16 bits; not tuned, what shared memory holds."""
 SHARED_PIECES = 16
@@ -141,8 +144,7 @@ def decode(
     block_n = form.keys
     cascade = shared_1 is not None
     slots = pieces + (SHARED_PIECES if cascade else 0)
-    is_fixed = rotation is not None and pairs < FEW_BELOW
-    block_s = power_of_2(slots) if is_fixed else _slot_form(slots)
+    fixed, block_s = slot_constants(pairs, pieces, cascade, rotation is not None)
     partial = mass = q_BNH
     if slots > 1:
         shape = (num_rows, num_q_heads, slots)
@@ -175,9 +177,9 @@ def decode(
             *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
-            *common, pieces if is_fixed else 0, block_s, SHARED_PIECES, bool(window), cascade,
+            *common, fixed, block_s, SHARED_PIECES, bool(window), cascade,
             max(power_of_2(group), 16), block_h, block_n, MIN_PIECE, rotation is not None, normed,
-            form == LIGHT and is_fixed and has_pdl(),
+            form == LIGHT and fixed > 0 and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
@@ -198,10 +200,14 @@ def num_counters(num_cores: int) -> int:
     return num_cores * max(form.programs for form in (DEEP, LIGHT, WIDE, WIDE_FLOAT32))
 
 
-def _slot_form(slots: int) -> int:
-    """At least as many, a power of two, of few kinds: each is another kernel, which takes a second
-    to compile."""
-    return 1 if slots == 1 else 8 if slots <= 8 else max(power_of_2(slots), MAX_PIECES)
+def slot_constants(pairs: int, pieces: int, cascade: bool, rotates: bool) -> tuple[int, int]:
+    """Of a decode kernel: the number of pieces, or 0 for as many as are launched, and a power of
+    two that holds all slots. Of few kinds: each is another kernel, which takes a second to compile.
+    """
+    slots = pieces + (SHARED_PIECES if cascade else 0)
+    if rotates and pairs < FEW_BELOW:
+        return pieces, power_of_2(slots)
+    return 0, 1 if slots == 1 else 8 if slots <= 8 else max(power_of_2(slots), MAX_PIECES)
 
 
 def extend(
@@ -286,7 +292,7 @@ def _decode(
     row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PIECES > 0:  # fewer registers, as the number is known when it is compiled
         pieces: tl.constexpr = PIECES
-        slots: tl.constexpr = PIECES + SHARED_PIECES if CASCADE else PIECES
+        slots: tl.constexpr = PIECES  # what rotates has no shared beginning
     else:
         pieces = tl.num_programs(2)
         slots = pieces + SHARED_PIECES if CASCADE else pieces

@@ -10,10 +10,12 @@ in into N steps and finds what is at and above each::
     end       the key as a threshold; also min-p
 
 A pass begins with adding up what all chunks had in the one before, and ends at once where the range
-has one key left: two or three passes do, as the range is short from the start. At least k entries
-are not below the k-th largest of the chunks' largest; and V entries that lie T ln(V / (1 - p))
-below the largest have less than 1 - p of the mass together, at temperature T. A chunk whose largest
-logit is below the range is not read: of a top-k of 20 these are most, for `sample.choose` too.
+has one key left. Most often two or three of four passes do for bfloat16, as the range is short from
+the start, unless k is more than the chunks, or the range of a top-p holds 0, about which keys are
+many. At least k entries are not below the k-th largest of the chunks' largest; and V entries that
+lie T ln(V / (1 - p)) below the largest have less than 1 - p of the mass together, at temperature T.
+A chunk whose largest logit is below the range is not read, but for the total of a top-p: of a top-k
+of 20 these are most, for `sample.choose` too.
 Selection by digits of keys is radix select (Alabi et al. 2012). Sums have one order, so a row's
 threshold depends on that row alone.
 
@@ -135,7 +137,8 @@ def _above_kernel(
     STRIDE: tl.constexpr, CHUNK: tl.constexpr, WEIGHTED: tl.constexpr, VOCAB: tl.constexpr,
     UNIT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """above [turn, row, chunk]: how many entries, or how much mass, at and above each step."""
+    """above [turn, row, chunk]: how many entries, or how much mass, at and above each step; the
+    range's first unit and step, and of a top-p, in the first turn, the mass of all."""
     begin(PDL)
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -229,7 +232,8 @@ def _whole_range(
     largest_ptr, limit, temperature, floor, row, chunks, WEIGHTED: tl.constexpr,
     VOCAB: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(first key that the threshold can be, step), in units of 2 ** UNIT."""
+    """(first unit that the threshold can be, step): units are 2 ** UNIT keys, as many as hold one
+    value of the logits' dtype."""
     chunk = tl.arange(0, BLOCK)
     inside = chunk < chunks
     largest = tl.load(largest_ptr + row * chunks + chunk, mask=inside, other=-float("inf"))
@@ -250,7 +254,7 @@ def _range(
     above_ptr, total_ptr, first_ptr, step_ptr, limit, row, rows, chunks, turn,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(first key that the threshold can be, step) before `turn`; step 0 where it is that key."""
+    """(first unit that the threshold can be, step) before `turn`; step 0 where it is that unit."""
     at = (turn - 1) * rows + row
     first = tl.load(first_ptr + at).to(tl.uint32, bitcast=True)
     step = tl.load(step_ptr + at).to(tl.uint32, bitcast=True)
@@ -263,8 +267,8 @@ def _range(
         if WEIGHTED:
             enough *= tl.sum(tl.load(total_ptr + row * chunks + chunk, mask=inside, other=0.0), 0)
         # Sums fall from step to step. Of NaNs none is enough.
-        steps = tl.maximum(tl.sum((tl.sum(above, 0) >= enough).to(tl.int32), 0) - 1, 0)
-        first += steps.to(tl.uint32) * step
+        found = tl.maximum(tl.sum((tl.sum(above, 0) >= enough).to(tl.int32), 0) - 1, 0)
+        first += found.to(tl.uint32) * step
         step = tl.where(step == 1, 0, (step + (STEPS - 1)) // STEPS)
     return first, step
 

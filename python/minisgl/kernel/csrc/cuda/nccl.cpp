@@ -1,7 +1,7 @@
 // The few calls of NCCL that tensor parallelism makes, on the stream that the caller names.
 //
 // torch has libnccl.so.2 loaded; the loader finds it again by its name. Declarations: nccl.h,
-// whose ABI has been stable since NCCL 2.0.
+// whose ABI has been stable since NCCL 2.0 (2.7 for send and receive).
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
