@@ -1,7 +1,7 @@
 """Paged attention in Triton: decode rows by split-KV flash-decode, the others by extend.
 
 Needs nothing but torch. Any head dim, page size, grouping and window; see
-`minisgl.kernel.triton.attention`.
+`minisgl.kernel.triton.decode_attention` and `extend_attention`.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -14,9 +14,11 @@ from torch import Tensor
 from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.core import Batch
+from minisgl.kernel.decode_form import num_counters
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import attention
-from minisgl.kernel.triton.launch import power_of_2
+from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.decode_attention import Rotation, decode
+from minisgl.kernel.triton.extend_attention import extend
 
 
 class TritonAttnBackend(PagedAttnBackend):
@@ -27,7 +29,7 @@ class TritonAttnBackend(PagedAttnBackend):
         """num_cores: the device's multiprocessors."""
         super().__init__(ops)
         self.num_cores = num_cores
-        size = attention.num_counters(num_cores)
+        size = num_counters(num_cores)
         self._done = torch.zeros(size, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
@@ -40,7 +42,7 @@ class TritonAttnBackend(PagedAttnBackend):
         shared = batch.shared is not None and layer.window is None
         if not whole or head_dim < 16 or shared:
             return None
-        rotation = attention.Rotation(
+        rotation = Rotation(
             qkv=qkv,
             slots=batch.slots,
             cos_sin=steps.cos_sin,
@@ -59,11 +61,11 @@ class TritonAttnBackend(PagedAttnBackend):
         layer: AttnLayer,
         batch: Batch,
         out_DNH: Tensor,
-        rotation: attention.Rotation | None,
+        rotation: Rotation | None,
     ) -> None:
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        attention.decode(
+        decode(
             q_DNH,
             pool.k,
             pool.v,
@@ -85,7 +87,7 @@ class TritonAttnBackend(PagedAttnBackend):
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
         extent = batch.attn_metadata.all
-        attention.extend(
+        extend(
             q_TNH,
             pool.k,
             pool.v,

@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
+from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.triton.launch import Launcher, begin
 
 MAX_INPUTS_OF_2 = 3072
 """Of two rows; above it, and of more rows, cuBLAS. A step of Qwen3-0.6B with 2 rows takes 0.85 ms

@@ -103,8 +103,3 @@ def fetch_lines(address, inside):
         "=r,l,r", [address.to(tl.uint64, bitcast=True), inside.to(tl.int32)],
         dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
-
-
-def power_of_2(value: int) -> int:
-    """The next one; 1 of 0 and 1."""
-    return 1 << max(value - 1, 0).bit_length()

@@ -29,8 +29,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.triton.launch import Launcher, begin
 
 PLACE_BLOCK = 256
 TOTAL_BLOCK = 1024

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.launch import Launcher, begin
 
 
 def norm_rope_store(

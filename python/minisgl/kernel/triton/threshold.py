@@ -31,7 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.launch import Launcher, begin
 
 CHUNK = 2048
 """Vocabulary entries a program: 75 programs a row of Qwen's 151,936."""

@@ -1,8 +1,8 @@
-"""Attention over the paged cache: split-KV flash-decode, and extend for prompts and chunks.
+"""Attention of decode rows over the paged cache: split-KV flash-decode.
 
-Both read keys and values where they lie, through the page table, with an online softmax (Dao et
-al., FlashAttention, 2022). Decode cuts each row's context into pieces that run side by side and
-merges their partial sums (Flash-Decoding, Dao et al. 2023)::
+Keys and values are read where they lie (`minisgl.kernel.triton.attend`). Each row's context is cut
+into pieces that run side by side, and their partial sums are merged (Flash-Decoding, Dao et al.
+2023)::
 
     context of a row   |== piece 0 ==|== piece 1 ==|== piece 2 =|       a piece is a multiple of
                        0             piece         2 * piece    end     BLOCK_N, at least MIN_PIECE
@@ -17,7 +17,7 @@ block, and its pieces are merged with those of the rows' own contexts::
     context of a row   |======= shared =======|== own piece 0 ==|== own piece 1 ==|
                        0                      shared                              end
 
-Axes: T tokens, B rows, N query heads, K key/value heads, G query heads per key/value head, H head
+Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head
 dim, P pages of a table row, S pieces.
 """
 
@@ -31,69 +31,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
+from minisgl.kernel.decode_form import LIGHT, SHARED_PIECES, decode_form, slot_constants
+from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.attend import ENDED, LOG2_E, attend
+from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
 
-LOG2_E = 1.4426950408889634
 MIN_PIECE = 64
 """Tokens: below it the merge costs more than the parallelism gives."""
-MAX_PIECES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeForm:
-    """Of a decode program: keys a turn, warps, stages. programs: that a multiprocessor runs at
-    once, which is what shared memory and registers allow."""
-
-    keys: int
-    warps: int
-    stages: int
-    programs: int
-
-
-DEEP, LIGHT = DecodeForm(64, 2, 6, 3), DecodeForm(64, 2, 4, 4)
-"""Of five forms with up to twelve pieces, no two others were better for 24 to 256 rows of 2 and of
-8 heads together (`pieces_of_decode_attention_us` in benchmarks/results/h200-experiments.json)."""
-FULL = 2 / 3
-"""Share of the programs that could run, from which on DEEP is taken: LIGHT was better at 0.65 (128
-rows of 2 heads), DEEP at 0.81 (160); not measured between."""
-FEW_BELOW = 64
-"""Rows times heads of steps where `Rotation` has kernels of its own for each number of pieces, a
-power of two, which fetch their first keys before the kernel before them has ended. Not measured
-between 8 and 128."""
-WIDE, WIDE_FLOAT32 = DecodeForm(32, 2, 3, 4), DecodeForm(32, 2, 2, 4)
-"""For other heads than those of up to 128 dims in 16 bits; not tuned, what shared memory holds."""
-SHARED_PIECES = 16
-"""Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
-
-
 MERGED = tl.constexpr(4)  # slots a turn of a merge
-
-# Which of a block's keys a query sees.
-WHOLE = tl.constexpr(0)  # all
-ENDED = tl.constexpr(1)  # those before the end
-CAUSAL = tl.constexpr(2)  # those that are not after it
-
-
-def decode_form(
-    pairs: int, num_cores: int, block_h: int, dtype: torch.dtype
-) -> tuple[DecodeForm, int]:
-    """For so many rows times heads of keys: the form, and pieces of a context at most."""
-    pairs = max(pairs, 1)
-
-    def pieces(form: DecodeForm) -> int:
-        return num_cores * form.programs // pairs  # that all run at once
-
-    if dtype.itemsize != 2:
-        form = WIDE_FLOAT32
-    elif block_h > 128:
-        form = WIDE
-    elif pieces(LIGHT) == 0:
-        form = DEEP
-    else:
-        is_full = pieces(DEEP) * pairs >= FULL * num_cores * DEEP.programs
-        form = DEEP if is_full and pairs >= FEW_BELOW else LIGHT
-    count = min(max(pieces(form), 1), MAX_PIECES)
-    return form, 1 << (count.bit_length() - 1) if pairs < FEW_BELOW else count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,64 +140,6 @@ def decode(
         )  # fmt: skip
 
 
-def num_counters(num_cores: int) -> int:
-    """What `decode` needs of `done`: contexts are cut only where fewer programs would run."""
-    return num_cores * max(form.programs for form in (DEEP, LIGHT, WIDE, WIDE_FLOAT32))
-
-
-def slot_constants(pairs: int, pieces: int, cascade: bool, rotates: bool) -> tuple[int, int]:
-    """Of a decode kernel: the number of pieces, or 0 for as many as are launched, and a power of
-    two that holds all slots. Of few kinds: each is another kernel, which takes a second to compile.
-    """
-    slots = pieces + (SHARED_PIECES if cascade else 0)
-    if rotates and pairs < FEW_BELOW:
-        return pieces, power_of_2(slots)
-    return 0, 1 if slots == 1 else 8 if slots <= 8 else max(power_of_2(slots), MAX_PIECES)
-
-
-def extend(
-    q_TNH: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    page_table: Tensor,
-    rows: Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    num_tokens: int,
-    longest: int,
-    out_TNH: Tensor,
-) -> None:
-    """Any number of queries per row. rows: [4, B], of tokens in q_TNH. num_tokens: theirs, at most;
-    longest: the longest's, at most."""
-    _, num_q_heads, head_dim = q_TNH.shape
-    page_size, num_kv_heads = k_pool.shape[1:3]
-    block_h = max(power_of_2(head_dim), 16)
-    wide = block_h > 128 or q_TNH.dtype.itemsize == 4
-    block_m, block_n = (64, 32) if wide else (128, 64)
-    if longest <= 32:
-        block_m = 32
-    num_rows = rows.shape[1]
-    num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
-    _launch_extend(
-        (num_tiles, num_q_heads, 1),
-        (
-            q_TNH, k_pool, v_pool, page_table, rows, out_TNH, scale * LOG2_E, window or 0,
-            num_rows, rows.stride(0),
-        ),
-        (
-            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
-            _row_form(num_rows), block_m, block_h, block_n,
-        ),
-        dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
-    )  # fmt: skip
-
-
-def _row_form(num_rows: int) -> int:
-    """At least as many rows, a power of two, of few kinds: each is another kernel."""
-    return 1 if num_rows == 1 else 64 if num_rows <= 64 else max(power_of_2(num_rows), 1024)
-
-
 @triton.jit
 def _own_pieces(
     end, window, shared_ptr, pieces, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
@@ -345,7 +232,7 @@ def _decode(
         mass = tl.zeros([BLOCK_G], tl.float32)
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
         query = tl.zeros([BLOCK_G], tl.int32)
-        acc, mass, top = _attend(
+        acc, mass, top = attend(
             acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
@@ -485,7 +372,7 @@ def _decode_shared(
         top = tl.full([BLOCK_M], -1e30, tl.float32)
         mass = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
-        acc, mass, top = _attend(
+        acc, mass, top = attend(
             acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
@@ -520,100 +407,6 @@ def _merge(
     _merge_head(partial_ptr, mass_ptr, out_ptr, head_at, used, slots, H, BLOCK_S, BLOCK_H)
 
 
-@triton.jit(
-    do_not_specialize=["window", "num_rows", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr"],
-)
-def _extend(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, out_ptr, scale, window, num_rows, rows_stride,
-    TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, WINDOWED: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    begin(PDL)
-    # Which row this tile belongs to: the first whose tiles, and those before, reach past it. The
-    # heaviest tiles, at the end of the longest contexts, start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = tl.program_id(1)
-    b = tl.arange(0, BLOCK_B)
-    tiles = tl.cdiv(tl.load(rows_ptr + 2 * rows_stride + b, mask=b < num_rows, other=0), BLOCK_M)
-    before = tl.cumsum(tiles, 0) - tiles
-    row = tl.sum(((before + tiles <= tile) & (b < num_rows)).to(tl.int32), 0)
-    if row == num_rows:
-        return
-    m_first = (tile - tl.sum(tl.where(b == row, before, 0), 0)) * BLOCK_M
-
-    length = tl.load(rows_ptr + 2 * rows_stride + row)
-    end = tl.load(rows_ptr + 3 * rows_stride + row)
-    start = end - length
-    q_first = tl.load(rows_ptr + rows_stride + row).to(tl.int64)
-    table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
-    m = m_first + tl.arange(0, BLOCK_M)
-    h = tl.arange(0, BLOCK_H)
-    query = start + m
-    q_at = ((q_first + m[:, None]) * N + head) * H + h[None, :]
-    in_q = (m[:, None] < length) & (h[None, :] < H)
-    q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
-    top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a window can hide a whole block
-    mass = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
-    low = 0
-    if WINDOWED:
-        low = tl.maximum(start + m_first - window + 1, 0) // BLOCK_N * BLOCK_N
-    high = tl.minimum(start + m_first + BLOCK_M, end)
-    # Keys that every query of the tile sees need no mask.
-    whole = low
-    if not WINDOWED:
-        whole = (start + m_first + 1) // BLOCK_N * BLOCK_N
-    kv_head = head // (N // K)
-    acc, mass, top = _attend(
-        acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, low, whole, end,
-        WHOLE, Z, K, H, WINDOWED, BLOCK_N,
-    )  # fmt: skip
-    acc, mass, top = _attend(
-        acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, whole, high, end,
-        CAUSAL, Z, K, H, WINDOWED, BLOCK_N,
-    )  # fmt: skip
-    out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + q_at, out, mask=in_q)
-
-
-@triton.jit
-def _attend(
-    acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last, end,
-    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
-    WINDOWED: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    for start in range(first, last, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        inside = n < end
-        page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
-        at = ((page * Z + n % Z) * K + kv_head) * H
-        k = tl.load(
-            k_ptr + at[None, :] + h[:, None], mask=inside[None, :] & (h[:, None] < H), other=0.0
-        )
-        v = tl.load(
-            v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < H), other=0.0
-        )
-        score = tl.dot(q, k, input_precision="ieee") * scale
-        if MASK == ENDED:
-            score = tl.where(inside[None, :], score, -float("inf"))
-        if MASK == CAUSAL:
-            seen = n[None, :] <= query[:, None]
-            if WINDOWED:
-                seen = seen & (n[None, :] > query[:, None] - window)
-            score = tl.where(seen, score, -float("inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        p = tl.exp2(score - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        mass = mass * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        top = new_top
-    return acc, mass, top
-
-
 _launch_decode = Launcher(_decode)
 _launch_decode_shared = Launcher(_decode_shared)
 _launch_merge = Launcher(_merge)
-_launch_extend = Launcher(_extend)

@@ -1,0 +1,53 @@
+"""Queries over some keys and values of the paged cache, found through the page table, with an
+online softmax (Dao et al., FlashAttention, 2022): what decode and extend have in common.
+
+Axes: Z tokens of a page, K key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634  # scores are scaled by it, as exp2 is what the hardware has
+
+# Which of a block's keys a query sees.
+WHOLE = tl.constexpr(0)  # all
+ENDED = tl.constexpr(1)  # those before the end
+CAUSAL = tl.constexpr(2)  # those that are not after it
+
+
+@triton.jit
+def attend(
+    acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last, end,
+    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
+    WINDOWED: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(sums of values, of weights, largest score) of the queries, with keys `first` to `last`, of
+    which those from `end` on are nobody's."""
+    for start in range(first, last, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        inside = n < end
+        page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
+        at = ((page * Z + n % Z) * K + kv_head) * H
+        k = tl.load(
+            k_ptr + at[None, :] + h[:, None], mask=inside[None, :] & (h[:, None] < H), other=0.0
+        )
+        v = tl.load(
+            v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < H), other=0.0
+        )
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        if MASK == ENDED:
+            score = tl.where(inside[None, :], score, -float("inf"))
+        if MASK == CAUSAL:
+            seen = n[None, :] <= query[:, None]
+            if WINDOWED:
+                seen = seen & (n[None, :] > query[:, None] - window)
+            score = tl.where(seen, score, -float("inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        p = tl.exp2(score - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        mass = mass * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        top = new_top
+    return acc, mass, top

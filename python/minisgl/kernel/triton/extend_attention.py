@@ -1,0 +1,123 @@
+"""Attention of prompts and chunks over the paged cache, any number of queries per row.
+
+Keys and values are read where they lie (`minisgl.kernel.triton.attend`). A program has a tile of
+one row's queries and one head; tiles are counted off over the rows on the device, so that a
+captured launch serves other lengths.
+
+Axes: T tokens, B rows, N query heads, K key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.attend import CAUSAL, LOG2_E, WHOLE, attend
+from minisgl.kernel.triton.launch import Launcher, begin
+
+
+def extend(
+    q_TNH: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    num_tokens: int,
+    longest: int,
+    out_TNH: Tensor,
+) -> None:
+    """Any number of queries per row. rows: [4, B], of tokens in q_TNH. num_tokens: theirs, at most;
+    longest: the longest's, at most."""
+    _, num_q_heads, head_dim = q_TNH.shape
+    page_size, num_kv_heads = k_pool.shape[1:3]
+    block_h = max(power_of_2(head_dim), 16)
+    wide = block_h > 128 or q_TNH.dtype.itemsize == 4
+    block_m, block_n = (64, 32) if wide else (128, 64)
+    if longest <= 32:
+        block_m = 32
+    num_rows = rows.shape[1]
+    num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
+    _launch_extend(
+        (num_tiles, num_q_heads, 1),
+        (
+            q_TNH, k_pool, v_pool, page_table, rows, out_TNH, scale * LOG2_E, window or 0,
+            num_rows, rows.stride(0),
+        ),
+        (
+            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
+            _row_form(num_rows), block_m, block_h, block_n,
+        ),
+        dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
+    )  # fmt: skip
+
+
+def _row_form(num_rows: int) -> int:
+    """At least as many rows, a power of two, of few kinds: each is another kernel."""
+    return 1 if num_rows == 1 else 64 if num_rows <= 64 else max(power_of_2(num_rows), 1024)
+
+
+@triton.jit(
+    do_not_specialize=["window", "num_rows", "rows_stride"],
+    do_not_specialize_on_alignment=["rows_ptr"],
+)
+def _extend(
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, out_ptr, scale, window, num_rows, rows_stride,
+    TABLE_STRIDE: tl.constexpr,
+    Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, WINDOWED: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    # Which row this tile belongs to: the first whose tiles, and those before, reach past it. The
+    # heaviest tiles, at the end of the longest contexts, start first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    b = tl.arange(0, BLOCK_B)
+    tiles = tl.cdiv(tl.load(rows_ptr + 2 * rows_stride + b, mask=b < num_rows, other=0), BLOCK_M)
+    before = tl.cumsum(tiles, 0) - tiles
+    row = tl.sum(((before + tiles <= tile) & (b < num_rows)).to(tl.int32), 0)
+    if row == num_rows:
+        return
+    m_first = (tile - tl.sum(tl.where(b == row, before, 0), 0)) * BLOCK_M
+
+    length = tl.load(rows_ptr + 2 * rows_stride + row)
+    end = tl.load(rows_ptr + 3 * rows_stride + row)
+    start = end - length
+    q_first = tl.load(rows_ptr + rows_stride + row).to(tl.int64)
+    table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
+    m = m_first + tl.arange(0, BLOCK_M)
+    h = tl.arange(0, BLOCK_H)
+    query = start + m
+    q_at = ((q_first + m[:, None]) * N + head) * H + h[None, :]
+    in_q = (m[:, None] < length) & (h[None, :] < H)
+    q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
+    top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a window can hide a whole block
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
+    low = 0
+    if WINDOWED:
+        low = tl.maximum(start + m_first - window + 1, 0) // BLOCK_N * BLOCK_N
+    high = tl.minimum(start + m_first + BLOCK_M, end)
+    # Keys that every query of the tile sees need no mask.
+    whole = low
+    if not WINDOWED:
+        whole = (start + m_first + 1) // BLOCK_N * BLOCK_N
+    kv_head = head // (N // K)
+    acc, mass, top = attend(
+        acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, low, whole, end,
+        WHOLE, Z, K, H, WINDOWED, BLOCK_N,
+    )  # fmt: skip
+    acc, mass, top = attend(
+        acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, whole, high, end,
+        CAUSAL, Z, K, H, WINDOWED, BLOCK_N,
+    )  # fmt: skip
+    out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + q_at, out, mask=in_q)
+
+
+_launch_extend = Launcher(_extend)
