@@ -28,7 +28,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.attention.triton_backend import TritonAttnBackend

@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     need_gpu()
     load = machine_load()
     rates = card_rates()
-    print(f"{rates}")
+    print(rates)
     print(f"{'':16s}{'rows':>6s}{'ours us':>10s}{'flashinfer':>12s}{'torch':>10s}{'floor':>8s}")
     rows: list[dict[str, Any]] = []
     for kind in KINDS:

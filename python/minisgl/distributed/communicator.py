@@ -181,8 +181,8 @@ class SingleRank(DistributedCommunicator):
         return value
 
 
-def exchanged(x_SV: Tensor, size: int) -> Tensor:
-    """What `exchange` receives of each rank, to be filled: [size, S / size, V]."""
+def room_to_exchange(x_SV: Tensor, size: int) -> Tensor:
+    """For what `exchange` receives of each rank, not filled yet: [size, S / size, V]."""
     num_rows, num_columns = x_SV.shape
     assert 0 < num_rows == num_rows // size * size, f"{num_rows} rows for {size} ranks"
     return x_SV.new_empty(size, num_rows // size, num_columns)

@@ -16,8 +16,8 @@ from torch import Tensor
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
     DistributedInfo,
-    exchanged,
     join_gathered,
+    room_to_exchange,
 )
 from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
 from minisgl.errors import PeerLost
@@ -61,7 +61,7 @@ class GlooCommunicator(DistributedCommunicator):
         return x
 
     def exchange(self, x_SV: Tensor) -> Tensor:
-        gathered = exchanged(x_SV, self.size)
+        gathered = room_to_exchange(x_SV, self.size)
         with self._errors_named():
             self._group.alltoall_base(
                 _bytes_of(gathered), _bytes_of(x_SV.contiguous()), [], [], _dist.AllToAllOptions()

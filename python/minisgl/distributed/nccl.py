@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed lea
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
     PendingSum,
-    exchanged,
     join_gathered,
+    room_to_exchange,
 )
 from minisgl.distributed.copies import CopySums
 from minisgl.distributed.gloo import GlooCommunicator
@@ -110,7 +110,7 @@ class TorchNcclCommunicator(_NcclCommunicator):
         return x
 
     def exchange(self, x_SV: Tensor) -> Tensor:
-        gathered = exchanged(x_SV, self.size)
+        gathered = room_to_exchange(x_SV, self.size)
         options = _on_current_stream(_dist.AllToAllOptions())
         flat = gathered.view(len(x_SV), -1)
         _finish(self._group.alltoall_base(flat, x_SV.contiguous(), [], [], options))
@@ -202,7 +202,7 @@ class PyNcclCommunicator(_NcclCommunicator):
 
     def exchange(self, x_SV: Tensor) -> Tensor:
         x_SV = x_SV.contiguous()
-        gathered = exchanged(x_SV, self.size)
+        gathered = room_to_exchange(x_SV, self.size)
         self._library.nccl_exchange(
             self._comm, x_SV.data_ptr(), gathered.data_ptr(), x_SV.nbytes // self.size, self.size,
             _stream(),
