@@ -9,6 +9,7 @@ import pytest
 from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams, StepResult, Token
 from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.scheduler import _large_chunks
 
 EOS = 99
 
@@ -85,8 +86,8 @@ def test_chunks_are_smaller_while_more_requests_decode_than_wait() -> None:
 
 
 def test_large_chunks_go_on_while_few_of_the_tokens_wait_for_them() -> None:
-    """Two requests of 200 and 100 tokens may wait three times in all: a second large chunk would
-    be the third and fourth. And a chunk that starts nobody is small."""
+    """Of 350 tokens 3 may wait: a large chunk holds up two. Of 450 it would be 4, and with a second
+    chunk it were 5. And a chunk that starts nobody is small."""
     scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=128)
     for uid, max_tokens in enumerate((200, 100)):
         add(scheduler, uid, [uid] * 3, max_tokens=max_tokens)
@@ -96,8 +97,39 @@ def test_large_chunks_go_on_while_few_of_the_tokens_wait_for_them() -> None:
     for _ in range(5):
         scheduler.plan()
     assert spans(scheduler.plan())[2:] == [(2, 24, 40)]  # a large one, which starts it
-    add(scheduler, 3, [3] * 12)
+    add(scheduler, 3, [3] * 12, max_tokens=100)
     assert spans(scheduler.plan())[3:] == [(3, 0, 4)]
+
+
+@pytest.mark.parametrize(("num_waiting", "end"), [(1, 16), (2, 4)])
+def test_no_large_chunk_where_all_that_wait_would_take_too_many(num_waiting: int, end: int) -> None:
+    """Three of 200 tokens decode. One that waits holds them up once, 3 of 650 tokens; two hold up
+    3 and then 4 of 700."""
+    scheduler = make(
+        max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=256, max_running=8
+    )
+    for uid in range(3):
+        add(scheduler, uid, [uid] * 3, max_tokens=200)
+    assert len(spans(scheduler.plan())) == 3
+    for uid in range(3, 3 + num_waiting):
+        add(scheduler, uid, [uid] * 16, max_tokens=50)
+    assert spans(scheduler.plan())[3:] == [(3, 0, end)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([5], (1, 3)),
+        ([5, 5], (2, 3)),  # one chunk
+        ([5, 5, 1], (2, 3 + 5)),  # the second chunk holds up the two that the first has started
+        ([8, 4], (1, 3 + 4)),
+        ([25], (0, 3 + 3 + 3)),
+        ([10, 10], (1, 3 + 4)),
+    ],
+)
+def test_what_large_chunks_hold_up(prompts: list[int], expected: tuple[int, int]) -> None:
+    """Three decode, and a chunk has ten tokens."""
+    assert _large_chunks(prompts, 10, 3) == expected
 
 
 def test_a_prefix_that_arrives_twice_is_computed_once() -> None:

@@ -34,10 +34,11 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
-STALLED_PER_START = 8
-STALLED_SHARE = 0.01
+STALLED_PER_START = 16
+STALLED_SHARE = 0.009
 """Of tokens, that may wait for a large chunk: the 99th percentile of what lies between two tokens
-is then that of all others. docs/decisions/0009 has what both do to four workloads."""
+is then that of all others, and a tenth is left for prompts that are still to come.
+docs/decisions/0009 has what both do to several workloads."""
 LIKELY_OUTPUTS = 256  # tokens; many allow as many as the context holds, and few give them
 
 
@@ -145,23 +146,20 @@ class Scheduler:
     def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
         """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
         waiting one nearer to its start. The large chunk is for when the latter are more. It also is
-        while it starts many, and such stalls are rare among the tokens of those that decode."""
+        if it starts many, and such stalls stay rare until all that wait now have started."""
         large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
         if small is None or small >= large or len(decoding) <= len(self._waiting):
             return large
-        wanted = behind.num_known - behind.num_computed if behind else 0
-        num_starts = int(0 < wanted <= large)
-        for req in self._waiting:
-            wanted += req.num_tokens
-            if wanted > large:
-                break
-            num_starts += 1
-        if wanted <= small or len(decoding) > STALLED_PER_START * num_starts:
+        prompts = [behind.num_known - behind.num_computed] if behind else []
+        prompts += [req.num_tokens for req in self._waiting]
+        num_starts, num_stalls = _large_chunks(prompts, large, len(decoding))
+        if sum(prompts) <= small or len(decoding) > STALLED_PER_START * num_starts:
             return small
         stalled = [self._requests[uid] for uid in decoding]
-        num_stalls = sum(req.num_stalls + 1 for req in stalled)
-        is_rare = num_stalls <= STALLED_SHARE * sum(map(_likely_outputs, stalled))
-        return large if is_rare else small
+        num_stalls += sum(req.num_stalls for req in stalled)
+        coming = [behind, *self._waiting] if behind else self._waiting
+        num_outputs = sum(map(_likely_outputs, stalled)) + sum(map(_likely_outputs, coming))
+        return large if num_stalls <= STALLED_SHARE * num_outputs else small
 
     def _count_stalls(self, plan: PlanBuilder) -> None:
         """Of the decoding requests, by a chunk larger than the small one."""
@@ -432,6 +430,19 @@ class Scheduler:
             assert 0 <= req.num_flights <= 2, req
         for req in self._waiting:
             assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req
+
+
+def _large_chunks(prompts: list[int], large: int, num_decoding: int) -> tuple[int, int]:
+    """Prompts of so many tokens in large chunks alone: how many of them the first chunk starts, and
+    how often all chunks together hold up a request, those that they start included."""
+    end = num_starts = num_stalls = 0
+    for index, num_tokens in enumerate(prompts):
+        # Chunks that begin with this prompt's tokens hold up whom those before them started.
+        num_chunks = -(-(end + num_tokens) // large) - -(-end // large)
+        num_stalls += num_chunks * (num_decoding + index)
+        end += num_tokens
+        num_starts += end <= large
+    return num_starts, num_stalls
 
 
 def _likely_outputs(req: Req) -> int:
