@@ -2,10 +2,12 @@
 #include "tensor.h"
 
 int64_t common_prefix_length(TensorView a, TensorView b) {
-  for (const TensorView& ids : {a, b})
-    CHECK(ids.ndim() == 1 && ids.IsContiguous() && ids.dtype().code == kDLInt &&
-              ids.dtype().bits == 32,
+  for (const TensorView& ids : {a, b}) {
+    bool is_int32 = ids.dtype().code == kDLInt && ids.dtype().bits == 32;
+    // By IsContiguous() of tvm-ffi 0.1.11, an empty NumPy array, of stride 0, is not.
+    CHECK(is_int32 && ids.ndim() == 1 && (ids.size(0) < 2 || ids.stride(0) == 1),
           "common_prefix_length takes contiguous int32 arrays of one dimension");
+  }
   const int32_t *x = data<int32_t>(a), *y = data<int32_t>(b);
   int64_t n = std::min(a.size(0), b.size(0)), i = 0;
   for (; i + W <= n; i += W) {
