@@ -48,7 +48,9 @@ PADDED = (
     ((897, 898), (0, 1), (131, 387), (60, 122), (1, 297)),  # in as many pages
 )
 COUNTED = [case for case in (*CASES, *LONG) if is_countable(case)]
-BACKENDS = pytest.mark.parametrize("name", ["triton", "fa", "triton,trtllm", "fi,triton"])
+BACKENDS = pytest.mark.parametrize(
+    "name", ["triton", "fa", "fa2,triton", "triton,trtllm", "fi,triton"]
+)
 Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -78,7 +78,9 @@ def test_float32_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("attn", ["triton", "fa", "fa,triton", "fa,trtllm", "fi,triton"])
+@pytest.mark.parametrize(
+    "attn", ["triton", "fa", "fa,triton", "fa,trtllm", "fa2,triton", "fi,triton"]
+)
 @pytest.mark.parametrize(
     ("config_class", "changes"),
     [

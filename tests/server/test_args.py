@@ -64,7 +64,7 @@ def test_defaults_and_every_flag() -> None:
         ("--max-seq-len 1", "at least 2"),
         ("--memory-ratio 1.1", "above 0 and at most 1"),
         ("--memory-ratio nan", "above 0 and at most 1"),
-        ("--attn fa,cpu", "or PREFILL,DECODE with triton, fa or fi, and triton, fa or trtllm"),
+        ("--attn fa,cpu", "or PREFILL,DECODE with triton, fa, fa2 or fi, and triton, fa or trtllm"),
         ("--attn fi", "got 'fi'"),
         ("--attn trtllm,triton", "got 'trtllm,triton'"),
         ("--attn fa,", "got 'fa,'"),

@@ -9,6 +9,7 @@ import torch
 
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
+from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
 from minisgl.attention.names import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
@@ -42,6 +43,9 @@ def create_cuda_backend(
     def create_prefill(part: str) -> PagedAttnBackend:
         if part == "fi":
             return FlashInferBackend(ops, device, dtype, head_dim)
+        is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+        if part == "fa2" or (part == "fa" and not is_hopper):
+            return FlashAttention2Backend(ops, device, dtype, head_dim)
         return create(part)
 
     def create_decode(part: str) -> PagedAttnBackend:

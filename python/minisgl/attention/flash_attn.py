@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
-from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata
+from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
 from minisgl.core import Batch, Plan
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
@@ -38,8 +38,8 @@ class FlashAttentionBackend(PagedAttnBackend):
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] != 9:
             raise ConfigError(
-                "attention backend 'fa' is FlashAttention 3, which runs on Hopper GPUs only; "
-                "choose --attn triton"
+                "attention backend 'fa' decodes by FlashAttention 3, which runs on Hopper GPUs "
+                "only; choose --attn triton, or fa,triton for prompts by FlashAttention 2"
             )
         if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
             raise ConfigError(
@@ -76,7 +76,7 @@ class FlashAttentionBackend(PagedAttnBackend):
         if fresh.num_rows:
             part = slice(first_fresh, None)
             firsts = metadata.once(
-                "fresh", lambda: _firsts(batch.rows, fresh.num_rows, first_fresh)
+                "fresh", lambda: firsts_of_last(batch.rows, fresh.num_rows, first_fresh)
             )
             self._varlen(
                 q_TNH[part],
@@ -98,7 +98,7 @@ class FlashAttentionBackend(PagedAttnBackend):
             num_pages = -(-metadata.longest // batch.context.kv_pool.page_size)
             table = batch.context.page_table[:, :num_pages]
             table_EP = metadata.once("table", lambda: table[rows[0]])
-            firsts = metadata.once("firsts", lambda: _firsts(rows, old.num_rows, first))
+            firsts = metadata.once("firsts", lambda: firsts_of_last(rows, old.num_rows, first))
             part = slice(first, first_fresh)
             self._run(
                 q_TNH[part], layer, batch, out_TNH[part], table_EP, rows[3], firsts, old.longest
@@ -129,13 +129,6 @@ class FlashAttentionBackend(PagedAttnBackend):
             window_size=_window(layer),
             out=out[:, None] if firsts is None else out,
         )
-
-
-def _firsts(rows: Tensor | None, count: int, first: int) -> Tensor:
-    """int32 [count + 1]: where the last `count` rows begin, counted from `first`, and their end."""
-    assert rows is not None
-    begins, lengths = rows[1, -count:], rows[2, -count:]
-    return torch.cat((begins, begins[-1:] + lengths[-1:])) - first
 
 
 def _window(layer: AttnLayer) -> tuple[int, int]:

@@ -7,5 +7,5 @@ from typing import Final
 ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
 """Of the CPU. A GPU has auto and torch too, and those below, alone or two as prefill,decode."""
 CUDA_BACKENDS: Final = ("triton", "fa")
-PREFILL_BACKENDS: Final = ("fi",)  # for the first place of two
+PREFILL_BACKENDS: Final = ("fa2", "fi")  # for the first place of two
 DECODE_BACKENDS: Final = ("trtllm",)  # for the second place

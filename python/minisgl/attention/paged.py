@@ -180,3 +180,13 @@ class HybridBackend(PagedAttnBackend):
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)
+
+
+def firsts_of_last(rows: Tensor | None, count: int, first: int) -> Tensor:
+    """int32 [count + 1]: where the last `count` rows begin, counted from `first`, and their end.
+
+    rows: `Batch.rows`, or some of its columns.
+    """
+    assert rows is not None
+    begins, lengths = rows[1, -count:], rows[2, -count:]
+    return torch.cat((begins, begins[-1:] + lengths[-1:])) - first

@@ -184,8 +184,9 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
         type=_attention,
         help="attention backend: torch is the plain reference; cpu the compiled kernel of a CPU; "
         "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are a GPU's. Two names "
-        "are one for prompts, which may be fi (FlashInfer), and one for decode, which may be "
-        "trtllm (TensorRT-LLM's). auto is the fastest that works here, of cpu and torch on a CPU, "
+        "are one for prompts, which may be fa2 (FlashAttention 2, which comes with torch; fa means "
+        "it on other GPUs) or fi (FlashInfer), and one for decode, which may be trtllm "
+        "(TensorRT-LLM's). auto is the fastest that works here, of cpu and torch on a CPU, "
         "of triton and fa on a GPU "
         f"(default: {defaults.attn})",
     )
@@ -378,12 +379,12 @@ def _ratio(text: str) -> float:
 def _attention(text: str) -> str:
     # As `minisgl.attention` has them, which this process does not import.
     prefill, comma, decode = text.partition(",")
-    is_pair = prefill in ("triton", "fa", "fi") and decode in ("triton", "fa", "trtllm")
+    is_pair = prefill in ("triton", "fa", "fa2", "fi") and decode in ("triton", "fa", "trtllm")
     is_one = not comma and text in ("auto", "torch", "cpu", "triton", "fa")
     if not (is_one or is_pair):
         raise argparse.ArgumentTypeError(
-            "must be auto, torch, cpu, triton or fa, or PREFILL,DECODE with triton, fa or fi, and "
-            f"triton, fa or trtllm; got {text!r}"
+            "must be auto, torch, cpu, triton or fa, or PREFILL,DECODE with triton, fa, fa2 or fi, "
+            f"and triton, fa or trtllm; got {text!r}"
         )
     return text
 

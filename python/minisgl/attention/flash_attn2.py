@@ -1,0 +1,143 @@
+"""FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks alone.
+
+It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values:
+those of a prompt that begins are at hand, contexts of the others are gathered from the pages, some
+at a time. That costs each layer a copy of these contexts, little beside attending to them.
+
+Axes: as in `minisgl.attention.paged`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import AttnLayer
+from minisgl.attention.contexts import context_slots, split_rows
+from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
+from minisgl.core import Batch, Plan
+from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+
+MAX_HEAD_DIM = 256
+MIN_ARCH = (8, 0)
+GATHERED_TOKENS = 16_384
+"""Of contexts at most at a time, unless one alone is longer: 64 MiB for 8 heads of 128 dims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows that follow each other, whose contexts are gathered together.
+
+    first_row: of the step's rows. first_token: of the step's tokens. new: what the rows compute in
+    this step. contexts: all of their keys.
+    """
+
+    first_row: int
+    first_token: int
+    new: Extent
+    contexts: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashAttention2Metadata(PagedMetadata):
+    """groups: of the old rows."""
+
+    groups: list[Group]
+
+
+class FlashAttention2Backend(PagedAttnBackend):
+    name = "fa2"
+
+    def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Raises ConfigError where torch, the GPU or the model does not do."""
+        super().__init__(ops)
+        if torch.cuda.get_device_capability(device) < MIN_ARCH:
+            raise ConfigError(
+                "attention backend 'fa2' needs an Ampere GPU or later; choose --attn triton"
+            )
+        if not torch.backends.cuda.is_flash_attention_available():
+            raise ConfigError(
+                "attention backend 'fa2' is torch's FlashAttention, without which this torch was "
+                "built; choose --attn triton"
+            )
+        if dtype.itemsize != 2 or head_dim % 8 or head_dim > MAX_HEAD_DIM:
+            raise ConfigError(
+                "attention backend 'fa2' takes bfloat16 and float16 and head dims that are "
+                f"multiples of 8, up to {MAX_HEAD_DIM}; here are {str(dtype)[6:]} and {head_dim}; "
+                "choose --attn triton"
+            )
+        self._varlen = _load()
+
+    def prepare(self, plan: Plan) -> FlashAttention2Metadata:
+        common = super().prepare(plan)
+        rows = slice(plan.num_decodes, plan.num_decodes + common.old.num_rows)
+        starts, ends = plan.starts[rows], plan.ends[rows]
+        groups: list[Group] = []
+        first_token = plan.num_decodes  # one of each decode row
+        for run in split_rows(ends, GATHERED_TOKENS):
+            lengths = [end - start for start, end in zip(starts[run], ends[run], strict=True)]
+            groups.append(
+                Group(
+                    first_row=plan.num_decodes + run.start,
+                    first_token=first_token,
+                    new=Extent.of(lengths),
+                    contexts=Extent.of(ends[run]),
+                )
+            )
+            first_token += sum(lengths)
+        return FlashAttention2Metadata(
+            old=common.old, fresh=common.fresh, longest=common.longest, groups=groups
+        )
+
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+        raise AssertionError("fa2 is only ever the first half of a HybridBackend")
+
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        metadata: FlashAttention2Metadata = batch.attn_metadata
+        window = -1 if layer.window is None else layer.window - 1
+        attend = partial(self._varlen, scale=layer.scale, window_size=(window, 0))  # causal
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        gathered = metadata.once(
+            "gathered", lambda: [_gathered(group, batch) for group in metadata.groups]
+        )
+        for group, (slots, first_keys, firsts) in zip(metadata.groups, gathered, strict=True):
+            part = slice(group.first_token, group.first_token + group.new.num_tokens)
+            k, v = (x.flatten(0, 1).index_select(0, slots) for x in (pool.k, pool.v))
+            longest, longest_context = group.new.longest, group.contexts.longest
+            out_TNH[part] = attend(q_TNH[part], k, v, firsts, first_keys, longest, longest_context)
+        fresh = metadata.fresh
+        if fresh.num_rows:
+            first = len(q_TNH) - fresh.num_tokens
+            part, longest = slice(first, None), fresh.longest
+            firsts = metadata.once(
+                "fresh", lambda: firsts_of_last(batch.rows, fresh.num_rows, first)
+            )
+            out_TNH[part] = attend(
+                q_TNH[part], k_TKH[part], v_TKH[part], firsts, firsts, longest, longest
+            )
+
+
+def _gathered(group: Group, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots of the contexts, where each row begins among them, and among the group's tokens."""
+    assert batch.rows is not None
+    rows = batch.rows[:, group.first_row : group.first_row + group.new.num_rows]
+    table, page_size = batch.context.page_table, batch.context.kv_pool.page_size
+    slots, first_keys = context_slots(table, rows[0], rows[3], group.contexts.num_tokens, page_size)
+    return slots, first_keys, firsts_of_last(rows, group.new.num_rows, group.first_token)
+
+
+def _load() -> Any:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Since 2.12 torch wants to be told that heads share keys; before, it took that without a word.
+    has_flag = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn
