@@ -517,7 +517,6 @@ def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
     assert "  offline " in told.out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 @pytest.mark.parametrize("name", ["attention", "offline", "products", "sampling"])
 def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2

@@ -61,6 +61,7 @@ def test_eviction_takes_the_least_recently_used_tail_first() -> None:
     insert(cache, [1, 2], [0, 1])
     insert(cache, [3, 4], [2, 3])
     cache.match(ids([1, 2]))  # now [3, 4] is the older
+    assert cache.num_cached(ids([3, 4, 5])) == 2  # asking uses nothing
     assert cache.evict(1) == [3]
     assert cache.evict(1) == [2]
     assert cache.evict(10) == [0, 1]
@@ -108,7 +109,9 @@ def test_random_operations(seed: int, page_size: int) -> None:
                     assert (prefix in held) == (page in refused)
                     held.setdefault(prefix, page)
             case roll if roll < 0.7:
+                num_cached = cache.num_cached(ids(values))
                 handle = cache.match(ids(values))
+                assert handle.num_tokens == num_cached
                 expected = [
                     tuple(values[:end])
                     for end in range(page_size, len(values) + 1, page_size)

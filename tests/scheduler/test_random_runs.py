@@ -117,6 +117,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         vocab_size=50,
         eos_ids=frozenset([3, 4]),
         max_prefill_tokens=rng.choice([1, 5, 16, 64, 512]),
+        max_stalling_tokens=rng.choice([None, 1, 7, 64]),
         max_running=rng.choice([1, 2, 5, 16]),
         cache=rng.choice(["radix", "radix", "naive"]),
     )

@@ -116,6 +116,47 @@ def test_no_large_chunk_where_all_that_wait_would_take_too_many(num_waiting: int
     assert spans(scheduler.plan())[3:] == [(3, 0, end)]
 
 
+def test_what_is_cached_is_no_part_of_a_chunk() -> None:
+    """Four decode. Two wait, of 26 tokens of which 16 are cached: one large chunk starts both."""
+    scheduler = make(max_prefill_tokens=20, max_stalling_tokens=4, max_seq_len=240, num_pages=256)
+    for uid, prompt in enumerate(([0], [1], [2], list(range(16)))):
+        add(scheduler, uid, prompt, max_tokens=200)
+    assert len(spans(scheduler.plan())) == 4
+    for uid in (4, 5):
+        add(scheduler, uid, [*range(16), *[uid] * 10], max_tokens=50)
+    assert spans(scheduler.plan())[4:] == [(4, 16, 26), (5, 16, 26)]
+
+
+@pytest.mark.parametrize(
+    ("max_running", "expected"), [(18, [(17, 0, 4)]), (19, [(17, 0, 8), (18, 0, 8)])]
+)
+def test_a_large_chunk_is_for_those_that_can_start(
+    max_running: int, expected: list[tuple[int, int, int]]
+) -> None:
+    """17 decode, more than 16 for each that starts if the table has one row left."""
+    scheduler = make(
+        max_prefill_tokens=17, max_stalling_tokens=4, num_pages=512, max_running=max_running
+    )
+    for uid in range(17):
+        add(scheduler, uid, [uid], max_tokens=190)
+    assert len(spans(scheduler.plan())) == 17
+    for uid in (17, 18):
+        add(scheduler, uid, [uid] * 8)
+    assert spans(scheduler.plan())[17:] == expected
+
+
+@pytest.mark.parametrize("uid", [0, 2])
+def test_what_a_retracted_request_has_waited_counts(uid: int) -> None:
+    """Of three times 200 tokens 5 may wait, and 6 have."""
+    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240)
+    for i in range(3):
+        add(scheduler, i, [i] * 5, max_tokens=200)
+    settle(scheduler, scheduler.plan())
+    scheduler._requests[uid].num_stalls = 6
+    scheduler._retract(scheduler._requests[2])
+    assert scheduler._prefill_budget([0, 1], None) == 4
+
+
 @pytest.mark.parametrize(
     ("prompts", "expected"),
     [

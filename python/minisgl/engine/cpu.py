@@ -49,10 +49,10 @@ class CpuDevice(Device):
 
     torch_device = torch.device("cpu")
     probe_tokens = 64
-    stall_target_s = 0.3
-    min_chunk_tokens = 64
     """Enough that matrix products dominate, as in a real chunk; 0.5 s for a 0.6 B model on 2
     cores."""
+    stall_target_s = 0.3
+    min_chunk_tokens = 64
     default_memory_ratio = DEFAULT_MEMORY_RATIO
 
     def __init__(self, num_sharing: int = 1) -> None:

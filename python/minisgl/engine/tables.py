@@ -83,7 +83,7 @@ class RequestTables:
 
     def slots(
         self,
-        table_idxs_T: npt.NDArray[np.int64],
+        table_idxs_T: npt.NDArray[np.int32],
         positions_T: npt.NDArray[np.int32],
         page_size: int,
     ) -> npt.NDArray[np.int32]:

@@ -42,6 +42,10 @@ class BasePrefixCache(ABC):
         """The longest cached prefix of `ids` in whole pages. Not locked."""
 
     @abstractmethod
+    def num_cached(self, ids: IdArray) -> int:
+        """The tokens that `match` would find. Nothing is used by it, nor changed."""
+
+    @abstractmethod
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[BaseCacheHandle, list[int]]:

@@ -49,11 +49,15 @@ class CacheManager:
 
     @property
     def num_cached_pages(self) -> int:
-        """Pages of finished requests that are kept in case somebody comes with the same prefix."""
+        """Pages that no running request holds, kept in case somebody comes with their prefix."""
         return self._prefix_cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
+
+    def num_cached(self, ids: IdArray) -> int:
+        """What `attach` would give of these, in tokens."""
+        return self._prefix_cache.num_cached(ids)
 
     def attach(self, req: Req, ids: IdArray) -> int:
         """Give `req`, which holds nothing, the cached prefix of `ids`; returns its tokens."""

@@ -28,6 +28,9 @@ class NaivePrefixCache(BasePrefixCache):
     def match(self, ids: IdArray) -> BaseCacheHandle:
         return self._nothing
 
+    def num_cached(self, ids: IdArray) -> int:
+        return 0
+
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[BaseCacheHandle, list[int]]:

@@ -88,6 +88,17 @@ class RadixPrefixCache(BasePrefixCache):
         node, matched = self._walk(self._root, ids)
         return RadixHandle(node, matched)
 
+    def num_cached(self, ids: IdArray) -> int:
+        node, matched = self._root, 0
+        end = len(ids) // self.page_size * self.page_size
+        while matched < end and (child := node.children.get(self._key(ids[matched:]))):
+            common = self._common_prefix(child.ids, ids[matched:end])
+            matched += common - common % self.page_size
+            if common < len(child.ids):
+                break
+            node = child
+        return matched
+
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[RadixHandle, list[int]]:

@@ -36,6 +36,10 @@ class SchedulerConfig:
         for name in ("num_pages", "page_size", "max_seq_len", "max_prefill_tokens", "max_running"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_stalling_tokens is not None and self.max_stalling_tokens < 1:
+            raise ConfigError(
+                f"max_stalling_tokens must be at least 1 or None, got {self.max_stalling_tokens}"
+            )
 
     @property
     def num_pool_tokens(self) -> int:

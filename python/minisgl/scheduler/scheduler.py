@@ -131,11 +131,7 @@ class Scheduler:
             return None
         plan = PlanBuilder(self._step)
         behind = self._plan_decodes(plan)
-        budget = self._prefill_budget(plan.uids, behind)
-        if behind is not None:
-            budget = self._plan_chunk(plan, behind, budget)
-        if budget:
-            self._admit(plan, budget)
+        self._plan_prompts(plan, behind)
         if not plan.uids:
             return None
         self._count_stalls(plan)
@@ -143,23 +139,43 @@ class Scheduler:
         self.stats.num_steps += 1
         return plan.build()
 
+    def _plan_prompts(self, plan: PlanBuilder, behind: Req | None) -> None:
+        """The request that is behind, then waiting ones, in order, while there are table rows,
+        pages and budget. The budget is not asked for where nobody can start."""
+        budget: int | None = None
+        if behind is not None:
+            budget = self._plan_chunk(plan, behind, self._prefill_budget(plan.uids, behind))
+        while budget != 0 and (num_cached := self._attach_next()) is not None:
+            if budget is None:
+                budget = self._prefill_budget(plan.uids, behind)
+            req = self._waiting.pop(0)
+            self._start(plan, req, num_cached)
+            budget = self._plan_chunk(plan, req, budget)
+
     def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
         """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
         waiting one nearer to its start. The large chunk is for when the latter are more. It also is
-        if it starts many, and such stalls stay rare until all that wait now have started."""
+        if it starts many, and such stalls stay rare until all that can start now have done so."""
         large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
-        if small is None or small >= large or len(decoding) <= len(self._waiting):
+        num_waiting = len(self._waiting) + (behind is not None)
+        if small is None or small >= large or len(decoding) <= num_waiting:
             return large
+        waiting = self._waiting[: len(self._free_table_idxs)]
         prompts = [behind.num_known - behind.num_computed] if behind else []
-        prompts += [req.num_tokens for req in self._waiting]
+        prompts += map(self._num_uncached, waiting)
         num_starts, num_stalls = _large_chunks(prompts, large, len(decoding))
         if sum(prompts) <= small or len(decoding) > STALLED_PER_START * num_starts:
             return small
-        stalled = [self._requests[uid] for uid in decoding]
-        num_stalls += sum(req.num_stalls for req in stalled)
-        coming = [behind, *self._waiting] if behind else self._waiting
-        num_outputs = sum(map(_likely_outputs, stalled)) + sum(map(_likely_outputs, coming))
+        everyone = [self._requests[uid] for uid in decoding] + waiting
+        if behind is not None:
+            everyone.append(behind)
+        num_stalls += sum(req.num_stalls for req in everyone)  # retracted ones have had some
+        num_outputs = sum(map(_likely_outputs, everyone))
         return large if num_stalls <= STALLED_SHARE * num_outputs else small
+
+    def _num_uncached(self, req: Req) -> int:
+        """Tokens that a waiting request has to have computed before it goes on."""
+        return req.num_tokens - self._cache.num_cached(req.token_ids(0, req.num_tokens - 1))
 
     def _count_stalls(self, plan: PlanBuilder) -> None:
         """Of the decoding requests, by a chunk larger than the small one."""
@@ -171,7 +187,7 @@ class Scheduler:
     def _plan_decodes(self, plan: PlanBuilder) -> Req | None:
         """One token for each running request that is up to date; returns the one that is not.
 
-        There is at most one such: `_admit` starts nobody while a prompt is unfinished.
+        There is at most one such: `_plan_chunk` leaves no budget while a prompt is unfinished.
         """
         page_size = self.config.page_size
         behind: Req | None = None
@@ -243,20 +259,20 @@ class Scheduler:
         req.num_known += 1
         return budget - (end - start)
 
-    def _admit(self, plan: PlanBuilder, budget: int) -> None:
-        """Let waiting requests in, in order, while there are table rows, pages and budget."""
-        while budget and self._waiting and self._free_table_idxs:
-            req = self._waiting[0]
-            # At least one token is left to compute: its logits are what the request is here for.
-            num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1))
-            need = self._cache.pages_for(req.num_known + 1) - len(req.pages)
-            watermark = len(self._running) * self._cache.pages_for(self.config.watermark_tokens)
-            if need + watermark > self._cache.num_available:
-                self._cache.release(req)
-                return  # nobody overtakes: the pages that come back are for this one
-            del self._waiting[0]
-            self._start(plan, req, num_cached)
-            budget = self._plan_chunk(plan, req, budget)
+    def _attach_next(self) -> int | None:
+        """Give the first of the waiting what is cached of it; returns its tokens. None if it cannot
+        start: nobody overtakes, and the pages that come back are for this one."""
+        if not self._waiting or not self._free_table_idxs:
+            return None
+        req = self._waiting[0]
+        # At least one token is left to compute: its logits are what the request is here for.
+        num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1))
+        need = self._cache.pages_for(req.num_known + 1) - len(req.pages)
+        watermark = len(self._running) * self._cache.pages_for(self.config.watermark_tokens)
+        if need + watermark > self._cache.num_available:
+            self._cache.release(req)
+            return None
+        return num_cached
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         req.table_idx = self._free_table_idxs.pop()
@@ -337,7 +353,6 @@ class Scheduler:
         """The one place where requests that were accepted end badly."""
         req.ended = True
         self._quit(req)
-        self.stats.num_failed += 1
         return Failed.of(req.uid, outcome.error)
 
     def _retract(self, req: Req) -> None:

@@ -14,7 +14,6 @@ class SchedulerStats:
 
     num_steps: int = 0
     num_finished: int = 0
-    num_failed: int = 0
     num_retractions: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

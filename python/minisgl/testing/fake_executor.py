@@ -52,7 +52,6 @@ class FakeExecutor:
     ) -> None:
         self.vocab_size = vocab_size
         self.page_size = page_size
-        self.num_launched = 0
         self._kv = np.full(num_pages * page_size, _UNWRITTEN, np.int32)
         self._page_table = np.full((max_running, num_pages), -1, np.int32)
         self._last_token = np.full(max_running, _UNWRITTEN, np.int32)
@@ -60,7 +59,6 @@ class FakeExecutor:
         self._fail_steps = fail_steps or {}
 
     def launch(self, plan: Plan) -> _Done:
-        self.num_launched += 1
         for table_idx, sampling in plan.begins:
             self._seeds[table_idx] = sampling.seed or 0
             self._page_table[table_idx] = -1
