@@ -20,6 +20,14 @@ from pathlib import Path
 from minisgl.errors import ConfigError
 
 
+def check() -> None:
+    """Raise ConfigError if one of them has a value that it cannot have: before what it changes has
+    begun, and also where that would not."""
+    for read in (overlap_disabled, check_plans, check_pages, halves, jit_disabled, log_format):
+        read()
+    log_level()
+
+
 def _flag(name: str) -> bool:
     value = os.environ.get(name, "0")
     if value not in ("0", "1", ""):
@@ -49,14 +57,14 @@ def jit_disabled() -> bool:
 
 
 def log_level(default: str = "info") -> str:
-    value = os.environ.get("MINISGL_LOG_LEVEL", default).lower()
+    value = (os.environ.get("MINISGL_LOG_LEVEL") or default).lower()
     if value not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"MINISGL_LOG_LEVEL must be debug, info, warning or error, got {value!r}")
     return value
 
 
 def log_format() -> str:
-    value = os.environ.get("MINISGL_LOG_FORMAT", "text").lower()
+    value = (os.environ.get("MINISGL_LOG_FORMAT") or "text").lower()
     if value not in ("text", "json"):
         raise ConfigError(f"MINISGL_LOG_FORMAT must be text or json, got {value!r}")
     return value

@@ -103,7 +103,7 @@ class EngineError(MinisglError, RuntimeError):
 
 
 class WorkerDied(EngineError):
-    """A process of the server ended although nobody asked it to."""
+    """A process of the server, or of an `LLM`, ended although nobody asked it to."""
 
     code = "worker_died"
     status = 503
@@ -117,7 +117,7 @@ class WorkerDied(EngineError):
                 how += ", as the system does where memory runs out"
         else:
             how = f"ended with exit code {exit_code}"
-        super().__init__(f"the {worker} process {how}; the server cannot go on without it")
+        super().__init__(f"the {worker} process {how}; nothing can go on without it")
         self.worker = worker
         self.exit_code = exit_code
 

@@ -87,6 +87,24 @@ def test_params_that_no_record_could_hold_are_refused(name: str, value: object) 
     assert refused.value.param == name
 
 
+def test_options_may_be_numpys_numbers(llm: LLM) -> None:
+    options: dict[str, Any] = {
+        "page_size": np.int64(16),
+        "num_pages": np.uint8(50),
+        "max_running_requests": np.int32(4),
+        "max_seq_len": np.uint8(100),
+        "max_prefill_length": np.uint8(32),
+        "tp": np.int64(1),
+    }
+    params = SamplingParams(temperature=0, max_tokens=5)
+    (expected,) = llm.generate("Once upon a time " * 5, params)
+    with LLM(**options, device="cpu") as other:
+        (output,) = other.generate("Once upon a time " * 5, params)
+    assert output.token_ids == expected.token_ids
+    with pytest.raises(ConfigError, match="no memory is left for the KV cache"):
+        LLM(memory_ratio=np.float32(1e-6))
+
+
 def test_params_may_be_numpys_numbers(llm: LLM) -> None:
     plain = SamplingParams(
         temperature=0.75, top_p=0.5, top_k=5, seed=-5, max_tokens=6, stop_token_ids=(3,)

@@ -135,6 +135,11 @@ def test_modelscope_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> No
             {},
             GenerationDefaults(eos_token_ids=(0,), temperature=0.0),
         ),
+        (
+            {"repetition_penalty": 1.05, "num_beams": 1, "suppress_tokens": [], "min_length": None},
+            {},
+            GenerationDefaults(unsupported={"repetition_penalty": 1.05}),
+        ),
     ],
 )
 def test_generation_defaults(

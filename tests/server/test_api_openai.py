@@ -332,13 +332,14 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
-def test_a_wish_for_http2_costs_no_body(server: ScriptedServer) -> None:
+@pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
+def test_a_wish_for_another_protocol_costs_no_body(server: ScriptedServer, wish: bytes) -> None:
     """As Java's HttpClient asks, in one piece and in two, and as a body that only looks like it."""
     body = b'{"prompt": "a\\r\\nUpgrade: h2c", "max_tokens": 2}'
     fields = (
         b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
-        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
-        b"Content-Type: application/json" % len(body)
+        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: %b\r\n"
+        b"Content-Type: application/json" % (len(body), wish)
     )
     head = b"POST /v1/completions HTTP/1.1\r\n" + fields + b"\r\n\r\n"
     url = httpx.URL(server.url)

@@ -174,8 +174,14 @@ def test_what_other_packages_say_in_the_log(http: httpx.Client, server: RunningS
 def test_a_websocket_is_not_promised(http: httpx.Client, server: RunningServer) -> None:
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
     assert http.get("/health", headers=upgrade).status_code == 200
-    server.wait_for("(Unsupported upgrade request)", "err")
     assert http.get("/nothing", headers=upgrade).status_code == 404
+    address = http.base_url
+    with socket.create_connection((address.host, address.port or 0)) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n")
+        time.sleep(0.05)
+        client.sendall(b"Upgrade: websocket\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    server.wait_for("(Unsupported upgrade request)", "err")
     assert not [line for line in log_of(server) if "WebSocket" in line["message"]]
 
 

@@ -132,10 +132,12 @@ def test_a_connection_that_breaks_takes_its_question_along() -> None:
     assert asked == [[{"role": "user", "content": question}] for question in ("one", "two")]
 
 
-def test_no_server() -> None:
-    code, output = chat("http://127.0.0.1:9", "hello\n")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:19l9", "http://[::1:99"])
+def test_no_server(url: str) -> None:
+    code, output = chat(url, "hello\n")
     assert code == 1
-    assert "there is no server at http://127.0.0.1:9" in output
+    assert f"there is no server at {url}" in output
+    assert "Traceback" not in output
 
 
 class Terminal:

@@ -79,6 +79,42 @@ def test_bad_prompts(encoder: PromptEncoder, prompt: Any, match: str) -> None:
     assert match in answer.message
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
+    encoder: PromptEncoder, is_chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of 20 characters: 640 characters are the first power of 2 with more than 20."""
+    seen: list[int] = []
+
+    def encode(self: Any, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        seen.append(len(text))
+        return [1] * (len(text) // 20)
+
+    monkeypatch.setattr(type(encoder.tokenizer), "encode", encode)
+
+    def tokenize(num_characters: int) -> UserMsg | FailedReply:
+        text = "a" * num_characters
+        prompt = (
+            ChatPrompt(messages=[{"role": "user", "content": text}])
+            if is_chat
+            else TextPrompt(text=text)
+        )
+        seen.clear()
+        return encoder.tokenize(TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING, max_tokens=10))
+
+    bos = len(encoder.tokenizer.special_tokens["bos_token"]) if is_chat else 0
+    assert isinstance(tokenize(160 - bos), UserMsg)  # the scheduler refuses what is less too long
+    assert seen == [160]
+    assert isinstance(tokenize(500), UserMsg)
+    assert seen == [160, 320, 500 + bos]
+    answer = tokenize(100_000 - bos)
+    assert isinstance(answer, FailedReply)
+    assert seen == [160, 320, 640]
+    assert answer.code == "context_length_exceeded"
+    assert "first 640 of its 100,000 characters are 32 tokens" in answer.message
+    assert "may have 10 with its answer" in answer.message
+
+
 def test_a_template_that_writes_nothing(tmp_path: Path) -> None:
     folder = make(tmp_path, "byte_level", config={"chat_template": "{{ messages[0].content }}"})
     tokenizer = load_tokenizer(folder)

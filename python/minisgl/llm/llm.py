@@ -9,12 +9,14 @@ from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.engine.config import (
@@ -37,6 +39,7 @@ from minisgl.utils.hf import ModelSource, resolve_checkpoint
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 
 class LLM:
@@ -85,6 +88,8 @@ class LLM:
         they share the cores. What only they can find wrong raises StartupFailed, and a process
         that dies raises WorkerDied in the call that waits for it.
         """
+        env.check()
+        tp = _own(tp)
         check_integer("tp", tp, 1)
         for name, value in (
             ("ep", ep),
@@ -110,14 +115,14 @@ class LLM:
             dtype=dtype,
             device=device,
             attn=attn,
-            page_size=page_size,
-            num_pages=num_pages,
-            memory_ratio=memory_ratio,
-            max_running_requests=max_running_requests,
-            max_seq_len=max_seq_len,
-            max_prefill_length=max_prefill_length,
+            page_size=_own(page_size),
+            num_pages=_own(num_pages),
+            memory_ratio=_own(memory_ratio),
+            max_running_requests=_own(max_running_requests),
+            max_seq_len=_own(max_seq_len),
+            max_prefill_length=_own(max_prefill_length),
             cache=cache,
-            cuda_graph_max_bs=cuda_graph_max_bs,
+            cuda_graph_max_bs=_own(cuda_graph_max_bs),
             tp=tp,
             ep=ep,
             disable_pynccl=disable_pynccl,
@@ -298,6 +303,11 @@ def _conversations(messages: Any) -> list[Any]:
         f"got {messages!r}",
         param="messages",
     )
+
+
+def _own(value: T) -> T:
+    """One of NumPy's numbers as Python's own: others divide and overflow in another way."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _items(prompt: Any) -> list[Any]:

@@ -21,20 +21,21 @@ KEEP_ALIVE_S: Final = 30
 
 
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.1\r\n")
-_TO_HTTP2: Final = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n|\Z)", re.IGNORECASE)
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 class _Protocol(HttpToolsProtocol):
     """Of httptools: 20 % fewer CPU seconds a token than with h11 (docs/performance.md).
 
-    A wish for HTTP/2, which Java's HttpClient has by default, is ignored, as servers may. The
-    parser would take what follows it for HTTP/2, and the request would be without its body.
+    A wish for another protocol is ignored, as servers may: for HTTP/2, which Java's HttpClient has
+    by default, or for WebSockets. The parser would take what follows for that protocol, and the
+    request would be without its body.
     """
 
     def data_received(self, data: bytes) -> None:
         if _REQUEST_LINE.match(data):
             end = data.find(b"\r\n\r\n")
-            if wish := _TO_HTTP2.search(data, 0, len(data) if end < 0 else end):
+            if wish := _UPGRADE.search(data, 0, len(data) if end < 0 else end):
                 data = data[: wish.start()] + data[wish.end() :]
         super().data_received(data)
 

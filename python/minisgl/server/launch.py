@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl import env
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
@@ -73,6 +74,7 @@ def launch_server(
     with Signals() as signals:
         try:
             setup_logging("server", level=level)
+            env.check()
             if args.dry_run:
                 _dry_run(args, signals)
             elif args.node_rank:
@@ -124,7 +126,7 @@ def _serve(
         workers.wait_ready()
         signals.check()
         leave_start_to_no_collector()
-        server.note_start(clock)
+        server.on_workers_ready(clock)
         if foreground:
             with signals.lent():
                 server.serve_beside(foreground)
@@ -201,9 +203,13 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
 
-    def note_start(self, clock: StartClock) -> None:
-        """The workers are ready: where the time went, for the log and for /metrics."""
-        clock.lap_in_parts(self._workers.info["start_s"], rest="others")
+    def on_workers_ready(self, clock: StartClock) -> None:
+        """The workers are ready: how much they take, and where the time went, for the log and for
+        /metrics."""
+        info = self._workers.info
+        pool_tokens = info["num_pages"] * info["page_size"]
+        self._frontend.max_tokens = min(info["max_seq_len"], pool_tokens)
+        clock.lap_in_parts(info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
         logger.info("started: %s", describe_start(clock.part_s))
 

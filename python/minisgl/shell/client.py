@@ -50,9 +50,13 @@ class Chat:
     """
 
     def __init__(self, url: str) -> None:
+        """Raises ChatError for what is no URL."""
         root = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients are told of it with /v1
-        self._http = httpx.Client(base_url=root, timeout=TIMEOUT)
         self._url = url
+        try:
+            self._http = httpx.Client(base_url=root, timeout=TIMEOUT)
+        except httpx.InvalidURL as error:
+            raise self._unreachable(error) from error
         self._system: str | None = None
         self._turns: list[dict[str, str]] = []
         self.cost: Cost | None = None  # of the last answer; None if it did not end by itself

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 from prompt_toolkit import PromptSession
@@ -26,21 +27,19 @@ Ctrl-C         stop the answer"""
 def run_shell(url: str) -> int:
     """Chat with the server at `url` until the user leaves; the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    chat = Chat(url)
     try:
-        console.print(f"Chatting with {chat.model()}. /help lists commands.", style="bold")
-        read = _reader()
-        while (line := read()) is not None:
-            if line.startswith("/"):
-                if not _obey(line, chat, console):
-                    break
-            elif line:
-                _answer(line, chat, console)
+        with closing(Chat(url)) as chat:
+            console.print(f"Chatting with {chat.model()}. /help lists commands.", style="bold")
+            read = _reader()
+            while (line := read()) is not None:
+                if line.startswith("/"):
+                    if not _obey(line, chat, console):
+                        break
+                elif line:
+                    _answer(line, chat, console)
     except ChatError as error:
         console.print(str(error), style="red", markup=False)
         return 1
-    finally:
-        chat.close()
     return 0
 
 

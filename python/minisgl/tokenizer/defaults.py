@@ -14,11 +14,19 @@ logger = get_logger(__name__)
 
 
 def sampling_defaults(folder: Path) -> SamplingParams:
-    """generation_config.json's temperature, top-k, top-p and min-p, said in the log.
+    """generation_config.json's temperature, top-k, top-p and min-p, said in the log, as is what
+    else it asks for.
 
     Raises ConfigError for values that no request could have.
     """
     recommended = read_generation_defaults(folder)
+    if recommended.unsupported:
+        wishes = ", ".join(f"{name} {value}" for name, value in recommended.unsupported.items())
+        logger.warning(
+            "generation_config.json asks for %s, which this server does not do: tokens may differ "
+            "from those of transformers' generate",
+            wishes,
+        )
     given = {
         name: value
         for name in ("temperature", "top_k", "top_p", "min_p")

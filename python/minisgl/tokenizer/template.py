@@ -50,7 +50,7 @@ class ChatTemplate:
         self._templates: dict[str, jinja2.Template] = {}
         self._problem = (
             "this model has no chat template, so it cannot be asked in messages: "
-            "use /v1/completions with a text prompt"
+            "send a text prompt (/v1/completions, or LLM.generate)"
         )
         try:
             for name, source in sources.items():
@@ -59,8 +59,8 @@ class ChatTemplate:
             self._templates = {}
             line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             self._problem = (
-                f"the chat template of this model is broken ({line}{error}), so it "
-                "cannot be asked in messages: use /v1/completions with a text prompt"
+                f"the chat template of this model is broken ({line}{error}), so it cannot be asked "
+                "in messages: send a text prompt (/v1/completions, or LLM.generate)"
             )
             logger.warning("%s", self._problem)
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core import Failed
-from minisgl.errors import InvalidRequest
+from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
     FailedReply,
@@ -22,28 +22,37 @@ from minisgl.message import (
 from minisgl.tokenizer.template import ChatTemplate
 from minisgl.tokenizer.tokenizer import Tokenizer
 
+FAR_TOO_LONG = 16
+"""Characters for each token that a request may have, from which on a text's beginning is tokenized
+before the whole: 15 MiB would hold up all others for seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEncoder:
     tokenizer: Tokenizer
     template: ChatTemplate
 
-    def encode(self, prompt: TextPrompt | ChatPrompt | TokenPrompt) -> bytes:
+    def encode(
+        self, prompt: TextPrompt | ChatPrompt | TokenPrompt, max_tokens: int | None = None
+    ) -> bytes:
         """The prompt's ids, at least one, as little-endian int32.
 
-        Ids that the client chose are checked for their sign only: how many the model knows is the
-        scheduler's to say. Raises InvalidRequest.
+        Ids that the client chose are checked for their sign only: how many the model knows, and how
+        many a prompt may have, is the scheduler's to say. Raises InvalidRequest, and PromptTooLong
+        where a text's beginning has twice `max_tokens` already.
         """
         match prompt:
             case TextPrompt(text=text):
-                ids = ids_to_bytes(self._encode_text(text, add_special_tokens=True))
+                self._check_text(text, max_tokens)
+                ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=True))
                 # Whether the tokenizer would add a special token must not decide what is empty.
                 if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages, template_args=args):
                 # A template writes the special tokens itself, the beginning of sequence included.
                 text = self.template.render(messages, args)
-                ids = ids_to_bytes(self._encode_text(text, add_special_tokens=False))
+                self._check_text(text, max_tokens)
+                ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=False))
                 if not ids:
                     raise InvalidRequest(
                         "the chat template makes an empty prompt of these messages",
@@ -56,14 +65,14 @@ class PromptEncoder:
     def tokenize(self, message: TokenizeMsg) -> UserMsg | FailedReply:
         """The record for the scheduler, or for the client if anything is wrong."""
         try:
-            ids = self.encode(message.prompt)
+            ids = self.encode(message.prompt, message.max_tokens)
         except Exception as error:
             return failed_reply(Failed.of(message.uid, error))
         return UserMsg(
             uid=message.uid, ids=ids, sampling=message.sampling, priority=message.priority
         )
 
-    def _encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _check_text(self, text: str, max_tokens: int | None) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -71,7 +80,26 @@ class PromptEncoder:
                 f"the text is no valid Unicode: a lone surrogate at character {error.start}",
                 param="prompt",
             ) from error
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if max_tokens is not None:
+            self._refuse_far_too_long(text, max_tokens)
+
+    def _refuse_far_too_long(self, text: str, max_tokens: int) -> None:
+        """Twice too long, as the cut may part what would have been fewer tokens. Where tokens are
+        long, those of runs of spaces for instance, more and more of the text is looked at."""
+        num_characters = FAR_TOO_LONG * max_tokens
+        while num_characters < len(text):
+            beginning = text[:num_characters]
+            num_tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
+            if num_tokens > 2 * max_tokens:
+                raise PromptTooLong(
+                    f"the prompt is too long: the first {num_characters:,} of its {len(text):,} "
+                    f"characters are {num_tokens:,} tokens, and a request may have {max_tokens:,} "
+                    "with its answer; shorten the prompt",
+                    limit=max_tokens,
+                    got=num_tokens,
+                    param="prompt",
+                )
+            num_characters *= 2
 
 
 def failed_reply(failed: Failed) -> FailedReply:

@@ -11,9 +11,9 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from minisgl.errors import CheckpointError, ConfigError
 
@@ -145,10 +145,35 @@ def mending(path: str | os.PathLike[str]) -> str:
     return "download it again"
 
 
+_ASKS_FOR_NOTHING: Final[dict[str, tuple[Any, ...]]] = {
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+}
+"""Of generation_config.json: what changes the tokens of transformers' `generate` and nothing here
+does, with the values, besides null, that change nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What a checkpoint recommends; None where it says nothing. ``temperature=0`` is greedy."""
+    """What a checkpoint recommends; None where it says nothing. ``temperature=0`` is greedy.
 
+    unsupported: what else it asks for.
+    """
+
+    unsupported: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     temperature: float | None = None
     top_k: int | None = None
@@ -178,6 +203,11 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         return kind(value)
 
     return GenerationDefaults(
+        unsupported={
+            name: value
+            for name, nothing in _ASKS_FOR_NOTHING.items()
+            if (value := fields.get(name)) is not None and value not in nothing
+        },
         eos_token_ids=eos,
         temperature=number("temperature", float) if sampled else 0.0,
         top_k=number("top_k", int),
