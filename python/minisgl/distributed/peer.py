@@ -138,6 +138,8 @@ class PeerAllReduce:
         packs = size * x_TD.itemsize // PACK_BYTES
         if algorithm is None or size * x_TD.itemsize % PACK_BYTES:
             return None
+        if num_rows == 1 and algorithm == "two_shot":
+            return None  # the first rank's share would be taken for all rows
         if packs > ROW_THREADS * ROW_ITEMS or packs != (self._row_packs or packs):
             return None
         sent = num_rows if algorithm == "one_shot" else -(-num_rows // self._info.size)

@@ -61,6 +61,7 @@ class Engine:
         self._guard: PageGuard | None = None
         try:
             self._build(config, progress, clock)
+            self._measure(config, clock)
         except Exception as error:
             if self.comm.size == 1:  # else what was enqueued may wait for other ranks for ever
                 self.device.close()
@@ -132,6 +133,9 @@ class Engine:
         )
         clock.lap("memory")
         self.max_prefill_tokens = self.max_stalling_tokens = _max_prompt_tokens(config)
+
+    def _measure(self, config: EngineConfig, clock: StartClock) -> None:
+        """Steps that serve nobody: kernels are compiled, sizes chosen, graphs captured."""
         probe.warm_up(self)
         clock.lap("kernels")
         probe.tune(self)
@@ -139,7 +143,7 @@ class Engine:
             probe.choose_prompt_graphs(self)
         if not config.max_prefill_tokens:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
-        if comm.can_halve:
+        if self.comm.can_halve:
             probe.choose_halves(self)
         clock.lap("measuring")
         probe.capture_prompts(self)
@@ -147,7 +151,7 @@ class Engine:
         if env.check_pages():
             pool = self._context.kv_pool
             self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
-        comm.all_min(0)  # nobody serves before all can
+        self.comm.all_min(0)  # nobody serves before all can
 
     # --- steps ---------------------------------------------------------------------------------
 
