@@ -100,7 +100,9 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
             else TextPrompt(text=text)
         )
         seen.clear()
-        return encoder.tokenize(TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING, max_tokens=10))
+        return encoder.tokenize(
+            TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING, context_length=10)
+        )
 
     bos = len(encoder.tokenizer.special_tokens["bos_token"]) if is_chat else 0
     assert isinstance(tokenize(160 - bos), UserMsg)  # the scheduler refuses what is less too long

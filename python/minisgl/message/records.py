@@ -67,15 +67,15 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 class TokenizeMsg(_Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws one where the client did not.
 
-    max_tokens: of the prompt and the answer, which the scheduler knows best: the tokenizer need not
-    count the tokens of a text that is far too long. None: not known.
+    context_length: tokens of prompt and answer at most. The scheduler is who refuses more, but the
+    tokenizer need not count the tokens of a text that is far too long. None: not known.
     """
 
     uid: Uid
     prompt: Prompt
     sampling: SamplingParams
     priority: Priority = 0
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class AbortMsg(_Record, frozen=True, kw_only=True):

@@ -144,9 +144,9 @@ class Frontend:
 
     tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
     messages keep their order. num_ranks: of this machine, each of which answers a `ProfileMsg`.
-    max_queued: requests that the scheduler lets wait. `max_tokens`: of one request, known once the
-    engine is ready. `observer` is told of everything. `failure` is set once a worker is gone, for
-    good.
+    max_queued: requests that the scheduler lets wait. `context_length`: tokens of one request at
+    most, set once the engine is ready. `observer` is told of everything. `failure` is set once a
+    worker is gone, for good.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Frontend:
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}
         self._asked: dict[int, asyncio.Queue[PongMsg | ProfileReply | EngineError]] = {}
-        self.max_tokens: int | None = None
+        self.context_length: int | None = None
         self.failure: EngineError | None = None
 
     @property
@@ -206,7 +206,7 @@ class Frontend:
                 prompt=prompt,
                 sampling=params,
                 priority=priority,
-                max_tokens=self.max_tokens,
+                context_length=self.context_length,
             )
             by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)
         try:

@@ -208,7 +208,7 @@ class Server:
         /metrics."""
         info = self._workers.info
         pool_tokens = info["num_pages"] * info["page_size"]
-        self._frontend.max_tokens = min(info["max_seq_len"], pool_tokens)
+        self._frontend.context_length = min(info["max_seq_len"], pool_tokens)
         clock.lap_in_parts(info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
         logger.info("started: %s", describe_start(clock.part_s))

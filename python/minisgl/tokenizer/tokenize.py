@@ -33,17 +33,17 @@ class PromptEncoder:
     template: ChatTemplate
 
     def encode(
-        self, prompt: TextPrompt | ChatPrompt | TokenPrompt, max_tokens: int | None = None
+        self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
     ) -> bytes:
         """The prompt's ids, at least one, as little-endian int32.
 
         Ids that the client chose are checked for their sign only: how many the model knows, and how
         many a prompt may have, is the scheduler's to say. Raises InvalidRequest, and PromptTooLong
-        where a text's beginning has twice `max_tokens` already.
+        where a text's beginning has twice `context_length` already.
         """
         match prompt:
             case TextPrompt(text=text):
-                self._check_text(text, max_tokens)
+                self._check_text(text, context_length)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=True))
                 # Whether the tokenizer would add a special token must not decide what is empty.
                 if not text or not ids:
@@ -51,7 +51,7 @@ class PromptEncoder:
             case ChatPrompt(messages=messages, template_args=args):
                 # A template writes the special tokens itself, the beginning of sequence included.
                 text = self.template.render(messages, args)
-                self._check_text(text, max_tokens)
+                self._check_text(text, context_length)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=False))
                 if not ids:
                     raise InvalidRequest(
@@ -65,14 +65,14 @@ class PromptEncoder:
     def tokenize(self, message: TokenizeMsg) -> UserMsg | FailedReply:
         """The record for the scheduler, or for the client if anything is wrong."""
         try:
-            ids = self.encode(message.prompt, message.max_tokens)
+            ids = self.encode(message.prompt, message.context_length)
         except Exception as error:
             return failed_reply(Failed.of(message.uid, error))
         return UserMsg(
             uid=message.uid, ids=ids, sampling=message.sampling, priority=message.priority
         )
 
-    def _check_text(self, text: str, max_tokens: int | None) -> None:
+    def _check_text(self, text: str, context_length: int | None) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -80,22 +80,22 @@ class PromptEncoder:
                 f"the text is no valid Unicode: a lone surrogate at character {error.start}",
                 param="prompt",
             ) from error
-        if max_tokens is not None:
-            self._refuse_far_too_long(text, max_tokens)
+        if context_length is not None:
+            self._refuse_far_too_long(text, context_length)
 
-    def _refuse_far_too_long(self, text: str, max_tokens: int) -> None:
+    def _refuse_far_too_long(self, text: str, context_length: int) -> None:
         """Twice too long, as the cut may part what would have been fewer tokens. Where tokens are
         long, those of runs of spaces for instance, more and more of the text is looked at."""
-        num_characters = FAR_TOO_LONG * max_tokens
+        num_characters = FAR_TOO_LONG * context_length
         while num_characters < len(text):
             beginning = text[:num_characters]
             num_tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
-            if num_tokens > 2 * max_tokens:
+            if num_tokens > 2 * context_length:
                 raise PromptTooLong(
                     f"the prompt is too long: the first {num_characters:,} of its {len(text):,} "
-                    f"characters are {num_tokens:,} tokens, and a request may have {max_tokens:,} "
-                    "with its answer; shorten the prompt",
-                    limit=max_tokens,
+                    f"characters are {num_tokens:,} tokens, and a request may have "
+                    f"{context_length:,} with its answer; shorten the prompt",
+                    limit=context_length,
                     got=num_tokens,
                     param="prompt",
                 )
