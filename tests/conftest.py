@@ -1,12 +1,15 @@
-"""One thread for everybody's arithmetic, and no GPU but in `tests/gpu`.
+"""One thread for everybody's arithmetic, no GPU but in `tests/gpu`, and logging as it was.
 
 The tests run side by side on few cores and compute on tiny tensors: with more threads each, the
 threads wait for each other most of the time (18 times slower was measured). Tests that name no
-device are about the CPU, also on a machine with GPUs.
+device are about the CPU, also on a machine with GPUs. A test may set up logging, as commands do;
+the next one in its process finds nothing of that.
 """
 
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
@@ -19,10 +22,19 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Around a test and its fixtures, for this process and for those that it starts."""
-    if GPU_TESTS in item.path.parents:
+    """Around a test and its fixtures."""
+    with pytest.MonkeyPatch.context() as patch, _logging_put_back():
+        if GPU_TESTS not in item.path.parents:  # nor has any process that the test starts
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+            patch.setattr(torch.cuda, "is_available", lambda: False)
         return (yield)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        return (yield)
+
+
+@contextmanager
+def _logging_put_back() -> Iterator[None]:
+    logger = logging.getLogger("minisgl")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 
@@ -132,7 +131,6 @@ def status(steps: int) -> StatusReply:
 def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("minisgl.scheduler.report.time.monotonic", lambda: now)
-    logging.getLogger("minisgl").propagate = True
     caplog.set_level("INFO", "minisgl")
     line = StatusLine()
     line(status(0))  # nothing ran

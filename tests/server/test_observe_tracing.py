@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -155,7 +154,6 @@ def test_a_trace_that_is_not_sampled(collector: Collector) -> None:
 
 
 def test_a_collector_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("minisgl").propagate = True
     tracer = create_tracer("http://127.0.0.1:9/x", MODEL)
     start = time.monotonic()
     assert ask(tracer, "one", traceparent="nonsense").status_code == 200
