@@ -87,6 +87,18 @@ def test_params_that_no_record_could_hold_are_refused(name: str, value: object) 
     assert refused.value.param == name
 
 
+def test_ctrl_c_that_a_program_around_python_handles_is_left_to_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(signum: int, handler: Any) -> None:
+        raise AssertionError("what is there could not be put back")
+
+    monkeypatch.setattr("signal.getsignal", lambda signum: None)
+    monkeypatch.setattr("signal.signal", refuse)
+    (output,) = llm.generate("Once", SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(output.token_ids) == 3
+
+
 def test_options_may_be_numpys_numbers(llm: LLM) -> None:
     options: dict[str, Any] = {
         "page_size": np.int64(16),

@@ -118,8 +118,9 @@ class Session:
     @contextmanager
     def catching_ctrl_c(self) -> Iterator[None]:
         """Turn Ctrl-C into an abort, so that no step is torn apart; raise it at the end."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals go to the main thread
+        is_main = threading.current_thread() is threading.main_thread()  # where signals go
+        if not is_main or signal.getsignal(signal.SIGINT) is None:
+            yield  # None: a program around Python handles it, and could not be put back
             return
 
         def interrupt(signum: int, frame: FrameType | None) -> None:
