@@ -145,6 +145,28 @@ def test_a_large_chunk_is_for_those_that_can_start(
     assert spans(scheduler.plan())[17:] == expected
 
 
+def test_a_prompt_that_is_half_done_waits_too() -> None:
+    """One decodes and one is behind: its chunks are large to its end."""
+    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4)
+    add(scheduler, 0, [0] * 3)
+    scheduler.plan()
+    add(scheduler, 1, [1] * 40)
+    ends = [spans(scheduler.plan())[1][1:] for _ in range(3)]
+    assert ends == [(0, 16), (16, 32), (32, 40)]
+
+
+@pytest.mark.parametrize(("max_tokens", "end"), [(20, 8), (150, 20)])
+def test_what_is_behind_may_give_tokens_too(max_tokens: int, end: int) -> None:
+    """Two decode, of 100 and 60 tokens, of which one may wait; with 150 more, two may."""
+    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=128)
+    for uid, tokens in enumerate((100, 60)):
+        add(scheduler, uid, [uid] * 3, max_tokens=tokens)
+    scheduler.plan()
+    add(scheduler, 2, [2] * 20, max_tokens=max_tokens)
+    assert spans(scheduler.plan())[2:] == [(2, 0, 4)]  # starts nobody
+    assert spans(scheduler.plan())[2:] == [(2, 4, end)]
+
+
 @pytest.mark.parametrize("uid", [0, 2])
 def test_what_a_retracted_request_has_waited_counts(uid: int) -> None:
     """Of three times 200 tokens 5 may wait, and 6 have."""

@@ -332,6 +332,23 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
+def test_a_wish_that_is_cut_spoils_no_other_field(server: ScriptedServer) -> None:
+    body = b'{"prompt": "a", "max_tokens": 2}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Upgrade: h2c\r\nContent-Length: %d\r\nUpgrade: web" % len(body)
+    )
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port or 0), timeout=10) as client:
+        for part in (head, b"socket\r\n\r\n" + body):
+            client.sendall(part)
+            time.sleep(0.05)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(65536) or b"(closed)}"
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+
+
 @pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
 def test_a_wish_for_another_protocol_costs_no_body(server: ScriptedServer, wish: bytes) -> None:
     """As Java's HttpClient asks, in one piece and in two, and as a body that only looks like it."""

@@ -172,6 +172,14 @@ def test_what_other_packages_say_in_the_log(http: httpx.Client, server: RunningS
     assert (line["level"], line["process"]) == ("warning", "server")
 
 
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(http: httpx.Client) -> None:
+    refused = http.post("/generate", json={"text": "one two " * 30_000})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert re.search(r"first [\d,]+ of its 240,000 characters are", error["message"])
+
+
 def test_a_websocket_is_not_promised(http: httpx.Client, server: RunningServer) -> None:
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
     assert http.get("/health", headers=upgrade).status_code == 200

@@ -147,7 +147,7 @@ class Scheduler:
             budget = self._plan_chunk(plan, behind, self._prefill_budget(plan.uids, behind))
         while budget != 0 and (num_cached := self._attach_next()) is not None:
             if budget is None:
-                budget = self._prefill_budget(plan.uids, behind)
+                budget = self._prefill_budget(plan.uids, None)
             req = self._waiting.pop(0)
             self._start(plan, req, num_cached)
             budget = self._plan_chunk(plan, req, budget)
@@ -155,7 +155,8 @@ class Scheduler:
     def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
         """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
         waiting one nearer to its start. The large chunk is for when the latter are more. It also is
-        if it starts many, and such stalls stay rare until all that can start now have done so."""
+        if it starts many, and such stalls stay rare until all for whom the table has rows now have
+        started, if there are pages for them."""
         large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
         num_waiting = len(self._waiting) + (behind is not None)
         if small is None or small >= large or len(decoding) <= num_waiting:
@@ -164,7 +165,7 @@ class Scheduler:
         prompts = [behind.num_known - behind.num_computed] if behind else []
         prompts += map(self._num_uncached, waiting)
         num_starts, num_stalls = _large_chunks(prompts, large, len(decoding))
-        if sum(prompts) <= small or len(decoding) > STALLED_PER_START * num_starts:
+        if len(decoding) > STALLED_PER_START * num_starts:
             return small
         everyone = [self._requests[uid] for uid in decoding] + waiting
         if behind is not None:
@@ -449,7 +450,8 @@ class Scheduler:
 
 def _large_chunks(prompts: list[int], large: int, num_decoding: int) -> tuple[int, int]:
     """Prompts of so many tokens in large chunks alone: how many of them the first chunk starts, and
-    how often all chunks together hold up a request, those that they start included."""
+    how often all chunks together hold up a request, those that they start included. The last
+    counts in full, though it may turn out no larger than a small one."""
     end = num_starts = num_stalls = 0
     for index, num_tokens in enumerate(prompts):
         # Chunks that begin with this prompt's tokens hold up whom those before them started.

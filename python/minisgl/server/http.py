@@ -21,7 +21,7 @@ KEEP_ALIVE_S: Final = 30
 
 
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.1\r\n")
-_UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
 class _Protocol(HttpToolsProtocol):
@@ -29,14 +29,15 @@ class _Protocol(HttpToolsProtocol):
 
     A wish for another protocol is ignored, as servers may: for HTTP/2, which Java's HttpClient has
     by default, or for WebSockets. The parser would take what follows for that protocol, and the
-    request would be without its body.
+    request would be without its body. Only whole lines of a head's first piece are looked at.
     """
 
     def data_received(self, data: bytes) -> None:
         if _REQUEST_LINE.match(data):
             end = data.find(b"\r\n\r\n")
-            if wish := _UPGRADE.search(data, 0, len(data) if end < 0 else end):
-                data = data[: wish.start()] + data[wish.end() :]
+            head = len(data) if end < 0 else end + 2
+            if _UPGRADE.search(data, 0, head):
+                data = _UPGRADE.sub(b"", data[:head]) + data[head:]
         super().data_received(data)
 
 

@@ -23,8 +23,8 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     if recommended.unsupported:
         wishes = ", ".join(f"{name} {value}" for name, value in recommended.unsupported.items())
         logger.warning(
-            "generation_config.json asks for %s, which this server does not do: tokens may differ "
-            "from those of transformers' generate",
+            "generation_config.json asks for %s, which is not done here: tokens may differ from "
+            "those of transformers' generate",
             wishes,
         )
     given = {
