@@ -9,7 +9,6 @@ import pytest
 from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams, StepResult, Token
 from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.scheduler.scheduler import _large_chunks
 
 EOS = 99
 
@@ -177,22 +176,6 @@ def test_what_a_retracted_request_has_waited_counts(uid: int) -> None:
     scheduler._requests[uid].num_stalls = 6
     scheduler._retract(scheduler._requests[2])
     assert scheduler._prefill_budget([0, 1], None) == 4
-
-
-@pytest.mark.parametrize(
-    ("prompts", "expected"),
-    [
-        ([5], (1, 3)),
-        ([5, 5], (2, 3)),  # one chunk
-        ([5, 5, 1], (2, 3 + 5)),  # the second chunk holds up the two that the first has started
-        ([8, 4], (1, 3 + 4)),
-        ([25], (0, 3 + 3 + 3)),
-        ([10, 10], (1, 3 + 4)),
-    ],
-)
-def test_what_large_chunks_hold_up(prompts: list[int], expected: tuple[int, int]) -> None:
-    """Three decode, and a chunk has ten tokens."""
-    assert _large_chunks(prompts, 10, 3) == expected
 
 
 def test_a_prefix_that_arrives_twice_is_computed_once() -> None:

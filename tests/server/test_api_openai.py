@@ -332,21 +332,31 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
+def raw_connection(server: ScriptedServer) -> socket.socket:
+    url = httpx.URL(server.url)
+    return socket.create_connection((url.host, url.port or 0), timeout=10)
+
+
+def exchange(client: socket.socket, parts: list[bytes]) -> None:
+    """Send a request in so many pieces, and have a completion."""
+    for part in parts:
+        client.sendall(part)
+        time.sleep(0.05)
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += client.recv(65536) or b"(closed)}"
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+    assert b'"finish_reason"' in answer
+
+
 def test_a_wish_that_is_cut_spoils_no_other_field(server: ScriptedServer) -> None:
     body = b'{"prompt": "a", "max_tokens": 2}'
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Upgrade: h2c\r\nContent-Length: %d\r\nUpgrade: web" % len(body)
     )
-    url = httpx.URL(server.url)
-    with socket.create_connection((url.host, url.port or 0), timeout=10) as client:
-        for part in (head, b"socket\r\n\r\n" + body):
-            client.sendall(part)
-            time.sleep(0.05)
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += client.recv(65536) or b"(closed)}"
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+    with raw_connection(server) as client:
+        exchange(client, [head, b"socket\r\n\r\n" + body])
 
 
 @pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
@@ -359,17 +369,9 @@ def test_a_wish_for_another_protocol_costs_no_body(server: ScriptedServer, wish:
         b"Content-Type: application/json" % (len(body), wish)
     )
     head = b"POST /v1/completions HTTP/1.1\r\n" + fields + b"\r\n\r\n"
-    url = httpx.URL(server.url)
-    with socket.create_connection((url.host, url.port or 0), timeout=10) as client:
+    with raw_connection(server) as client:
         for parts in ([head + body], [head, body]):
-            for part in parts:
-                client.sendall(part)
-                time.sleep(0.05)
-            answer = b""
-            while not answer.endswith(b"}"):
-                answer += client.recv(65536) or b"(closed)}"
-            assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
-            assert b'"finish_reason"' in answer
+            exchange(client, parts)
 
 
 def test_request_ids(http: httpx.Client) -> None:

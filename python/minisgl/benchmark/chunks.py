@@ -174,21 +174,12 @@ def simulate(
     itl_p99_unlucky_ms: that of one draw in ten is above it.
     """
     rows = [_simulate(workload, chunk, speed, spread_s, seed) for seed in range(draws)]
-    medians = {
-        key: [round(float(x), 2) for x in np.median([row[key] for row in rows], axis=0)]
-        for key in ("ttft_ms", "itl_ms")
-    }
-    counts = {
-        key: float(np.median([row[key] for row in rows])) for key in ("steps", "prompt_steps")
-    }
-    seconds = round(float(np.median([row["seconds"] for row in rows])), 3)
-    unlucky_ms = float(np.percentile([row["itl_ms"][1] for row in rows], 90))
+    medians = {key: np.median([row[key] for row in rows], axis=0) for key in rows[0]}
+    unlucky_ms = np.percentile([row["itl_ms"][1] for row in rows], 90)
     return {
         "name": f"{workload} {chunk:,}",
-        "seconds": seconds,
-        **counts,
-        **medians,
-        "itl_p99_unlucky_ms": round(unlucky_ms, 2),
+        **{key: np.round(median, 3).tolist() for key, median in medians.items()},
+        "itl_p99_unlucky_ms": round(float(unlucky_ms), 3),
     }
 
 

@@ -13,7 +13,7 @@ class SchedulerConfig:
     """num_pages, page_size: of the engine's KV pool. max_seq_len: prompt and output tokens of one
     request at most. max_prefill_tokens: prompt tokens computed in one step at most; decodes come
     on top. max_stalling_tokens: the same while more requests are stalled by it than gain from it
-    (see `Scheduler._prefill_budget`); None is as many. eos_ids: end-of-sequence tokens of the
+    (see `minisgl.scheduler.budget`); None is as many. eos_ids: end-of-sequence tokens of the
     model. max_queued: waiting requests at most, None for no limit. watermark_tokens: growth, per
     running request, that must still have room after an admission; without it a full pool admits a
     request only to retract it at the next page boundary. `python -m minisgl.benchmark watermark`

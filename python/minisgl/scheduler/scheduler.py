@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -30,16 +30,10 @@ from minisgl.errors import RequestError
 from minisgl.kvcache import CacheManager, create_prefix_cache
 from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
+from minisgl.scheduler.budget import prefill_budget
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
-
-STALLED_PER_START = 16
-STALLED_SHARE = 0.009
-"""Of tokens, that may wait for a large chunk: the 99th percentile of what lies between two tokens
-is then that of all others, and a tenth is left for prompts that are still to come.
-docs/decisions/0009 has what both do to several workloads."""
-LIKELY_OUTPUTS = 256  # tokens; many allow as many as the context holds, and few give them
 
 
 class Scheduler:
@@ -153,30 +147,26 @@ class Scheduler:
             budget = self._plan_chunk(plan, req, budget)
 
     def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
-        """Prompt tokens of this step. They hold up each decoding request for a step, and bring each
-        waiting one nearer to its start. The large chunk is for when the latter are more. It also is
-        if it starts many, and such stalls stay rare until all for whom the table has rows now have
-        started, if there are pages for them."""
+        """Prompt tokens of this step."""
         large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
-        num_waiting = len(self._waiting) + (behind is not None)
-        if small is None or small >= large or len(decoding) <= num_waiting:
+        if small is None or small >= large:
             return large
-        waiting = self._waiting[: len(self._free_table_idxs)]
-        prompts = [behind.num_known - behind.num_computed] if behind else []
-        prompts += map(self._num_uncached, waiting)
-        num_starts, num_stalls = _large_chunks(prompts, large, len(decoding))
-        if len(decoding) > STALLED_PER_START * num_starts:
-            return small
-        everyone = [self._requests[uid] for uid in decoding] + waiting
-        if behind is not None:
-            everyone.append(behind)
-        num_stalls += sum(req.num_stalls for req in everyone)  # retracted ones have had some
-        num_outputs = sum(map(_likely_outputs, everyone))
-        return large if num_stalls <= STALLED_SHARE * num_outputs else small
+        return prefill_budget(
+            [self._requests[uid] for uid in decoding],
+            self._coming(behind),
+            num_waiting=len(self._waiting) + (behind is not None),
+            large=large,
+            small=small,
+        )
 
-    def _num_uncached(self, req: Req) -> int:
-        """Tokens that a waiting request has to have computed before it goes on."""
-        return req.num_tokens - self._cache.num_cached(req.token_ids(0, req.num_tokens - 1))
+    def _coming(self, behind: Req | None) -> Iterator[tuple[Req, int]]:
+        """Who has not started and has a table row, or finds one, and the tokens to compute first.
+        Whether there are pages is not looked at."""
+        if behind is not None:
+            yield behind, behind.num_known - behind.num_computed
+        for req in self._waiting[: len(self._free_table_idxs)]:
+            num_cached = self._cache.num_cached(req.token_ids(0, req.num_tokens - 1))
+            yield req, req.num_tokens - num_cached
 
     def _count_stalls(self, plan: PlanBuilder) -> None:
         """Of the decoding requests, by a chunk larger than the small one."""
@@ -446,25 +436,6 @@ class Scheduler:
             assert 0 <= req.num_flights <= 2, req
         for req in self._waiting:
             assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req
-
-
-def _large_chunks(prompts: list[int], large: int, num_decoding: int) -> tuple[int, int]:
-    """Prompts of so many tokens in large chunks alone: how many of them the first chunk starts, and
-    how often all chunks together hold up a request, those that they start included. The last
-    counts in full, though it may turn out no larger than a small one."""
-    end = num_starts = num_stalls = 0
-    for index, num_tokens in enumerate(prompts):
-        # Chunks that begin with this prompt's tokens hold up whom those before them started.
-        num_chunks = -(-(end + num_tokens) // large) - -(-end // large)
-        num_stalls += num_chunks * (num_decoding + index)
-        end += num_tokens
-        num_starts += end <= large
-    return num_starts, num_stalls
-
-
-def _likely_outputs(req: Req) -> int:
-    """Tokens that a request gives in all, as far as one can tell before it does."""
-    return min(req.max_len - req.num_prompt, max(LIKELY_OUTPUTS, len(req.output)))
 
 
 def _order(req: Req) -> tuple[int, int]:
