@@ -17,7 +17,7 @@ for name in ("attention", "models", "engine", "moe", "server"):  # their harness
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (
-    *("test_triton_ops.py", "test_gpu_moe.py"),
+    *("test_triton_ops.py", "test_gpu_moe.py", "test_decode_cut.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py"),
 )
 

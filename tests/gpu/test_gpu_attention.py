@@ -39,6 +39,9 @@ LONG = (
     Case(name="some rows", rows=tuple((37 * i, 37 * i + 1) for i in range(40)), head_dim=128),
     Case(name="many rows", rows=tuple((7 * i, 7 * i + 1) for i in range(150)), num_q_heads=16,
          num_kv_heads=8, head_dim=128),
+    Case(name="one long among many", head_dim=128, num_q_heads=16, num_kv_heads=8,
+         rows=(*((7 * i, 7 * i + 1) for i in range(60)), (19_999, 20_000))),
+    Case(name="300 rows", rows=tuple((3 * i, 3 * i + 1) for i in range(300)), head_dim=128),
     Case(name="8 heads share", rows=((900, 901), (0, 300)), num_q_heads=16, head_dim=128),
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
 )  # fmt: skip

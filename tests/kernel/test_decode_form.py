@@ -6,22 +6,36 @@ import pytest
 import torch
 
 from minisgl.engine.cuda import WARM_UP_ROWS
-from minisgl.kernel.decode_form import decode_form, num_counters, slot_constants
+from minisgl.kernel.decode_form import (
+    FEW_BELOW,
+    MAX_PIECES,
+    decode_form,
+    few_pieces,
+    slots_at_once,
+)
+
+HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("num_cores", [1, 46, 132])
-def test_pieces_run_at_once_and_have_counters(
-    num_cores: int, head_dim: int, dtype: torch.dtype
-) -> None:
-    counters = num_counters(num_cores)
-    for pairs in range(1, 3000):
-        form, pieces = decode_form(pairs, num_cores, head_dim, dtype)
-        assert pieces >= 1
-        if pieces > 1:
-            assert pairs * pieces <= num_cores * form.programs
-            assert pairs <= counters
+def test_pieces_of_few_rows_run_at_once(num_cores: int, head_dim: int, dtype: torch.dtype) -> None:
+    for pairs in range(1, FEW_BELOW):
+        form = decode_form(pairs, num_cores, head_dim, dtype)
+        pieces = few_pieces(pairs, num_cores, form)
+        most = max(num_cores * form.programs // pairs, 1)
+        assert pieces == MAX_PIECES <= most or pieces <= most < 2 * pieces
+
+
+@pytest.mark.parametrize("num_cores", [1, 46, 132])
+def test_slots_of_many_rows_run_at_once(num_cores: int) -> None:
+    for heads in HEADS:
+        for num_rows in range(FEW_BELOW, 1025):
+            form = decode_form(num_rows * heads, num_cores, 128, torch.bfloat16)
+            slots = slots_at_once(heads, num_cores, form)
+            at_once = num_cores * form.programs
+            assert slots * heads <= at_once < (slots + 1) * heads or slots == 1
 
 
 @pytest.mark.parametrize("rotates", [True, False])
@@ -31,12 +45,13 @@ def test_a_first_start_meets_every_kind_of_decode(
     num_cores: int, head_dim: int, rotates: bool
 ) -> None:
     """Unpadded: whatever number of rows a step has, its kernel was compiled."""
-    for num_kv_heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40):
+    for num_kv_heads in HEADS:
 
         def kind(num_rows: int, heads: int = num_kv_heads) -> object:
             pairs = num_rows * heads
-            form, pieces = decode_form(pairs, num_cores, head_dim, torch.bfloat16)
-            return form, slot_constants(pairs, pieces, False, rotates)
+            form = decode_form(pairs, num_cores, head_dim, torch.bfloat16)
+            is_few = rotates and pairs < FEW_BELOW
+            return form, few_pieces(pairs, num_cores, form) if is_few else 0
 
         met = {kind(num_rows) for num_rows in WARM_UP_ROWS}
         missed = [rows for rows in range(1, 1025) if kind(rows) not in met]

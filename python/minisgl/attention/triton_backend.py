@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, QKVSteps
-from minisgl.attention.paged import PagedAttnBackend
+from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import Batch
-from minisgl.kernel.decode_form import num_counters
+from minisgl.kernel.decode_form import FEW_BELOW
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.decode_attention import Rotation, decode
+from minisgl.kernel.triton.decode_attention import Rotation, cut_contexts, decode
 from minisgl.kernel.triton.extend_attention import extend
 
 
@@ -29,8 +29,7 @@ class TritonAttnBackend(PagedAttnBackend):
         """num_cores: the device's multiprocessors."""
         super().__init__(ops)
         self.num_cores = num_cores
-        size = num_counters(num_cores)
-        self._done = torch.zeros(size, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNH, None)
@@ -64,18 +63,34 @@ class TritonAttnBackend(PagedAttnBackend):
         rotation: Rotation | None,
     ) -> None:
         assert batch.rows is not None
+        rows, window = batch.rows, layer.window
         pool = batch.context.kv_pool.layer(layer.layer_id)
+        shared_1 = None if window else batch.shared
+        metadata: PagedMetadata = batch.attn_metadata
+        cut = metadata.once(
+            f"cut, window {window}",
+            lambda: cut_contexts(
+                rows,
+                q_DNH.shape,
+                q_DNH.dtype,
+                num_kv_heads=layer.num_kv_heads,
+                window=window,
+                shared_1=shared_1,
+                rotates=rotation is not None,
+                num_cores=self.num_cores,
+                zeros=self._zeros,
+            ),
+        )
         decode(
             q_DNH,
             pool.k,
             pool.v,
             batch.context.page_table,
-            batch.rows,
+            rows,
+            cut,
             scale=layer.scale,
-            window=layer.window,
-            shared_1=None if layer.window else batch.shared,
-            num_cores=self.num_cores,
-            done=self._done,
+            window=window,
+            shared_1=shared_1,
             rotation=rotation,
             out_BNH=out_DNH,
         )

@@ -1,9 +1,10 @@
 """Attention of a GPU, each backend beside the bytes that it must read or the products it must make.
 
 Decode runs in CUDA graphs, as in the engine, over the pools of several layers, so that no cache
-holds what is read; prompts run eagerly. The median of several timings on the GPU's clock. Every
-output is compared with the first backend's. With the package flashinfer-python also FlashInfer's
-decode, which is no backend here (docs/decisions/0012), and what its plans take on the host.
+holds what is read; prompts run eagerly. A backend that rotates queries where it uses them does so
+here, too, by nothing. The median of several timings on the GPU's clock. Every output is compared
+with the first backend's. With the package flashinfer-python also FlashInfer's decode, which is no
+backend here (docs/decisions/0012), and what its plans take on the host.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,12 @@ from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
 HEADS = ((16, 8), (40, 8), (16, 2))  # of Qwen3-0.6B, of 14B, of 32B on four GPUs
-DECODE = [(rows, length) for length in (512, 4096) for rows in (1, 16, 64, 256)]
-PREFILL = [(1, 4096), (4, 4096)]
+DECODE = [
+    *([length] * rows for length in (512, 4096) for rows in (1, 16, 64, 256)),
+    [512] * 28 + [8192] * 4,  # a few long ones among short ones
+    [512] * 63 + [32768],
+]
+PREFILL = [[4096], [4096] * 4]
 DECODERS = {"triton": "triton", "fa": "fa", "trtllm": "triton,trtllm"}
 PREFILLERS = {"triton": "triton", "fa": "fa", "fa2": "fa2,triton", "fi": "fi,triton"}
 HEAD_DIM, PAGE_SIZE, DTYPE = 128, 16, torch.bfloat16
@@ -46,7 +51,7 @@ Run = Callable[[int], Tensor]  # of a layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """rows: (start, end) of each, equal; layers: pools to go around."""
+    """rows: (start, end) of each, of as many tokens; layers: pools to go around."""
 
     heads: tuple[int, int]
     rows: list[tuple[int, int]]
@@ -61,14 +66,30 @@ class Case:
     @property
     def num_bytes(self) -> int:
         """Of keys and values."""
-        return len(self.rows) * self.rows[0][1] * self.heads[1] * HEAD_DIM * DTYPE.itemsize * 2
+        tokens = sum(end for _, end in self.rows)
+        return tokens * self.heads[1] * HEAD_DIM * DTYPE.itemsize * 2
+
+    @property
+    def contexts(self) -> str:
+        """Their lengths, "512 and 8192" for example."""
+        return " and ".join(str(end) for end in sorted({end for _, end in self.rows}))
 
     @property
     def flops(self) -> int:
         """Of both products, below the diagonal."""
-        start, end = self.rows[0]
-        pairs = (end * (end + 1) - start * (start + 1)) // 2
-        return 4 * len(self.rows) * pairs * self.heads[0] * HEAD_DIM
+        pairs = sum((end * (end + 1) - start * (start + 1)) // 2 for start, end in self.rows)
+        return 4 * pairs * self.heads[0] * HEAD_DIM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoTurn:
+    """`QKVSteps` that leave queries and keys as they are."""
+
+    layer: AttnLayer
+    cos_sin: Tensor
+    q_norm_weight: None = None
+    k_norm_weight: None = None
+    norm_eps: float = 0.0
 
 
 class Step:
@@ -76,9 +97,11 @@ class Step:
 
     def __init__(self, case: Case) -> None:
         rows, device = case.rows, case.device
-        (num_q, num_kv), (start, end) = case.heads, rows[0]
-        self.case, self.num_tokens = case, len(rows) * (end - start)
-        pages = -(-end // PAGE_SIZE)
+        num_q, num_kv = case.heads
+        self.starts, self.ends = [start for start, _ in rows], [end for _, end in rows]
+        self.case, self.num_tokens = case, sum(self.ends) - sum(self.starts)
+        self.longest = max(self.ends)
+        pages = -(-self.longest // PAGE_SIZE)
         self.pool = MHAKVCache(
             num_layers=case.layers, num_pages=pages * len(rows), page_size=PAGE_SIZE,
             num_kv_heads=num_kv, head_dim=HEAD_DIM, dtype=DTYPE, device=device,
@@ -92,14 +115,13 @@ class Step:
         self.k, self.v = (
             torch.randn(self.num_tokens, num_kv, HEAD_DIM, device=device).to(DTYPE) for _ in "kv"
         )
-        self.starts, self.ends = [start] * len(rows), [end] * len(rows)
         if not case.is_decode:
             self._store()
 
     def _store(self) -> None:
         slots = self.table[:, :, None].long() * PAGE_SIZE
         slots = (slots + torch.arange(PAGE_SIZE, device=slots.device)).flatten(1)
-        slots = slots[:, : self.ends[0]].flatten()
+        slots = slots[:, : self.longest].flatten()
         for i in range(self.case.layers):
             pool = self.pool.layer(i)
             pool.k.flatten(0, 1)[slots], pool.v.flatten(0, 1)[slots] = self.k, self.v
@@ -111,7 +133,7 @@ class Step:
             name, create_ops(device), device, dtype=DTYPE, head_dim=HEAD_DIM,
             page_size=PAGE_SIZE,
         )  # fmt: skip
-        count, length = len(case.rows), self.ends[0] - self.starts[0]
+        count, length = len(case.rows), self.num_tokens // len(case.rows)
         plan = Plan(
             step=0, uids=list(range(count)), table_idxs=list(range(count)), starts=self.starts,
             ends=self.ends, token_ids=np.zeros(self.num_tokens, np.int32),
@@ -133,12 +155,19 @@ class Step:
             for i in range(case.layers)
         ]  # fmt: skip
         out = torch.empty_like(self.q)
+        qkv = torch.cat((self.q.flatten(1), self.k.flatten(1), self.v.flatten(1)), 1)
+        cos_sin = torch.zeros(self.longest, HEAD_DIM, device=device)
+        cos_sin[:, : HEAD_DIM // 2] = 1
 
         def run(layer: int) -> Tensor:
-            if case.is_decode:
-                backend.decode(self.q, layers[layer], batch, out)
-            else:
+            if not case.is_decode:
                 backend.extend(self.q, self.k, self.v, layers[layer], batch, out)
+                return out
+            steps = NoTurn(layer=layers[layer], cos_sin=cos_sin)
+            rotated: Tensor | None = backend.decode_qkv(qkv, steps, batch)
+            if rotated is not None:
+                return rotated.view_as(out)
+            backend.decode(self.q, layers[layer], batch, out)
             return out
 
         return run
@@ -147,16 +176,19 @@ class Step:
         """(decode as planned, the plan). Raises ImportError."""
         import flashinfer
 
-        case, count, pages = self.case, len(self.case.rows), self.table.shape[1]
+        case = self.case
+        ends = torch.tensor(self.ends, dtype=torch.int32)
+        pages = -(-ends // PAGE_SIZE)
         workspace = torch.empty(256 << 20, dtype=torch.uint8, device=case.device)
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace, "NHD", use_tensor_cores=True
         )
-        starts = torch.arange(count + 1, dtype=torch.int32) * pages
-        last = torch.full((count,), (self.ends[0] - 1) % PAGE_SIZE + 1, dtype=torch.int32)
+        starts = torch.zeros(len(ends) + 1, dtype=torch.int32)
+        starts[1:] = pages.cumsum(0)
+        table = torch.cat([row[:count] for row, count in zip(self.table, pages, strict=True)])
         plan = partial(
-            wrapper.plan, starts, self.table.flatten(), last, *case.heads, HEAD_DIM, PAGE_SIZE,
-            q_data_type=DTYPE, data_type=DTYPE,
+            wrapper.plan, starts, table, (ends - 1) % PAGE_SIZE + 1, *case.heads, HEAD_DIM,
+            PAGE_SIZE, q_data_type=DTYPE, data_type=DTYPE,
         )  # fmt: skip
         plan()
         out = torch.empty_like(self.q)
@@ -193,7 +225,7 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
     for name, full_name in backends.items():
         row: dict[str, Any] = {
             "heads": "/".join(map(str, case.heads)), "rows": len(case.rows),
-            "context": step.ends[0], "decode": case.is_decode, "backend": name,
+            "context": case.contexts, "decode": case.is_decode, "backend": name,
             "floor_us": round(floor, 1),
         }  # fmt: skip
         try:
@@ -228,27 +260,28 @@ def main(argv: list[str]) -> int:
     load = machine_load()
     rates = card_rates()
     print(f"{rates}")
-    print(f"{'heads':>6} {'rows':>5} {'context':>8} {'':8} {'backend':10} {'us':>8} of its floor")
+    print(f"{'heads':>6} {'rows':>5} {'context':>13} {'':8} {'backend':10} {'us':>8} of its floor")
     results = []
-    cases = [([(length - 1, length)] * rows, True) for rows, length in DECODE]
-    cases += [([(0, length)] * rows, False) for rows, length in PREFILL]
+    cases = [[(end - 1, end) for end in ends] for ends in DECODE]
+    cases += [[(0, end) for end in ends] for ends in PREFILL]
     cuda: Any = torch.cuda  # whose streams have no annotations
     with torch.inference_mode(), cuda.stream(cuda.Stream()):
         for heads in HEADS:
             if "/".join(map(str, heads)) not in args.heads:
                 continue
-            for rows, is_decode in cases:
-                case = Case(heads=heads, rows=rows, layers=1, device=device)
-                layers = min(max(-(-POOL_BYTES // case.num_bytes), 2), 64) if is_decode else 2
-                case = Case(heads=heads, rows=rows, layers=layers, device=device)
+            for rows in cases:
+                case = Case(heads=heads, rows=rows, layers=2, device=device)
+                if case.is_decode:
+                    layers = min(max(-(-POOL_BYTES // case.num_bytes), 2), 64)
+                    case = replace(case, layers=layers)
                 for row in measure(case, rates):
                     results.append(row)
-                    what = "decode" if is_decode else "prompt"
+                    what = "decode" if case.is_decode else "prompt"
                     shown = row.get("missing", "")
                     if "us" in row:
                         shown = f"{row['us']:8.1f} {row['floor_us'] / row['us']:.2f}"
                     print(
-                        f"{row['heads']:>6} {row['rows']:>5} {row['context']:>8} {what:8} "
+                        f"{row['heads']:>6} {row['rows']:>5} {row['context']:>13} {what:8} "
                         f"{row['backend']:10} {shown}",
                         flush=True,
                     )

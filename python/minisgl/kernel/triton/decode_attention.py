@@ -1,28 +1,33 @@
 """Attention of decode rows over the paged cache: split-KV flash-decode.
 
-Keys and values are read where they lie (`minisgl.kernel.triton.attend`). Each row's context is cut
-into pieces that run side by side, and their partial sums are merged (Flash-Decoding, Dao et al.
-2023)::
+Keys and values are read where they lie (`minisgl.kernel.triton.attend`). Contexts are cut into
+pieces that run side by side, each a *slot*, and a row's partial sums are merged (Flash-Decoding,
+Dao et al. 2023)::
 
-    context of a row   |== piece 0 ==|== piece 1 ==|== piece 2 =|       a piece is a multiple of
-                       0             piece         2 * piece    end     BLOCK_N, at least MIN_PIECE
+    row 0   |== slot 0 ==|== slot 1 ==|== slot 2 =|        a piece is a multiple of BLOCK_N,
+    row 1   |= slot 3 =|                                   at least MIN_PIECE
+    row 2   |== slot 4 ==|== slot 5 ==|
 
-How many pieces there are at most depends only on the number of rows, so a captured launch serves
-every context length: as many as the device runs at once.
+There are as many slots as the device runs at once, and one a row. A row has as many as its share of
+all tokens, so that a long context among short ones does not hold them up, and rows that pad take
+none of it. As a captured launch serves every context, which slot is whose is found on the device,
+once a step (`cut_contexts`). Where rows are few, each has the same number of slots, known at the
+launch.
 
 Rows whose contexts begin with the same pages read those once for all of them (cascade attention:
 Ye et al. 2024; Hydragen: Juravsky et al. 2024): `_decode_shared` takes many rows' queries as one
 block, and its pieces are merged with those of the rows' own contexts::
 
-    context of a row   |======= shared =======|== own piece 0 ==|== own piece 1 ==|
-                       0                      shared                              end
+    context of a row   |======= shared =======|== own slot ==|== own slot ==|
+                       0                      shared                        end
 
 Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head
-dim, P pages of a table row, S pieces.
+dim, P pages of a table row, S slots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +36,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.decode_form import LIGHT, SHARED_PIECES, decode_form, slot_constants
+from minisgl.kernel.decode_form import (
+    FEW_BELOW,
+    LIGHT,
+    MAX_PIECES,
+    DecodeForm,
+    decode_form,
+    few_pieces,
+    slots_at_once,
+)
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.attend import ENDED, LOG2_E, attend
-from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
+from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, wait
 
 MIN_PIECE = 64
 """Tokens: below it the merge costs more than the parallelism gives."""
+SHARED_PIECES = 16
+"""Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
 MERGED = tl.constexpr(4)  # slots a turn of a merge
+CUT_ROWS = 256  # a turn of `_cut`
+
+# What the table of a `Cut` says of a slot; nobody's has no keys.
+ROW, TABLE_IDX, FIRST, LAST, END, BASE, COUNT = (tl.constexpr(i) for i in range(7))
+FIELDS = tl.constexpr(8)  # 32 bytes, read at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,43 +78,101 @@ class Rotation:
     eps: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How the contexts of a step are cut, and room for the slots' sums: for all layers with the
+    same window, one after another.
+
+    form: of the programs. pieces: of each context, where rows are few; else 0.
+    table: int32 [S, FIELDS], where pieces is 0: of each slot its row, the row's index in the page
+    table, first and last + 1 of its keys, the row's end, its first slot and their number.
+    done: int32 [>= B * K], zero between layers: how many of a row's slots are done.
+    partial: float32 [>= S, N, >= H]. mass: [>= S, N]. Behind the slots', for each row, those of
+    the pieces of a shared beginning.
+    """
+
+    form: DecodeForm
+    pieces: int
+    num_slots: int
+    table: Tensor
+    done: Tensor
+    partial: Tensor
+    mass: Tensor
+
+
+def cut_contexts(
+    rows: Tensor,
+    q_shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    num_kv_heads: int,
+    window: int | None,
+    shared_1: Tensor | None,
+    rotates: bool,
+    num_cores: int,
+    zeros: Tensor,
+) -> Cut:
+    """rows: `Batch.rows` [4, >= B]; of them table indices and ends are read. q_shape: (B, N, H).
+
+    shared_1: int32 [1], tokens at the front of every context that lie in the same pages; only
+    without a window. rotates: whether `decode` will be given a `Rotation`. num_cores: the device's
+    multiprocessors. zeros: int32 [FEW_BELOW], for `Cut.done`.
+    """
+    num_rows, num_q_heads, head_dim = q_shape
+    block_h, pairs = _block_h(head_dim), num_rows * num_kv_heads
+    form = decode_form(pairs, num_cores, block_h, dtype)
+    is_few = rotates and pairs < FEW_BELOW
+    pieces = few_pieces(pairs, num_cores, form) if is_few else 0
+    at_once = slots_at_once(num_kv_heads, num_cores, form)
+    num_slots = num_rows * pieces if is_few else num_rows + at_once
+    num_sums = num_slots + (num_rows * SHARED_PIECES if shared_1 is not None else 0)
+    int32: dict[str, Any] = {"dtype": torch.int32, "device": rows.device}
+    float32: dict[str, Any] = {"dtype": torch.float32, "device": rows.device}
+    cut = Cut(
+        form=form,
+        pieces=pieces,
+        num_slots=num_slots,
+        table=rows if is_few else torch.empty((num_slots, FIELDS.value), **int32),
+        done=zeros if is_few else torch.empty(pairs, **int32),
+        partial=torch.empty((num_sums, num_q_heads, block_h), **float32),
+        mass=torch.empty((num_sums, num_q_heads), **float32),
+    )
+    if not is_few:
+        _launch_cut(
+            (1, 1, 1),
+            (
+                rows, rows if shared_1 is None else shared_1, cut.table, cut.done, window or 0,
+                rows.stride(0), num_rows, num_slots, at_once, pairs,
+            ),
+            (bool(window), shared_1 is not None, CUT_ROWS, form.keys, MIN_PIECE, MAX_PIECES),
+            dtype=dtype, num_warps=4,
+        )  # fmt: skip
+    return cut
+
+
 def decode(
     q_BNH: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
     page_table: Tensor,
     rows: Tensor,
+    cut: Cut,
     *,
     scale: float,
     window: int | None,
     shared_1: Tensor | None,
-    num_cores: int,
-    done: Tensor,
     rotation: Rotation | None = None,
     out_BNH: Tensor,
 ) -> None:
-    """One query per row. rows: `Batch.rows` [4, >= B]; only table indices and ends are read.
+    """One query per row. rows, window, shared_1: as `cut_contexts` was given them.
 
-    shared_1: int32 [1], tokens at the front of every context that lie in the same pages; only
-    without a window. num_cores: the device's multiprocessors. done: int32 [`num_counters`], zero
-    between calls: how many pieces are done.
     rotation: then q_BNH has a shape and a dtype alone; not with shared_1.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
-    block_h = max(power_of_2(head_dim), 16)
-    pairs = num_rows * num_kv_heads
-    form, pieces = decode_form(pairs, num_cores, block_h, q_BNH.dtype)
-    block_n = form.keys
+    form, block_h = cut.form, _block_h(head_dim)
     cascade = shared_1 is not None
-    slots = pieces + (SHARED_PIECES if cascade else 0)
-    fixed, block_s = slot_constants(pairs, pieces, cascade, rotation is not None)
-    partial = mass = q_BNH
-    if slots > 1:
-        shape = (num_rows, num_q_heads, slots)
-        partial = torch.empty((*shape, block_h), dtype=torch.float32, device=q_BNH.device)
-        mass = torch.empty(shape, dtype=torch.float32, device=q_BNH.device)
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
     if cascade:
@@ -103,10 +181,10 @@ def decode(
         _launch_decode_shared(
             (blocks, num_kv_heads, SHARED_PIECES),
             (
-                q_BNH, k_pool, v_pool, page_table, rows, shared, partial, mass,
-                scale * LOG2_E, num_rows, pieces,
+                q_BNH, k_pool, v_pool, page_table, rows, shared, cut.partial, cut.mass,
+                scale * LOG2_E, num_rows, cut.num_slots,
             ),
-            (*common, SHARED_PIECES, block_m, block_h, block_n),
+            (*common, SHARED_PIECES, block_m, block_h, form.keys),
             dtype=q_BNH.dtype, num_warps=4, num_stages=min(form.stages, 3),
         )  # fmt: skip
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
@@ -116,43 +194,91 @@ def decode(
         weights = (rotation.q_weight, rotation.k_weight) if normed else (q_BNH, q_BNH)
         fused = (rotation.qkv, rotation.slots, rotation.cos_sin, *weights, rotation.eps)
     _launch_decode(
-        (num_rows, num_kv_heads, pieces),
+        (num_kv_heads, cut.num_slots, 1),  # what nobody has comes last
         (
-            q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, partial, mass, done,
-            *fused, scale * LOG2_E, window or 0, rows.stride(0),
+            q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, cut.partial, cut.mass,
+            cut.done, cut.table, *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
-            *common, fixed, block_s, SHARED_PIECES, bool(window), cascade,
-            max(power_of_2(group), 16), block_h, block_n, MIN_PIECE, rotation is not None, normed,
-            form == LIGHT and fixed > 0 and has_pdl(),
+            *common, cut.pieces, SHARED_PIECES, bool(window), cascade,
+            max(power_of_2(group), 16), block_h, form.keys, MIN_PIECE, rotation is not None, normed,
+            form == LIGHT and cut.pieces > 0 and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
-    if cascade:
-        _launch_merge(
-            (num_rows, num_q_heads, 1),
-            (partial, mass, rows, shared, out_BNH, window or 0, pieces, rows.stride(0)),
-            (
-                num_q_heads, head_dim, block_s,
-                SHARED_PIECES, bool(window), block_h, block_n, MIN_PIECE,
-            ),
-            dtype=q_BNH.dtype, num_warps=2,
-        )  # fmt: skip
+
+
+def _block_h(head_dim: int) -> int:
+    return max(power_of_2(head_dim), 16)
 
 
 @triton.jit
-def _own_pieces(
-    end, window, shared_ptr, pieces, WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
-    BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
-):  # fmt: skip
-    """(first key that the row reads itself, tokens a piece) of a decode row."""
-    low = 0
+def _first_own(end, window, shared_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr):
+    """First key that a row reads itself."""
+    first = end * 0
     if WINDOWED:
-        low = tl.maximum(end - window, 0)
+        first = tl.maximum(end - window, 0)
     if CASCADE:
-        low = tl.load(shared_ptr)
-    piece = tl.cdiv(tl.cdiv(end - low, pieces), BLOCK_N) * BLOCK_N
-    return low, tl.maximum(piece, MIN_PIECE)
+        first += tl.load(shared_ptr)
+    return first
+
+
+@triton.jit
+def _piece(num_keys, count, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr):
+    """Keys of each of `count` pieces; then there may be fewer of them."""
+    return tl.maximum(tl.cdiv(tl.cdiv(num_keys, count), BLOCK_N) * BLOCK_N, MIN_PIECE)
+
+
+@triton.jit(
+    do_not_specialize=["window", "rows_stride", "num_rows", "num_slots", "at_once", "num_done"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
+)
+def _cut(
+    rows_ptr, shared_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_slots, at_once,
+    num_done,
+    WINDOWED: tl.constexpr, CASCADE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
+    MIN_PIECE: tl.constexpr, MAX_PIECES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program. It lets no other start before it has ended, so `_decode` may read the table
+    before it waits for the kernel before."""
+    wait(PDL)
+    i = tl.arange(0, BLOCK_B)
+    total = tl.zeros([], tl.int64)
+    for start in range(0, num_rows, BLOCK_B):
+        row = start + i
+        end = tl.load(rows_ptr + 3 * rows_stride + row, mask=row < num_rows, other=0)
+        own = end - _first_own(end, window, shared_ptr, WINDOWED, CASCADE)
+        total += tl.sum(tl.maximum(own, 0).to(tl.int64), 0)
+    used = tl.zeros([], tl.int32)
+    for start in range(0, num_rows, BLOCK_B):
+        row = start + i
+        inside = row < num_rows
+        end = tl.load(rows_ptr + 3 * rows_stride + row, mask=inside, other=0)
+        table_idx = tl.load(rows_ptr + row, mask=inside, other=0)
+        low = _first_own(end, window, shared_ptr, WINDOWED, CASCADE)
+        own = tl.maximum(end - low, 0)
+        share = (own.to(tl.int64) * at_once // tl.maximum(total, 1)).to(tl.int32)
+        piece = _piece(own, tl.minimum(tl.maximum(share, 1), MAX_PIECES), BLOCK_N, MIN_PIECE)
+        count = tl.cdiv(own, piece)
+        base = used + tl.cumsum(count, 0) - count
+        for j in range(tl.max(count, 0)):
+            has = j < count
+            at = table_ptr + (base + j) * FIELDS
+            first = low + j * piece
+            tl.store(at + ROW, row, mask=has)
+            tl.store(at + TABLE_IDX, table_idx, mask=has)
+            tl.store(at + FIRST, first, mask=has)
+            tl.store(at + LAST, tl.minimum(first + piece, end), mask=has)
+            tl.store(at + END, end, mask=has)
+            tl.store(at + BASE, base, mask=has)
+            tl.store(at + COUNT, count, mask=has)
+        used += tl.sum(count, 0)
+    for start in range(used * FIELDS, num_slots * FIELDS, BLOCK_B):
+        tl.store(table_ptr + start + i, 0, mask=start + i < num_slots * FIELDS)
+    for start in range(0, num_done, BLOCK_B):
+        tl.store(done_ptr + start + i, 0, mask=start + i < num_done)
+    tl.debug_barrier()
+    tl.atomic_add(done_ptr, 0, sem="release")  # what it wrote is seen by all that start from now on
 
 
 @triton.jit
@@ -162,34 +288,43 @@ def _shared_piece(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["window", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr", "slots_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr", "slots_ptr", "cut_ptr"],
 )
 def _decode(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr, partial_ptr, mass_ptr,
-    done_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
+    done_ptr, cut_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
     scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    PIECES: tl.constexpr, BLOCK_S: tl.constexpr, SHARED_PIECES: tl.constexpr,
+    PIECES: tl.constexpr, SHARED_PIECES: tl.constexpr,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if PIECES > 0:  # fewer registers, as the number is known when it is compiled
-        pieces: tl.constexpr = PIECES
-        slots: tl.constexpr = PIECES  # what rotates has no shared beginning
+    kv_head, slot = tl.program_id(0), tl.program_id(1)
+    # The rows were uploaded, and the table made, before the kernels of this layer: no need to wait
+    # for the one before.
+    if PIECES > 0:
+        row, index = slot // PIECES, slot % PIECES
+        table_idx = tl.load(rows_ptr + row)
+        end = tl.load(rows_ptr + 3 * rows_stride + row)
+        low = _first_own(end, window, shared_ptr, WINDOWED, CASCADE)
+        piece = _piece(end - low, PIECES, BLOCK_N, MIN_PIECE)
+        first = low + index * piece
+        last = tl.minimum(first + piece, end)
+        base, count = row * PIECES, tl.cdiv(end - low, piece)
     else:
-        pieces = tl.num_programs(2)
-        slots = pieces + SHARED_PIECES if CASCADE else pieces
-    # The rows were uploaded before the step's first kernel: no need to wait for the one before.
-    end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _own_pieces(end, window, shared_ptr, pieces, WINDOWED, CASCADE, BLOCK_N, MIN_PIECE)
-    first = low + index * piece
-    last = tl.minimum(first + piece, end)
+        cut = cut_ptr + slot * FIELDS  # not from L1, where the table of another step may be
+        row = tl.load(cut + ROW, cache_modifier=".cg")
+        table_idx = tl.load(cut + TABLE_IDX, cache_modifier=".cg")
+        first = tl.load(cut + FIRST, cache_modifier=".cg")
+        last = tl.load(cut + LAST, cache_modifier=".cg")
+        end = tl.load(cut + END, cache_modifier=".cg")
+        base = tl.load(cut + BASE, cache_modifier=".cg")
+        count = tl.load(cut + COUNT, cache_modifier=".cg")
     if first < last:
-        table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * TABLE_STRIDE
+        table = table_ptr + table_idx.to(tl.int64) * TABLE_STRIDE
         g = tl.arange(0, BLOCK_G)
         h = tl.arange(0, BLOCK_H)
         head = kv_head * G + g
@@ -213,16 +348,16 @@ def _decode(
         q_at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
         in_q = (g[:, None] < G) & (h[None, :] < H)
         if ROTATE:
-            base = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
-            q = _rotated(base + head[:, None] * H, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
-            slot = tl.load(slots_ptr + row).to(tl.int64)
-            if (last == end) & (slot >= 0):
+            base_ptr = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
+            q_row = base_ptr + head[:, None] * H
+            q = _rotated(q_row, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
+            new = tl.load(slots_ptr + row).to(tl.int64)
+            if (last == end) & (new >= 0):
                 one = tl.arange(0, 1)[:, None]
-                k_new = _rotated(
-                    base + (K * G + kv_head + one) * H, one < 1, cos, sin, k_weight, eps, H, NORM
-                )
-                v_new = tl.load(base + (K * G + K + kv_head) * H + h)
-                at_new = (slot * K + kv_head) * H
+                k_row = base_ptr + (K * G + kv_head + one) * H
+                k_new = _rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
+                v_new = tl.load(base_ptr + (K * G + K + kv_head) * H + h)
+                at_new = (new * K + kv_head) * H
                 tl.store(k_ptr + at_new + one * H + h[None, :], k_new)
                 tl.store(v_ptr + at_new + h, v_new)
                 tl.debug_barrier()  # this program reads them back
@@ -236,57 +371,64 @@ def _decode(
             acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        if BLOCK_S == 1:
+        if (count == 1) & (not CASCADE):
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
-            at_S = ((row.to(tl.int64) * K * G + head) * slots) + index
+            at = slot.to(tl.int64) * K * G + head
             tl.store(
-                partial_ptr + at_S[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
+                partial_ptr + at[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
                 mask=g[:, None] < G,
             )  # fmt: skip
-            tl.store(mass_ptr + at_S, top + tl.log2(mass), mask=g < G)
-            if not CASCADE:
-                # The piece that is done last merges all: the others' sums are visible to it.
-                count = tl.cdiv(end - low, piece)
+            tl.store(mass_ptr + at, top + tl.log2(mass), mask=g < G)
+            # The slot that is done last merges all: the others' sums are visible to it.
+            tl.debug_barrier()
+            done = done_ptr + row * K + kv_head
+            before = tl.atomic_add(done, 1, sem="acq_rel")
+            if before == count - 1:
+                tl.store(done, 0)
                 tl.debug_barrier()
-                before = tl.atomic_add(done_ptr + row * K + kv_head, 1, sem="acq_rel")
-                if before == count - 1:
-                    tl.store(done_ptr + row * K + kv_head, 0)
-                    tl.debug_barrier()
-                    out = _merged(
-                        partial_ptr, mass_ptr, row.to(tl.int64) * K * G + head, g < G, h, count,
-                        slots, BLOCK_S, BLOCK_H,
+                top = tl.full([BLOCK_G], -1e30, tl.float32)
+                mass = tl.zeros([BLOCK_G], tl.float32)
+                acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
+                acc, mass, top = _merged(
+                    acc, mass, top, partial_ptr, mass_ptr, base, count, head, g < G, h, K * G,
+                    BLOCK_H,
+                )  # fmt: skip
+                if CASCADE:
+                    shared = tl.load(shared_ptr)
+                    count = tl.cdiv(shared, _shared_piece(shared, SHARED_PIECES, BLOCK_N))
+                    base = tl.num_programs(1) + row * SHARED_PIECES
+                    acc, mass, top = _merged(
+                        acc, mass, top, partial_ptr, mass_ptr, base, count, head, g < G, h, K * G,
+                        BLOCK_H,
                     )  # fmt: skip
-                    tl.store(out_ptr + q_at, out.to(out_ptr.dtype.element_ty), mask=in_q)
-    elif index == 0:
+                out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+                tl.store(out_ptr + q_at, out, mask=in_q)
+    elif slot == 0:
         begin(PDL)  # a grid that waits for nothing would let the one after it start too early
 
 
 @triton.jit
 def _merged(
-    partial_ptr, mass_ptr, head_at, in_g, h, count, slots, BLOCK_S: tl.constexpr,
+    acc, mass, top, partial_ptr, mass_ptr, base, count, head, in_g, h, N: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """Outputs [heads, H] from the sums of the first `count` slots, several of them at a time."""
-    s = tl.arange(0, BLOCK_S)
-    log_mass = tl.load(
-        mass_ptr + head_at[:, None] * slots + s[None, :],
-        mask=in_g[:, None] & (s < count)[None, :], other=-float("inf"),
-    )  # fmt: skip
-    top = tl.where(in_g, tl.max(log_mass, 1), 0.0)
-    mass = tl.sum(tl.exp2(log_mass - top[:, None]), 1)
-    acc = tl.zeros([head_at.shape[0], BLOCK_H], tl.float32)
+    """(sums of values, of weights, largest score) of heads, with those of `count` slots."""
     for start in range(0, count, MERGED):
         for j in tl.static_range(MERGED):
             there = in_g & (start + j < count)
-            at = head_at * slots + start + j
-            weight = tl.exp2(tl.load(mass_ptr + at, mask=there, other=-float("inf")) - top)
+            at = (base + start + j).to(tl.int64) * N + head
+            log_mass = tl.load(mass_ptr + at, mask=there, other=-float("inf"))
             partial = tl.load(
                 partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=there[:, None], other=0.0
             )
-            acc += partial * weight[:, None]
-    return acc / mass[:, None]
+            new_top = tl.maximum(top, log_mass)
+            shrink, weight = tl.exp2(top - new_top), tl.exp2(log_mass - new_top)
+            acc = acc * shrink[:, None] + partial * weight[:, None]
+            mass = mass * shrink + weight
+            top = new_top
+    return acc, mass, top
 
 
 @triton.jit
@@ -323,30 +465,13 @@ def _rotated(
     return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)
 
 
-@triton.jit
-def _merge_head(
-    partial_ptr, mass_ptr, out_ptr, head_at, used, slots, H: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
-    """From the sums of the slots in `used` to the output of one row's head."""
-    at = head_at * slots + tl.arange(0, BLOCK_S)
-    h = tl.arange(0, BLOCK_H)
-    log_mass = tl.load(mass_ptr + at, mask=used, other=-float("inf"))
-    weight = tl.exp2(log_mass - tl.max(log_mass, 0))
-    partial = tl.load(
-        partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=used[:, None], other=0.0
-    )
-    out = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
-    tl.store(out_ptr + head_at * H + h, out.to(out_ptr.dtype.element_ty), mask=h < H)
-
-
 @triton.jit(
-    do_not_specialize=["num_rows", "pieces"],
+    do_not_specialize=["num_rows", "num_slots"],
     do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
 )
 def _decode_shared(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr, mass_ptr,
-    scale, num_rows, pieces,
+    scale, num_rows, num_slots,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
     SHARED_PIECES: tl.constexpr,
@@ -376,37 +501,15 @@ def _decode_shared(
             acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        at_S = head_at * (pieces + SHARED_PIECES) + pieces + index
+        sums = num_slots + (m // G) * SHARED_PIECES + index
+        at = sums.to(tl.int64) * K * G + kv_head * G + m % G
         tl.store(
-            partial_ptr + at_S[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
+            partial_ptr + at[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
             mask=inside[:, None],
         )  # fmt: skip
-        tl.store(mass_ptr + at_S, top + tl.log2(mass), mask=inside)
+        tl.store(mass_ptr + at, top + tl.log2(mass), mask=inside)
 
 
-@triton.jit(
-    do_not_specialize=["window", "pieces", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
-)
-def _merge(
-    partial_ptr, mass_ptr, rows_ptr, shared_ptr, out_ptr, window, pieces, rows_stride,
-    N: tl.constexpr, H: tl.constexpr, BLOCK_S: tl.constexpr,
-    SHARED_PIECES: tl.constexpr, WINDOWED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    row, head = tl.program_id(0), tl.program_id(1)
-    begin(PDL)
-    end = tl.load(rows_ptr + 3 * rows_stride + row)
-    low, piece = _own_pieces(end, window, shared_ptr, pieces, WINDOWED, True, BLOCK_N, MIN_PIECE)
-    s = tl.arange(0, BLOCK_S)
-    count = tl.cdiv(low, _shared_piece(low, SHARED_PIECES, BLOCK_N))
-    used = (s < pieces) & (s < tl.cdiv(end - low, piece))
-    used = used | ((s >= pieces) & (s < pieces + count))
-    head_at = row.to(tl.int64) * N + head
-    slots = pieces + SHARED_PIECES
-    _merge_head(partial_ptr, mass_ptr, out_ptr, head_at, used, slots, H, BLOCK_S, BLOCK_H)
-
-
+_launch_cut = Launcher(_cut)
 _launch_decode = Launcher(_decode)
 _launch_decode_shared = Launcher(_decode_shared)
-_launch_merge = Launcher(_merge)

@@ -9,7 +9,8 @@ of a tensor Triton would ask the driver where it lies. Triton's launch hooks are
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start and waits until the one before is complete, memory included. What
-is loaded before `begin` must be constant through a step: weights, and what the host uploaded.
+is loaded before `begin` must be constant through a step: weights, what the host uploaded, and what
+a kernel that only called `wait` has written, since all kernels after it start when it has ended.
 """
 
 from __future__ import annotations
@@ -83,6 +84,13 @@ def begin(PDL: tl.constexpr):
     """Let the next kernel start; wait for the one before."""
     if PDL:
         gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """For the kernel before; let the next one start only when this one has ended."""
+    if PDL:
         gdc_wait()
 
 
