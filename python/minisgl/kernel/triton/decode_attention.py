@@ -375,12 +375,12 @@ def _decode(
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
-            at = slot.to(tl.int64) * K * G + head
+            sums = slot.to(tl.int64) * K * G + head
             tl.store(
-                partial_ptr + at[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
+                partial_ptr + sums[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
                 mask=g[:, None] < G,
             )  # fmt: skip
-            tl.store(mass_ptr + at, top + tl.log2(mass), mask=g < G)
+            tl.store(mass_ptr + sums, top + tl.log2(mass), mask=g < G)
             # The slot that is done last merges all: the others' sums are visible to it.
             tl.debug_barrier()
             done = done_ptr + row * K + kv_head
