@@ -1,4 +1,4 @@
-"""Which slot of decode attention is whose: each key has one, and long contexts have many.
+"""Which slot of decode attention is whose: each key is in one, and long contexts have many.
 
 `TRITON_INTERPRET=1` runs it on a CPU.
 """
@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES
-from minisgl.kernel.triton.decode_attention import MIN_PIECE, Cut, cut_contexts
+from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES, slots_at_once
+from minisgl.kernel.triton.decode_attention import MIN_PIECE, Cut, cut_contexts, decode
 
 CORES, HEADS = 132, 8
 SKEWED = [20_000, *range(1, 60), 6_000, *range(300, 340)]
@@ -33,7 +33,7 @@ def cut(
         rows, (len(ends), 2 * HEADS, 128), dtype, num_kv_heads=HEADS, window=window,
         shared_1=None if shared is None else torch.tensor([shared], dtype=torch.int32).to(device),
         rotates=False, num_cores=CORES,
-        zeros=torch.zeros(FEW_BELOW, dtype=torch.int32, device=device),
+        done_of_few=torch.zeros(FEW_BELOW, dtype=torch.int32, device=device),
     )  # fmt: skip
 
 
@@ -56,26 +56,35 @@ def check(got: Cut, ends: list[int], firsts: list[int]) -> list[int]:
             assert slot[4:7] == [end, used, len(own)]
             assert slot[3] == end or (slot[3] - first) % MIN_PIECE == 0
             first = slot[3]
-        assert first == end or not own
+        assert first == end
         used += len(own)
     assert all(slot[2] >= slot[3] for slot in table[used:])
+    assert used <= sum(end > first for first, end in zip(firsts, ends, strict=True)) + at_once(got)
     return counts
+
+
+def at_once(got: Cut) -> int:
+    return slots_at_once(HEADS, CORES, got.form)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 255, 256, 257, 600])
 def test_equal_contexts_have_as_many_slots(num_rows: int, device: torch.device) -> None:
     ends = [640] * num_rows
-    counts = check(cut(ends, device), ends, [0] * num_rows)
-    assert set(counts) == {min(max(66 // num_rows, 1), 640 // MIN_PIECE)}
+    got = cut(ends, device)
+    counts = check(got, ends, [0] * num_rows)
+    assert set(counts) == {min(max(at_once(got) // num_rows, 1), 640 // MIN_PIECE)}
 
 
-def test_long_contexts_have_many_slots(device: torch.device) -> None:
-    """None has more than twice its share of all tokens."""
-    counts = check(cut(SKEWED, device), SKEWED, [0] * len(SKEWED))
-    share = sum(SKEWED) / 49
-    for count, end in zip(counts, SKEWED, strict=True):
+@pytest.mark.parametrize("times", [1, 3])  # 3: more rows than `_cut` takes at a time
+def test_long_contexts_have_many_slots(times: int, device: torch.device) -> None:
+    """No piece is longer than two shares of all tokens."""
+    ends = SKEWED * times
+    got = cut(ends, device)
+    counts = check(got, ends, [0] * len(ends))
+    share = sum(ends) / at_once(got)
+    for count, end in zip(counts, ends, strict=True):
         assert end / count < max(2 * share, 2 * MIN_PIECE)
-    assert counts[0] > 20
+    assert counts[0] > 20 / times
     assert counts[1] == 1
 
 
@@ -89,7 +98,7 @@ def test_padding_takes_no_share(device: torch.device) -> None:
 
 def test_windows(device: torch.device) -> None:
     ends = [1, 99, 100, 101, 5_000]
-    check(cut(ends, device, window=100), ends, [0, 0, 0, 1, 4_900])
+    assert check(cut(ends, device, window=100), ends, [0, 0, 0, 1, 4_900]) == [1, 2, 2, 2, 2]
 
 
 def test_shared_beginnings_are_not_cut(device: torch.device) -> None:
@@ -101,3 +110,28 @@ def test_shared_beginnings_are_not_cut(device: torch.device) -> None:
 def test_no_overflow(device: torch.device) -> None:
     ends = [10_000_000] * 3
     assert check(cut(ends, device), ends, [0] * 3) == [22] * 3
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_layers_take_turns_with_one_cut(window: int | None, device: torch.device) -> None:
+    """What counts the slots that are done is as it was when a layer has ended."""
+    ends = [1, 700, 64, 65, 1_500, *[5] * 20]
+    gen = torch.Generator().manual_seed(0)
+    pages = -(-max(ends) // 16)
+    table = torch.arange(len(ends) * pages, dtype=torch.int32).view(len(ends), pages)
+    rows = torch.zeros(4, len(ends), dtype=torch.int32)
+    rows[0], rows[3] = torch.arange(len(ends)), torch.tensor(ends)
+    k, v = (torch.randn(table.numel(), 16, 2, 64, generator=gen).half() for _ in "kv")
+    q = torch.randn(len(ends), 4, 64, generator=gen).half()
+    q, k, v, table, rows = (x.to(device) for x in (q, k, v, table, rows))
+    own = cut_contexts(
+        rows, q.shape, q.dtype, num_kv_heads=2, window=window, shared_1=None, rotates=False,
+        num_cores=CORES, done_of_few=rows,
+    )  # fmt: skip
+    outs = [torch.full_like(q, float("nan")) for _ in range(3)]
+    for out in outs:
+        decode(q, k, v, table, rows, own, scale=0.125, window=window, shared_1=None, out_BNH=out)
+        assert not own.done.any()
+    assert outs[0].isfinite().all()
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])

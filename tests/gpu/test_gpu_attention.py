@@ -241,14 +241,16 @@ def test_each_key_counts_once(
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=named)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+@pytest.mark.parametrize("num_rows", [6, 48])  # of few, and of many pairs of rows and heads
 @BACKENDS
 def test_decode_that_norms_rotates_and_stores(
-    name: str, head_dim: int, normed: bool, dtype: torch.dtype, device: torch.device
+    name: str, num_rows: int, head_dim: int, normed: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Where no rounding is: elements of one magnitude, weights of powers of 2, quarter turns."""
+    ends = (1, 6, 41, 301, 901, 3001) * (num_rows // 6)
     case = Case(
-        name="decode", rows=tuple((end - 1, end) for end in (1, 6, 41, 301, 901, 3001)),
-        num_q_heads=16, num_kv_heads=2, head_dim=head_dim,
+        name="decode", rows=tuple((end - 1, end) for end in ends), num_q_heads=16, num_kv_heads=2,
+        head_dim=head_dim,
     )  # fmt: skip
     backend = make_backend(name, case, dtype, device)
     step = make_step(case, dtype, "torch")
@@ -314,3 +316,19 @@ def test_decode_of_a_shared_beginning(
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
     share = worst_share(backend.forward(q, k, v, step.layer, batch), step)
     assert share <= 1, f"{share:.2f} of the error that rounding explains"
+
+
+def test_rows_that_pad_beside_a_shared_beginning(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no keys of their own, and what comes out for them is a number all the same."""
+    case = Case(name="padded", rows=((511, 512), (0, 1)), num_q_heads=16, head_dim=128)
+    backend = make_backend("triton", case, torch.float16, device)
+    assert isinstance(backend, PagedAttnBackend)
+    step = make_step(case, torch.float16, "torch")
+    batch = make_batch(step, backend, device)
+    shared = torch.tensor([256], dtype=torch.int32, device=device)
+    q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
+    out = backend.forward(q, k, v, step.layer, dataclasses.replace(batch, shared=shared))
+    assert out.isfinite().all()

@@ -145,7 +145,9 @@ class PagedAttnBackend(BaseAttnBackend):
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         num_extending = metadata.all.num_rows
-        out_TNH = torch.empty_like(q_TNH) if not metadata.is_padded else metadata.zeros(q_TNH)
+        # Not all rows that pad are attended for: with shared beginnings, those have no keys at all.
+        has_gaps = metadata.is_padded or batch.shared is not None
+        out_TNH = metadata.zeros(q_TNH) if has_gaps else torch.empty_like(q_TNH)
         num_decodes = batch.rows.shape[1] - num_extending
         if num_decodes:
             self.decode(q_TNH[:num_decodes], layer, batch, out_TNH[:num_decodes])

@@ -29,7 +29,7 @@ class TritonAttnBackend(PagedAttnBackend):
         """num_cores: the device's multiprocessors."""
         super().__init__(ops)
         self.num_cores = num_cores
-        self._zeros = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
+        self._done_of_few = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNH, None)
@@ -78,7 +78,7 @@ class TritonAttnBackend(PagedAttnBackend):
                 shared_1=shared_1,
                 rotates=rotation is not None,
                 num_cores=self.num_cores,
-                zeros=self._zeros,
+                done_of_few=self._done_of_few,
             ),
         )
         decode(

@@ -1,10 +1,12 @@
 """Attention of a GPU, each backend beside the bytes that it must read or the products it must make.
 
 Decode runs in CUDA graphs, as in the engine, over the pools of several layers, so that no cache
-holds what is read; prompts run eagerly. A backend that rotates queries where it uses them does so
-here, too, by nothing. The median of several timings on the GPU's clock. Every output is compared
-with the first backend's. With the package flashinfer-python also FlashInfer's decode, which is no
-backend here (docs/decisions/0012), and what its plans take on the host.
+holds what is read; prompts run eagerly. Our decode also rotates, by zero degrees, and stores the
+new keys and values, which other backends leave to a launch that is not timed. Nor is what is done
+once a step for all layers (where contexts are cut, other backends' page tables). The median of
+several timings on the GPU's clock. Every output is compared with the first backend's. With the
+package flashinfer-python also FlashInfer's decode, which is no backend here (docs/decisions/0012),
+and what its plans take on the host.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,8 +74,11 @@ class Case:
 
     @property
     def contexts(self) -> str:
-        """Their lengths, "512 and 8192" for example."""
-        return " and ".join(str(end) for end in sorted({end for _, end in self.rows}))
+        """Their lengths, "28x512+4x8192" for example, or "512"."""
+        counts = Counter(end for _, end in self.rows)
+        if len(counts) == 1:
+            return str(self.rows[0][1])
+        return "+".join(f"{count}x{end}" for end, count in counts.items())
 
     @property
     def flops(self) -> int:
@@ -101,15 +107,18 @@ class Step:
         self.starts, self.ends = [start for start, _ in rows], [end for _, end in rows]
         self.case, self.num_tokens = case, sum(self.ends) - sum(self.starts)
         self.longest = max(self.ends)
-        pages = -(-self.longest // PAGE_SIZE)
+        pages = [-(-end // PAGE_SIZE) for end in self.ends]
         self.pool = MHAKVCache(
-            num_layers=case.layers, num_pages=pages * len(rows), page_size=PAGE_SIZE,
+            num_layers=case.layers, num_pages=sum(pages), page_size=PAGE_SIZE,
             num_kv_heads=num_kv, head_dim=HEAD_DIM, dtype=DTYPE, device=device,
         )  # fmt: skip
         for i in range(case.layers):
             self.pool.layer(i).k.normal_()
             self.pool.layer(i).v.normal_()
-        self.table = torch.randperm(pages * len(rows), device=device).int().view(len(rows), pages)
+        self.table = torch.zeros(len(rows), max(pages), dtype=torch.int32, device=device)
+        order = torch.randperm(sum(pages)).int()
+        for row, own in zip(self.table, torch.split(order, pages), strict=True):
+            row[: len(own)] = own
         self.q = torch.randn(self.num_tokens, num_q, HEAD_DIM, device=device).to(DTYPE)
         # Of a prompt: what its last layer stored, which backends may read instead of the pool.
         self.k, self.v = (
@@ -125,6 +134,14 @@ class Step:
         for i in range(self.case.layers):
             pool = self.pool.layer(i)
             pool.k.flatten(0, 1)[slots], pool.v.flatten(0, 1)[slots] = self.k, self.v
+
+    def _new_slots(self) -> Tensor:
+        """int32 [T]: where what a decode step brings is stored; prompts' is already."""
+        if not self.case.is_decode:
+            return torch.full((self.num_tokens,), -1, dtype=torch.int32, device=self.case.device)
+        last = torch.tensor(self.ends, device=self.case.device) - 1
+        pages = self.table.gather(1, (last // PAGE_SIZE)[:, None])[:, 0]
+        return (pages * PAGE_SIZE + last % PAGE_SIZE).int()
 
     def ours(self, name: str) -> Run:
         """Raises ConfigError where there is no such backend."""
@@ -143,7 +160,7 @@ class Step:
         batch = Batch(
             input_ids=torch.zeros(self.num_tokens, dtype=torch.int32, device=device),
             positions=torch.zeros(self.num_tokens, dtype=torch.int32, device=device),
-            slots=torch.full((self.num_tokens,), -1, dtype=torch.int32, device=device),
+            slots=self._new_slots(),
             sample_positions=torch.zeros(0, dtype=torch.int64, device=device),
             attn_metadata=backend.prepare(plan),
             context=Context(kv_pool=self.pool, page_table=self.table, attn=backend),

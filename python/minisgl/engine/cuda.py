@@ -33,12 +33,11 @@ STAGING_BYTES = 4 << 20
 RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want
-WARM_UP_ROWS = sorted(
-    {*SIZES, *range(1, 16), 20, 22, 28, 30, 40, 56, 60, 80, 112, 320, 384, 448, 512, 640, 1024}
-)
+WARM_UP_ROWS = sorted({*SIZES, *range(3, 16), 20, 22, 28, 30, 40, 56, 60, 320, 512})
 """Numbers of decode rows among which are all whose kernels differ, on every GPU that is tested for:
-padded ones, more of them for engines that do not pad, and some beyond, up to where decode attention
-has one form even for a single head of keys."""
+padded ones, and more of them for engines that do not pad."""
+MIN_CAPABILITY = (8, 0)
+"""Of a GPU: since Ampere multiprocessors copy asynchronously, and have the shared memory for it."""
 MAX_VIEWS = 512  # layouts that are remembered: 16 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]
@@ -102,6 +101,13 @@ class CudaDevice(Device):
                 "torch a CUDA build?); --device cpu runs without"
             )
         self.torch_device = torch.device("cuda", index)
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        if capability < MIN_CAPABILITY:
+            raise ConfigError(
+                f"--device cuda: {torch.cuda.get_device_name(self.torch_device)} is of compute "
+                f"capability {'.'.join(map(str, capability))}, and the kernels need "
+                f"{'.'.join(map(str, MIN_CAPABILITY))} (Ampere) or later; --device cpu runs without"
+            )
         torch.cuda.set_device(self.torch_device)
         self._stream = _cuda.Stream(self.torch_device)
         self._staging = [_Staging(STAGING_BYTES) for _ in range(RING)]

@@ -41,8 +41,9 @@ TOKENS_PER_PROMPT, MAX_PROMPTS = 16, 64
 """A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64. Always fewer than
 tokens: as many would say that every token samples."""
 MAX_CONTEXT = 8192
-"""Tokens of the longest context in a step with prompts. A graph's attention shares out its work as
-if none were shorter than any other; where one is very long, it had better be cut into pieces."""
+"""Tokens of the longest context among the prompts of such a step. A graph's attention shares out
+their work as if none were shorter than any other; where one is very long, it had better be launched
+for what it is."""
 MAX_NEW_PAGES = 32768  # of a step with prompts: they fit the staging buffers
 
 

@@ -1,7 +1,7 @@
-"""How decode attention is cut: which form its programs have, and into how many pieces a context.
+"""Which form the programs of decode attention have, and how many of them run side by side.
 
-The form is decided by the number of rows and heads and the device alone, by numbers measured on one
-H200. See `minisgl.kernel.triton.decode_attention`, whose programs these are.
+Decided by the number of rows and heads and the device alone, by numbers measured on one H200. Where
+the contexts are cut is decided on the device, see `minisgl.kernel.triton.decode_attention`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ DEEP, LIGHT = DecodeForm(64, 2, 6, 3), DecodeForm(64, 2, 4, 4)
 8 heads together (`pieces_of_decode_attention_us` in benchmarks/results/h200-experiments.json)."""
 FULL = 2 / 3
 """Share of the programs that could run, from which on DEEP is taken: LIGHT was better at 0.65 (128
-rows of 2 heads), DEEP at 0.81 (160); not measured between."""
+rows of 2 heads), DEEP at 0.81 (160); not measured between, nor since contexts are cut by their
+lengths: then each had as many pieces."""
 FEW_BELOW = 64
 """Rows times heads of steps where `Rotation` has kernels of its own for each number of pieces, that
 fetch their first keys before the kernel before them has ended. Not measured between 8 and 128."""

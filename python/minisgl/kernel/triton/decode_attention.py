@@ -8,11 +8,11 @@ Dao et al. 2023)::
     row 1   |= slot 3 =|                                   at least MIN_PIECE
     row 2   |== slot 4 ==|== slot 5 ==|
 
-There are as many slots as the device runs at once, and one a row. A row has as many as its share of
-all tokens, so that a long context among short ones does not hold them up, and rows that pad take
-none of it. As a captured launch serves every context, which slot is whose is found on the device,
-once a step (`cut_contexts`). Where rows are few, each has the same number of slots, known at the
-launch.
+There are as many slots as the device runs at once, and one more for each row, since each has at
+least one; those that are left over come last. A row has as many as its share of all tokens, so that
+a long context among short ones does not hold them up, and rows that pad take none of it. As a
+captured launch serves every context, which slot is whose is found on the device, once a step
+(`cut_contexts`). Where rows are few, each has the same number of slots, known at the launch.
 
 Rows whose contexts begin with the same pages read those once for all of them (cascade attention:
 Ye et al. 2024; Hydragen: Juravsky et al. 2024): `_decode_shared` takes many rows' queries as one
@@ -58,7 +58,7 @@ CUT_ROWS = 256  # a turn of `_cut`
 
 # What the table of a `Cut` says of a slot; nobody's has no keys.
 ROW, TABLE_IDX, FIRST, LAST, END, BASE, COUNT = (tl.constexpr(i) for i in range(7))
-FIELDS = tl.constexpr(8)  # 32 bytes, read at once
+FIELDS = tl.constexpr(8)  # 32 bytes, one sector of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ class Cut:
     form: of the programs. pieces: of each context, where rows are few; else 0.
     table: int32 [S, FIELDS], where pieces is 0: of each slot its row, the row's index in the page
     table, first and last + 1 of its keys, the row's end, its first slot and their number.
+    A row without keys of its own has none, and nothing is written for it.
     done: int32 [>= B * K], zero between layers: how many of a row's slots are done.
     partial: float32 [>= S, N, >= H]. mass: [>= S, N]. Behind the slots', for each row, those of
     the pieces of a shared beginning.
@@ -110,13 +111,13 @@ def cut_contexts(
     shared_1: Tensor | None,
     rotates: bool,
     num_cores: int,
-    zeros: Tensor,
+    done_of_few: Tensor,
 ) -> Cut:
     """rows: `Batch.rows` [4, >= B]; of them table indices and ends are read. q_shape: (B, N, H).
 
     shared_1: int32 [1], tokens at the front of every context that lie in the same pages; only
     without a window. rotates: whether `decode` will be given a `Rotation`. num_cores: the device's
-    multiprocessors. zeros: int32 [FEW_BELOW], for `Cut.done`.
+    multiprocessors. done_of_few: int32 [FEW_BELOW], zero between steps: `Cut.done` of few rows.
     """
     num_rows, num_q_heads, head_dim = q_shape
     block_h, pairs = _block_h(head_dim), num_rows * num_kv_heads
@@ -133,7 +134,7 @@ def cut_contexts(
         pieces=pieces,
         num_slots=num_slots,
         table=rows if is_few else torch.empty((num_slots, FIELDS.value), **int32),
-        done=zeros if is_few else torch.empty(pairs, **int32),
+        done=done_of_few if is_few else torch.empty(pairs, **int32),
         partial=torch.empty((num_sums, num_q_heads, block_h), **float32),
         mass=torch.empty((num_sums, num_q_heads), **float32),
     )

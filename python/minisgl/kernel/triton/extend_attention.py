@@ -36,9 +36,10 @@ def extend(
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
     block_h = max(power_of_2(head_dim), 16)
-    wide = block_h > 128 or q_TNH.dtype.itemsize == 4
+    is_float32 = q_TNH.dtype.itemsize == 4
+    wide = block_h > 128 or is_float32
     block_m, block_n = (64, 32) if wide else (128, 64)
-    if longest <= 32:
+    if longest <= 32 or (block_h > 128 and is_float32):  # a block may have but 99 KiB
         block_m = 32
     num_rows = rows.shape[1]
     num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off

@@ -10,7 +10,8 @@ of a tensor Triton would ask the driver where it lies. Triton's launch hooks are
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start and waits until the one before is complete, memory included. What
 is loaded before `begin` must be constant through a step: weights, what the host uploaded, and what
-a kernel that only called `wait` has written, since all kernels after it start when it has ended.
+a kernel that only called `wait` wrote and released, if that is read past L1 (`.cg`): all kernels
+after it start when it has ended.
 """
 
 from __future__ import annotations

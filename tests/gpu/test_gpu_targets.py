@@ -1,0 +1,142 @@
+"""Our Triton kernels compile for GPUs that are not here, and fit their shared memory.
+
+Needs Triton and no GPU. An engine that pretends to have one says what it would launch, in a process
+of its own; of each kernel and config the last form is compiled, which has large blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="a CPU build of torch brings none")
+
+TARGETS = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+"""Compute capability, times ten, and KiB of shared memory that a block may have (CUDA C++
+Programming Guide, technical specifications): A100, RTX 4090 and L4, H100, B200, RTX 5090."""
+PLAIN: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 160,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+}
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {**PLAIN, **EXPERTS},
+    {**PLAIN, "head_dim": 80, "torch_dtype": "float16"},
+    {**PLAIN, **EXPERTS, "head_dim": 256, "torch_dtype": "float32"},
+)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
+    changed = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, __file__, str(target)],
+        env={**os.environ, **changed, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    shared_bytes = json.loads(result.stdout.splitlines()[-1])
+    assert {"_decode", "_cut", "_extend", "_product_kernel"} <= set(shared_bytes)
+    assert max(shared_bytes.values()) <= TARGETS[target] * 1024, shared_bytes
+
+
+def main(target: int) -> None:
+    """Print the shared memory of each kernel, the most of its forms."""
+    import triton
+    from test_equalities import drive
+    from test_gpu_compiles import pretend
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from minisgl.core import SamplingParams
+    from minisgl.engine import Engine, EngineConfig
+    from minisgl.kernel.triton import decode_attention, launch
+
+    has_pdl = target >= 90
+    for module in (launch, decode_attention):
+        module.has_pdl = lambda: has_pdl  # type: ignore[attr-defined]
+    pretend([])
+    launched: dict[Any, Any] = {}
+
+    def note(
+        launcher: Any, grid: object, args: Any, constants: Any, *, dtype: torch.dtype,
+        num_warps: int, num_stages: int = 3,
+    ) -> None:  # fmt: skip
+        form = (tuple(map(type_of, args)), (*constants, has_pdl), num_warps, num_stages)
+        launched[launcher._kernel.__name__, *form] = launcher._kernel
+
+    launch.Launcher.__call__ = note  # type: ignore[method-assign,assignment]
+    shared_bytes: Counter[str] = Counter()
+    rng = random.Random(0)
+    for config in CONFIGS:
+        launched.clear()
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            engine = Engine(
+                EngineConfig(
+                    folder=Path(folder), device="auto", attn="triton", num_pages=8192,
+                    max_running=256, cuda_graph_max_bs=256, dummy_weight=True,
+                )
+            )  # fmt: skip
+            sampling = SamplingParams(max_tokens=5, top_k=5, top_p=0.9)
+            requests = [([1] * rng.randrange(1, 600), sampling) for _ in range(70)]
+            drive(engine, requests, turns=[0] * len(requests), vocab_size=160)
+            engine.close()
+        last = {form[0]: (form[1:], kernel) for form, kernel in launched.items()}
+        for name, ((types, constants, num_warps, num_stages), kernel) in last.items():
+            names = kernel.arg_names
+            signature = dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True))
+            unaligned = kernel.do_not_specialize_on_alignment or ()
+            source = ASTSource(
+                fn=kernel,
+                signature=signature,
+                constexprs={(len(types) + i,): value for i, value in enumerate(constants)},
+                attrs={
+                    (i,): [["tt.divisibility", 16]]
+                    for i, (name_, type_) in enumerate(zip(names, types, strict=False))
+                    if type_.startswith("*") and name_ not in unaligned
+                },
+            )
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+            shared_bytes[name] = max(shared_bytes[name], binary.metadata.shared)
+    print(json.dumps(shared_bytes))
+
+
+def type_of(arg: object) -> str:
+    """As Triton spells it."""
+    if isinstance(arg, torch.Tensor):
+        width = arg.dtype.itemsize * 8
+        kind = {torch.bfloat16: "bf", torch.bool: "i", torch.uint8: "u"}.get(arg.dtype)
+        kind = kind or ("fp" if arg.dtype.is_floating_point else "i")
+        return f"*{kind}{1 if arg.dtype == torch.bool else width}"
+    return "fp32" if isinstance(arg, float) else "i32"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
