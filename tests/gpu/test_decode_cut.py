@@ -1,4 +1,4 @@
-"""Which slot of decode attention is whose: each key is in one, and long contexts have many.
+"""Which piece of decode attention is whose: each key is in one, and long contexts have many.
 
 `TRITON_INTERPRET=1` runs it on a CPU.
 """
@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES, slots_at_once
+from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES, pieces_at_once
 from minisgl.kernel.triton.decode_attention import MIN_PIECE, Cut, cut_contexts, decode
 
 CORES, HEADS = 132, 8
@@ -38,37 +38,37 @@ def cut(
 
 
 def check(got: Cut, ends: list[int], firsts: list[int]) -> list[int]:
-    """Each row's keys from the first to the end are in its slots, in order. Returns the number of
-    slots of each row."""
+    """Each row's keys from the first to the end are in its pieces, in order. Returns their
+    number."""
     table = got.table.tolist()
-    assert len(table) == got.num_slots
+    assert len(table) == got.num_pieces
     assert not got.done.any()
     used = 0
     counts = []
     for row, (first, end) in enumerate(zip(firsts, ends, strict=True)):
-        own = [slot for slot in table if slot[2] < slot[3] and slot[0] == row]
+        own = [piece for piece in table if piece[2] < piece[3] and piece[0] == row]
         counts.append(len(own))
         assert len(own) <= MAX_PIECES
-        for index, slot in enumerate(own):
-            assert table[used + index] == slot
-            assert slot[1] == len(ends) - 1 - row + 7
-            assert slot[2] == first < slot[3]
-            assert slot[4:7] == [end, used, len(own)]
-            assert slot[3] == end or (slot[3] - first) % MIN_PIECE == 0
-            first = slot[3]
+        for index, piece in enumerate(own):
+            assert table[used + index] == piece
+            assert piece[1] == len(ends) - 1 - row + 7
+            assert piece[2] == first < piece[3]
+            assert piece[4:7] == [end, used, len(own)]
+            assert piece[3] == end or (piece[3] - first) % MIN_PIECE == 0
+            first = piece[3]
         assert first == end
         used += len(own)
-    assert all(slot[2] >= slot[3] for slot in table[used:])
+    assert all(piece[2] >= piece[3] for piece in table[used:])
     assert used <= sum(end > first for first, end in zip(firsts, ends, strict=True)) + at_once(got)
     return counts
 
 
 def at_once(got: Cut) -> int:
-    return slots_at_once(HEADS, CORES, got.form)
+    return pieces_at_once(HEADS, CORES, got.form)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 255, 256, 257, 600])
-def test_equal_contexts_have_as_many_slots(num_rows: int, device: torch.device) -> None:
+def test_equal_contexts_have_as_many_pieces(num_rows: int, device: torch.device) -> None:
     ends = [640] * num_rows
     got = cut(ends, device)
     counts = check(got, ends, [0] * num_rows)
@@ -76,7 +76,7 @@ def test_equal_contexts_have_as_many_slots(num_rows: int, device: torch.device) 
 
 
 @pytest.mark.parametrize("times", [1, 3])  # 3: more rows than `_cut` takes at a time
-def test_long_contexts_have_many_slots(times: int, device: torch.device) -> None:
+def test_long_contexts_have_many_pieces(times: int, device: torch.device) -> None:
     """No piece is longer than two shares of all tokens."""
     ends = SKEWED * times
     got = cut(ends, device)
@@ -114,7 +114,7 @@ def test_no_overflow(device: torch.device) -> None:
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_layers_take_turns_with_one_cut(window: int | None, device: torch.device) -> None:
-    """What counts the slots that are done is as it was when a layer has ended."""
+    """What counts the pieces that are done is as it was when a layer has ended."""
     ends = [1, 700, 64, 65, 1_500, *[5] * 20]
     gen = torch.Generator().manual_seed(0)
     pages = -(-max(ends) // 16)

@@ -62,6 +62,6 @@ def few_pieces(pairs: int, num_cores: int, form: DecodeForm) -> int:
     return 1 << (count.bit_length() - 1)
 
 
-def slots_at_once(num_kv_heads: int, num_cores: int, form: DecodeForm) -> int:
+def pieces_at_once(num_kv_heads: int, num_cores: int, form: DecodeForm) -> int:
     """Pieces of all contexts together that run at once, each for all heads."""
     return max(num_cores * form.programs // num_kv_heads, 1)

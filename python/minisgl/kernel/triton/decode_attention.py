@@ -1,28 +1,28 @@
 """Attention of decode rows over the paged cache: split-KV flash-decode.
 
 Keys and values are read where they lie (`minisgl.kernel.triton.attend`). Contexts are cut into
-pieces that run side by side, each a *slot*, and a row's partial sums are merged (Flash-Decoding,
-Dao et al. 2023)::
+pieces that run side by side, and a row's partial sums are merged (Flash-Decoding, Dao et al.
+2023)::
 
-    row 0   |== slot 0 ==|== slot 1 ==|== slot 2 =|        a piece is a multiple of BLOCK_N,
-    row 1   |= slot 3 =|                                   at least MIN_PIECE
-    row 2   |== slot 4 ==|== slot 5 ==|
+    row 0   |== piece 0 ==|== piece 1 ==|== piece 2 =|     their keys are a multiple of BLOCK_N,
+    row 1   |= piece 3 =|                                  at least MIN_PIECE
+    row 2   |== piece 4 ==|== piece 5 ==|
 
-There are as many slots as the device runs at once, and one more for each row, since each has at
-least one; those that are left over come last. A row has as many as its share of all tokens, so that
-a long context among short ones does not hold them up, and rows that pad take none of it. As a
-captured launch serves every context, which slot is whose is found on the device, once a step
-(`cut_contexts`). Where rows are few, each has the same number of slots, known at the launch.
+There is room for as many pieces as the device runs at once, and one more for each row, since each
+has at least one; what is left over comes last. A row has as many as its share of all tokens, so a
+long context among short ones does not hold them up, and rows that pad take none of it. Which piece
+is whose is found on the device, once a step (`cut_contexts`), as a captured launch serves every
+context. Where rows are few, each has the same number of pieces, known at the launch.
 
 Rows whose contexts begin with the same pages read those once for all of them (cascade attention:
 Ye et al. 2024; Hydragen: Juravsky et al. 2024): `_decode_shared` takes many rows' queries as one
 block, and its pieces are merged with those of the rows' own contexts::
 
-    context of a row   |======= shared =======|== own slot ==|== own slot ==|
-                       0                      shared                        end
+    context of a row   |======= shared =======|== own piece ==|== own piece ==|
+                       0                      shared                          end
 
 Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head
-dim, P pages of a table row, S slots.
+dim, P pages of a table row, S pieces.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from minisgl.kernel.decode_form import (
     DecodeForm,
     decode_form,
     few_pieces,
-    slots_at_once,
+    pieces_at_once,
 )
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.attend import ENDED, LOG2_E, attend
@@ -53,10 +53,10 @@ MIN_PIECE = 64
 """Tokens: below it the merge costs more than the parallelism gives."""
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
-MERGED = tl.constexpr(4)  # slots a turn of a merge
+MERGED = tl.constexpr(4)  # pieces a turn of a merge
 CUT_ROWS = 256  # a turn of `_cut`
 
-# What the table of a `Cut` says of a slot; nobody's has no keys.
+# What the table of a `Cut` says of a piece; nobody's has no keys.
 ROW, TABLE_IDX, FIRST, LAST, END, BASE, COUNT = (tl.constexpr(i) for i in range(7))
 FIELDS = tl.constexpr(8)  # 32 bytes, one sector of memory
 
@@ -80,21 +80,21 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How the contexts of a step are cut, and room for the slots' sums: for all layers with the
+    """How the contexts of a step are cut, and room for the pieces' sums: for all layers with the
     same window, one after another.
 
-    form: of the programs. pieces: of each context, where rows are few; else 0.
-    table: int32 [S, FIELDS], where pieces is 0: of each slot its row, the row's index in the page
-    table, first and last + 1 of its keys, the row's end, its first slot and their number.
+    form: of the programs. pieces_each: of every context, where rows are few; else 0.
+    table: int32 [S, FIELDS], where pieces_each is 0: of each piece its row, the row's index in the
+    page table, first and last + 1 of its keys, the row's end, its first piece and their number.
     A row without keys of its own has none, and nothing is written for it.
-    done: int32 [>= B * K], zero between layers: how many of a row's slots are done.
-    partial: float32 [>= S, N, >= H]. mass: [>= S, N]. Behind the slots', for each row, those of
-    the pieces of a shared beginning.
+    done: int32 [>= B * K], zero between layers: how many of a row's pieces are done.
+    partial: float32 [>= S, N, >= H]. mass: [>= S, N]. Behind the pieces', for each row, those of
+    a shared beginning.
     """
 
     form: DecodeForm
-    pieces: int
-    num_slots: int
+    pieces_each: int
+    num_pieces: int
     table: Tensor
     done: Tensor
     partial: Tensor
@@ -123,17 +123,17 @@ def cut_contexts(
     block_h, pairs = _block_h(head_dim), num_rows * num_kv_heads
     form = decode_form(pairs, num_cores, block_h, dtype)
     is_few = rotates and pairs < FEW_BELOW
-    pieces = few_pieces(pairs, num_cores, form) if is_few else 0
-    at_once = slots_at_once(num_kv_heads, num_cores, form)
-    num_slots = num_rows * pieces if is_few else num_rows + at_once
-    num_sums = num_slots + (num_rows * SHARED_PIECES if shared_1 is not None else 0)
+    pieces_each = few_pieces(pairs, num_cores, form) if is_few else 0
+    at_once = pieces_at_once(num_kv_heads, num_cores, form)
+    num_pieces = num_rows * pieces_each if is_few else num_rows + at_once
+    num_sums = num_pieces + (num_rows * SHARED_PIECES if shared_1 is not None else 0)
     int32: dict[str, Any] = {"dtype": torch.int32, "device": rows.device}
     float32: dict[str, Any] = {"dtype": torch.float32, "device": rows.device}
     cut = Cut(
         form=form,
-        pieces=pieces,
-        num_slots=num_slots,
-        table=rows if is_few else torch.empty((num_slots, FIELDS.value), **int32),
+        pieces_each=pieces_each,
+        num_pieces=num_pieces,
+        table=rows if is_few else torch.empty((num_pieces, FIELDS.value), **int32),
         done=done_of_few if is_few else torch.empty(pairs, **int32),
         partial=torch.empty((num_sums, num_q_heads, block_h), **float32),
         mass=torch.empty((num_sums, num_q_heads), **float32),
@@ -143,7 +143,7 @@ def cut_contexts(
             (1, 1, 1),
             (
                 rows, rows if shared_1 is None else shared_1, cut.table, cut.done, window or 0,
-                rows.stride(0), num_rows, num_slots, at_once, pairs,
+                rows.stride(0), num_rows, num_pieces, at_once, pairs,
             ),
             (bool(window), shared_1 is not None, CUT_ROWS, form.keys, MIN_PIECE, MAX_PIECES),
             dtype=dtype, num_warps=4,
@@ -183,7 +183,7 @@ def decode(
             (blocks, num_kv_heads, SHARED_PIECES),
             (
                 q_BNH, k_pool, v_pool, page_table, rows, shared, cut.partial, cut.mass,
-                scale * LOG2_E, num_rows, cut.num_slots,
+                scale * LOG2_E, num_rows, cut.num_pieces,
             ),
             (*common, SHARED_PIECES, block_m, block_h, form.keys),
             dtype=q_BNH.dtype, num_warps=4, num_stages=min(form.stages, 3),
@@ -195,15 +195,15 @@ def decode(
         weights = (rotation.q_weight, rotation.k_weight) if normed else (q_BNH, q_BNH)
         fused = (rotation.qkv, rotation.slots, rotation.cos_sin, *weights, rotation.eps)
     _launch_decode(
-        (num_kv_heads, cut.num_slots, 1),  # what nobody has comes last
+        (num_kv_heads, cut.num_pieces, 1),  # what nobody has comes last
         (
             q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, cut.partial, cut.mass,
             cut.done, cut.table, *fused, scale * LOG2_E, window or 0, rows.stride(0),
         ),
         (
-            *common, cut.pieces, SHARED_PIECES, bool(window), cascade,
+            *common, cut.pieces_each, SHARED_PIECES, bool(window), cascade,
             max(power_of_2(group), 16), block_h, form.keys, MIN_PIECE, rotation is not None, normed,
-            form == LIGHT and cut.pieces > 0 and has_pdl(),
+            form == LIGHT and cut.pieces_each > 0 and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
@@ -225,17 +225,17 @@ def _first_own(end, window, shared_ptr, WINDOWED: tl.constexpr, CASCADE: tl.cons
 
 
 @triton.jit
-def _piece(num_keys, count, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr):
+def _piece_size(num_keys, count, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr):
     """Keys of each of `count` pieces; then there may be fewer of them."""
     return tl.maximum(tl.cdiv(tl.cdiv(num_keys, count), BLOCK_N) * BLOCK_N, MIN_PIECE)
 
 
 @triton.jit(
-    do_not_specialize=["window", "rows_stride", "num_rows", "num_slots", "at_once", "num_done"],
+    do_not_specialize=["window", "rows_stride", "num_rows", "num_pieces", "at_once", "num_done"],
     do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
 )
 def _cut(
-    rows_ptr, shared_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_slots, at_once,
+    rows_ptr, shared_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_pieces, at_once,
     num_done,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, MAX_PIECES: tl.constexpr, PDL: tl.constexpr,
@@ -259,23 +259,23 @@ def _cut(
         low = _first_own(end, window, shared_ptr, WINDOWED, CASCADE)
         own = tl.maximum(end - low, 0)
         share = (own.to(tl.int64) * at_once // tl.maximum(total, 1)).to(tl.int32)
-        piece = _piece(own, tl.minimum(tl.maximum(share, 1), MAX_PIECES), BLOCK_N, MIN_PIECE)
-        count = tl.cdiv(own, piece)
+        size = _piece_size(own, tl.minimum(tl.maximum(share, 1), MAX_PIECES), BLOCK_N, MIN_PIECE)
+        count = tl.cdiv(own, size)
         base = used + tl.cumsum(count, 0) - count
         for j in range(tl.max(count, 0)):
             has = j < count
             at = table_ptr + (base + j) * FIELDS
-            first = low + j * piece
+            first = low + j * size
             tl.store(at + ROW, row, mask=has)
             tl.store(at + TABLE_IDX, table_idx, mask=has)
             tl.store(at + FIRST, first, mask=has)
-            tl.store(at + LAST, tl.minimum(first + piece, end), mask=has)
+            tl.store(at + LAST, tl.minimum(first + size, end), mask=has)
             tl.store(at + END, end, mask=has)
             tl.store(at + BASE, base, mask=has)
             tl.store(at + COUNT, count, mask=has)
         used += tl.sum(count, 0)
-    for start in range(used * FIELDS, num_slots * FIELDS, BLOCK_B):
-        tl.store(table_ptr + start + i, 0, mask=start + i < num_slots * FIELDS)
+    for start in range(used * FIELDS, num_pieces * FIELDS, BLOCK_B):
+        tl.store(table_ptr + start + i, 0, mask=start + i < num_pieces * FIELDS)
     for start in range(0, num_done, BLOCK_B):
         tl.store(done_ptr + start + i, 0, mask=start + i < num_done)
     tl.debug_barrier()
@@ -283,7 +283,7 @@ def _cut(
 
 
 @triton.jit
-def _shared_piece(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
+def _shared_piece_size(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(shared, PIECES), BLOCK_N) * BLOCK_N, BLOCK_N)
 
 
@@ -297,26 +297,26 @@ def _decode(
     scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    PIECES: tl.constexpr, SHARED_PIECES: tl.constexpr,
+    PIECES_EACH: tl.constexpr, SHARED_PIECES: tl.constexpr,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    kv_head, slot = tl.program_id(0), tl.program_id(1)
+    kv_head, piece = tl.program_id(0), tl.program_id(1)
     # The rows were uploaded, and the table made, before the kernels of this layer: no need to wait
     # for the one before.
-    if PIECES > 0:
-        row, index = slot // PIECES, slot % PIECES
+    if PIECES_EACH > 0:
+        row, index = piece // PIECES_EACH, piece % PIECES_EACH
         table_idx = tl.load(rows_ptr + row)
         end = tl.load(rows_ptr + 3 * rows_stride + row)
         low = _first_own(end, window, shared_ptr, WINDOWED, CASCADE)
-        piece = _piece(end - low, PIECES, BLOCK_N, MIN_PIECE)
-        first = low + index * piece
-        last = tl.minimum(first + piece, end)
-        base, count = row * PIECES, tl.cdiv(end - low, piece)
+        size = _piece_size(end - low, PIECES_EACH, BLOCK_N, MIN_PIECE)
+        first = low + index * size
+        last = tl.minimum(first + size, end)
+        base, count = row * PIECES_EACH, tl.cdiv(end - low, size)
     else:
-        cut = cut_ptr + slot * FIELDS  # not from L1, where the table of another step may be
+        cut = cut_ptr + piece * FIELDS  # not from L1, where the table of another step may be
         row = tl.load(cut + ROW, cache_modifier=".cg")
         table_idx = tl.load(cut + TABLE_IDX, cache_modifier=".cg")
         first = tl.load(cut + FIRST, cache_modifier=".cg")
@@ -376,13 +376,13 @@ def _decode(
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
-            sums = slot.to(tl.int64) * K * G + head
+            sums = piece.to(tl.int64) * K * G + head
             tl.store(
                 partial_ptr + sums[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
                 mask=g[:, None] < G,
             )  # fmt: skip
             tl.store(mass_ptr + sums, top + tl.log2(mass), mask=g < G)
-            # The slot that is done last merges all: the others' sums are visible to it.
+            # The piece that is done last merges all: the others' sums are visible to it.
             tl.debug_barrier()
             done = done_ptr + row * K + kv_head
             before = tl.atomic_add(done, 1, sem="acq_rel")
@@ -398,7 +398,7 @@ def _decode(
                 )  # fmt: skip
                 if CASCADE:
                     shared = tl.load(shared_ptr)
-                    count = tl.cdiv(shared, _shared_piece(shared, SHARED_PIECES, BLOCK_N))
+                    count = tl.cdiv(shared, _shared_piece_size(shared, SHARED_PIECES, BLOCK_N))
                     base = tl.num_programs(1) + row * SHARED_PIECES
                     acc, mass, top = _merged(
                         acc, mass, top, partial_ptr, mass_ptr, base, count, head, g < G, h, K * G,
@@ -406,7 +406,7 @@ def _decode(
                     )  # fmt: skip
                 out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
                 tl.store(out_ptr + q_at, out, mask=in_q)
-    elif slot == 0:
+    elif piece == 0:
         begin(PDL)  # a grid that waits for nothing would let the one after it start too early
 
 
@@ -415,7 +415,7 @@ def _merged(
     acc, mass, top, partial_ptr, mass_ptr, base, count, head, in_g, h, N: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """(sums of values, of weights, largest score) of heads, with those of `count` slots."""
+    """(sums of values, of weights, largest score) of heads, with those of `count` pieces."""
     for start in range(0, count, MERGED):
         for j in tl.static_range(MERGED):
             there = in_g & (start + j < count)
@@ -467,12 +467,12 @@ def _rotated(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_slots"],
+    do_not_specialize=["num_rows", "num_pieces"],
     do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
 )
 def _decode_shared(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr, mass_ptr,
-    scale, num_rows, num_slots,
+    scale, num_rows, num_pieces,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
     SHARED_PIECES: tl.constexpr,
@@ -481,9 +481,9 @@ def _decode_shared(
     block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin(PDL)
     shared = tl.load(shared_ptr)
-    piece = _shared_piece(shared, SHARED_PIECES, BLOCK_N)
-    first = index * piece
-    last = tl.minimum(first + piece, shared)
+    size = _shared_piece_size(shared, SHARED_PIECES, BLOCK_N)
+    first = index * size
+    last = tl.minimum(first + size, shared)
     if first < last:
         # The first row's pages serve for all.
         table = table_ptr + tl.load(rows_ptr).to(tl.int64) * TABLE_STRIDE
@@ -502,7 +502,7 @@ def _decode_shared(
             acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
             last, ENDED, Z, K, H, False, BLOCK_N,
         )  # fmt: skip
-        sums = num_slots + (m // G) * SHARED_PIECES + index
+        sums = num_pieces + (m // G) * SHARED_PIECES + index
         at = sums.to(tl.int64) * K * G + kv_head * G + m % G
         tl.store(
             partial_ptr + at[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
