@@ -21,8 +21,6 @@ INTERPRETED = (
     *("test_triton_ops.py", "test_gpu_moe.py", "test_decode_cut.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py"),
 )
-
-
 COMPILED = ("test_gpu_targets.py",)
 
 

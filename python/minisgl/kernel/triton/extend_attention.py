@@ -39,7 +39,7 @@ def extend(
     is_float32 = q_TNH.dtype.itemsize == 4
     wide = block_h > 128 or is_float32
     block_m, block_n = (64, 32) if wide else (128, 64)
-    if longest <= 32 or (block_h > 128 and is_float32):  # a block may have but 99 KiB
+    if longest <= 32 or (block_h > 128 and is_float32):  # 64 rows take 128 KiB, not all GPUs have
         block_m = 32
     num_rows = rows.shape[1]
     num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
