@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES, pieces_at_once
-from minisgl.kernel.triton.decode_attention import MIN_PIECE, Cut, cut_contexts, decode
+from minisgl.kernel.triton.decode_attention import decode
+from minisgl.kernel.triton.decode_cut import MIN_PIECE, Cut, cut_contexts
 
 CORES, HEADS = 132, 8
 SKEWED = [20_000, *range(1, 60), 6_000, *range(300, 340)]

@@ -1,7 +1,7 @@
 """Paged attention in Triton: decode rows by split-KV flash-decode, the others by extend.
 
 Needs nothing but torch. Any head dim, page size, grouping and window; see
-`minisgl.kernel.triton.decode_attention` and `extend_attention`.
+`minisgl.kernel.triton.decode_attention`, `decode_cut` and `extend_attention`.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -17,7 +17,8 @@ from minisgl.core import Batch
 from minisgl.kernel.decode_form import FEW_BELOW
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.decode_attention import Rotation, cut_contexts, decode
+from minisgl.kernel.triton.decode_attention import Rotation, decode
+from minisgl.kernel.triton.decode_cut import cut_contexts
 from minisgl.kernel.triton.extend_attention import extend
 
 

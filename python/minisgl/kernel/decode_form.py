@@ -1,7 +1,7 @@
 """Which form the programs of decode attention have, and how many of them run side by side.
 
 Decided by the number of rows and heads and the device alone, by numbers measured on one H200. Where
-the contexts are cut is decided on the device, see `minisgl.kernel.triton.decode_attention`.
+the contexts are cut is decided on the device, see `minisgl.kernel.triton.decode_cut`.
 """
 
 from __future__ import annotations
