@@ -293,14 +293,15 @@ def test_decode_that_norms_rotates_and_stores(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
 @pytest.mark.parametrize(("num_rows", "shared"), [(5, 512), (70, 256), (5, 2048)])
-@pytest.mark.parametrize("heads", [(16, 8), (10, 2)])
+@pytest.mark.parametrize(("heads", "dim"), [((16, 8), 128), ((10, 2), 128), ((4, 2), 256)])
 def test_decode_of_a_shared_beginning(
-    heads: tuple[int, int], num_rows: int, shared: int, dtype: torch.dtype, device: torch.device
-) -> None:
+    heads: tuple[int, int], dim: int, num_rows: int, shared: int, dtype: torch.dtype,
+    device: torch.device,
+) -> None:  # fmt: skip
     ends = [shared + 1 + 13 * i * i % 700 for i in range(num_rows)]
     case = Case(
         name="shared", rows=tuple((end - 1, end) for end in ends), num_q_heads=heads[0],
-        num_kv_heads=heads[1], head_dim=128,
+        num_kv_heads=heads[1], head_dim=dim,
     )  # fmt: skip
     backend = make_backend("triton", case, dtype, device)
     step = make_step(case, dtype, "torch")

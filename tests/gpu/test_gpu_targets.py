@@ -52,10 +52,11 @@ CONFIGS: tuple[dict[str, Any], ...] = (
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
-    changed = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    caches = {"TRITON_CACHE_DIR": str(tmp_path / "t"), "MINISGL_CACHE_DIR": str(tmp_path / "m")}
+    no_gpu = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
     result = subprocess.run(
         [sys.executable, __file__, str(target)],
-        env={**os.environ, **changed, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"},
+        env={**os.environ, **caches, **no_gpu, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )

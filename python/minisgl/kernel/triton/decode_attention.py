@@ -91,7 +91,8 @@ def decode(
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
     if cascade:
-        block_m = 64
+        is_wide = block_h > 128 and q_BNH.dtype.itemsize == 4  # 64 take 136 KiB, not all GPUs have
+        block_m, num_stages = (32, 1) if is_wide else (64, min(form.stages, 3))
         blocks = -(-num_rows * group // block_m)
         _launch_decode_shared(
             (blocks, num_kv_heads, SHARED_PIECES),
@@ -100,7 +101,7 @@ def decode(
                 scale * LOG2_E, num_rows, cut.num_pieces,
             ),
             (*common, SHARED_PIECES, block_m, block_h, form.keys),
-            dtype=q_BNH.dtype, num_warps=4, num_stages=min(form.stages, 3),
+            dtype=q_BNH.dtype, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed = False
