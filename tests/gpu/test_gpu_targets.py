@@ -69,8 +69,8 @@ def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
     import triton
+    from pretended_gpu import pretend
     from test_equalities import drive
-    from test_gpu_compiles import pretend
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -79,8 +79,6 @@ def main(target: int) -> None:
     from minisgl.kernel.triton import decode_attention, launch
 
     has_pdl = target >= 90
-    for module in (launch, decode_attention):
-        module.has_pdl = lambda: has_pdl  # type: ignore[attr-defined]
     pretend([])
     launched: dict[Any, Any] = {}
 
@@ -91,7 +89,13 @@ def main(target: int) -> None:
         form = (tuple(map(type_of, args)), (*constants, has_pdl), num_warps, num_stages)
         launched[launcher._kernel.__name__, *form] = launcher._kernel
 
-    launch.Launcher.__call__ = note  # type: ignore[method-assign,assignment]
+    patched: tuple[tuple[Any, str, Any], ...] = (
+        (launch, "has_pdl", lambda: has_pdl),
+        (decode_attention, "has_pdl", lambda: has_pdl),
+        (launch.Launcher, "__call__", note),
+    )
+    for owner, name, value in patched:  # for as long as the process lives
+        setattr(owner, name, value)
     shared_bytes: Counter[str] = Counter()
     rng = random.Random(0)
     for config in CONFIGS:

@@ -9,12 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from minisgl.kernel.sizes import power_of_2
+
 LOG2_E = 1.4426950408889634  # scores are scaled by it, as exp2 is what the hardware has
 
 # Which of a block's keys a query sees.
 WHOLE = tl.constexpr(0)  # all
 ENDED = tl.constexpr(1)  # those before the end
 CAUSAL = tl.constexpr(2)  # those that are not after it
+
+
+def block_h_of(head_dim: int) -> int:
+    """A power of two that holds a head, and that products take."""
+    return max(power_of_2(head_dim), 16)
 
 
 @triton.jit

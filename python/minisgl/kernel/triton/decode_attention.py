@@ -26,7 +26,7 @@ from torch import Tensor
 
 from minisgl.kernel.decode_form import LIGHT
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.attend import ENDED, LOG2_E, attend
+from minisgl.kernel.triton.attend import ENDED, LOG2_E, attend, block_h_of
 from minisgl.kernel.triton.decode_cut import (
     BASE,
     COUNT,
@@ -39,7 +39,6 @@ from minisgl.kernel.triton.decode_cut import (
     SHARED_PIECES,
     TABLE_IDX,
     Cut,
-    block_h_of,
     first_own,
     piece_size,
 )

@@ -32,7 +32,7 @@ from minisgl.kernel.decode_form import (
     few_pieces,
     pieces_at_once,
 )
-from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.attend import block_h_of
 from minisgl.kernel.triton.launch import Launcher, wait
 
 MIN_PIECE = 64
@@ -117,10 +117,6 @@ def cut_contexts(
             dtype=dtype, num_warps=4,
         )  # fmt: skip
     return cut
-
-
-def block_h_of(head_dim: int) -> int:
-    return max(power_of_2(head_dim), 16)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.attend import CAUSAL, LOG2_E, WHOLE, attend
+from minisgl.kernel.triton.attend import CAUSAL, LOG2_E, WHOLE, attend, block_h_of
 from minisgl.kernel.triton.launch import Launcher, begin
 
 
@@ -35,7 +35,7 @@ def extend(
     longest: the longest's, at most."""
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
-    block_h = max(power_of_2(head_dim), 16)
+    block_h = block_h_of(head_dim)
     is_float32 = q_TNH.dtype.itemsize == 4
     wide = block_h > 128 or is_float32
     block_m, block_n = (64, 32) if wide else (128, 64)

@@ -1,0 +1,81 @@
+"""An engine that takes a GPU's way on a CPU, and computes nothing: for what it would launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def pretend(compiled: list[str]) -> None:
+    """Have engines of this process take a GPU's way on a CPU, and kernels say here what they are
+    when they are launched in a form for the first time."""
+    from test_replay import ReplayDevice
+
+    from minisgl.attention.paged import HybridBackend, PagedAttnBackend
+    from minisgl.attention.triton_backend import TritonAttnBackend
+    from minisgl.core import BatchSamplingArgs
+    from minisgl.engine import Engine, engine, probe
+    from minisgl.engine.cuda import CudaDevice
+    from minisgl.kernel.cuda import CudaOps
+    from minisgl.kernel.ops import Ops
+    from minisgl.kernel.triton.launch import Launcher
+
+    class Device(ReplayDevice):
+        probe_tokens = CudaDevice.probe_tokens
+        min_chunk_tokens = CudaDevice.min_chunk_tokens
+        stall_target_s = CudaDevice.stall_target_s
+
+        def warm_up_rows(self, most: int) -> list[int]:
+            # It reads nothing of the device that it belongs to, which only a GPU could make.
+            return CudaDevice.warm_up_rows(self, most)  # type: ignore[arg-type]
+
+        def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Any:
+            if not max_graph_rows:
+                return super(ReplayDevice, self).create_runner(0, 0)
+            return super().create_runner(max_graph_rows, max_prompt_tokens)
+
+    class NumbersOps(CudaOps):
+        """Ids stay ids where nothing is computed."""
+
+        take_ids, write_pages = Ops.take_ids, Ops.write_pages
+
+        def sample(self, logits_SV: torch.Tensor, args: BatchSamplingArgs) -> torch.Tensor:
+            return super().sample(logits_SV, args).zero_()
+
+    class PromptsElsewhere(TritonAttnBackend):
+        """As FlashAttention, which is no kernel of ours."""
+
+        def extend(self, *args: Any) -> None:
+            pass
+
+    def launch(
+        launcher: Launcher, grid: object, args: object, constants: Any, **options: Any
+    ) -> None:
+        kernel = f"{launcher._kernel.__name__} {constants} {options}"
+        if kernel not in compiled:
+            compiled.append(kernel)
+
+    def create_attention(name: str, ops: Ops, device: torch.device, **_: Any) -> PagedAttnBackend:
+        decode = TritonAttnBackend(ops, 132, device)
+        if name == "triton":
+            return decode
+        return HybridBackend(ops, PromptsElsewhere(ops, 132, device), decode)
+
+    def prefill_s(engine: Engine, num_tokens: int, repeats: int = 3) -> float:
+        """As on an H200, where launching takes 8 ms."""
+        plan = probe.probe_plan(engine, 0, [num_tokens], sampling=probe.GREEDY)
+        probe.run_probe(engine, plan)
+        launching_s = 0 if num_tokens <= engine.runner.max_tokens else 0.008
+        return max(launching_s, num_tokens / 400_000)
+
+    patched: tuple[tuple[Any, str, Any], ...] = (
+        (Launcher, "__call__", launch),
+        (torch.cuda, "graph_pool_handle", lambda: None),
+        (engine, "create_device", lambda *_: Device()),
+        (engine, "create_ops", lambda _: NumbersOps()),
+        (engine, "create_attention_backend", create_attention),
+        (probe, "_prefill_s", prefill_s),
+    )
+    for owner, name, value in patched:  # for as long as the process lives
+        setattr(owner, name, value)
