@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES, pieces_at_once
 from minisgl.kernel.triton.decode_attention import decode
-from minisgl.kernel.triton.decode_cut import MIN_PIECE, Cut, cut_contexts
+from minisgl.kernel.triton.decode_cut import CLASSES, CUT_ROWS, MIN_PIECE, Cut, cut_contexts
 
 CORES, HEADS = 132, 8
 SKEWED = [20_000, *range(1, 60), 6_000, *range(300, 340)]
@@ -39,28 +39,33 @@ def cut(
 
 
 def check(got: Cut, ends: list[int], firsts: list[int]) -> list[int]:
-    """Each row's keys from the first to the end are in its pieces, in order. Returns their
-    number."""
+    """Each row's keys from the first to the end are in its pieces, in order, and large pieces come
+    before small ones. Returns the number of each row's."""
     table = got.table.tolist()
     assert len(table) == got.num_pieces
     assert not got.done.any()
-    used = 0
+    used = [piece for piece in table if piece[2] < piece[3]]
+    assert used == table[: len(used)]
     counts = []
     for row, (first, end) in enumerate(zip(firsts, ends, strict=True)):
-        own = [piece for piece in table if piece[2] < piece[3] and piece[0] == row]
-        counts.append(len(own))
-        assert len(own) <= MAX_PIECES
-        for index, piece in enumerate(own):
-            assert table[used + index] == piece
+        places = [place for place, piece in enumerate(used) if piece[0] == row]
+        counts.append(len(places))
+        assert len(places) <= MAX_PIECES
+        for index, place in enumerate(places):
+            piece = used[place]
+            assert place == places[0] + index
             assert piece[1] == len(ends) - 1 - row + 7
             assert piece[2] == first < piece[3]
-            assert piece[4:7] == [end, used, len(own)]
+            assert piece[4:7] == [end, places[0], len(places)]
             assert piece[3] == end or (piece[3] - first) % MIN_PIECE == 0
             first = piece[3]
         assert first == end
-        used += len(own)
-    assert all(piece[2] >= piece[3] for piece in table[used:])
-    assert used <= sum(end > first for first, end in zip(firsts, ends, strict=True)) + at_once(got)
+    assert len(used) <= len(ends) + at_once(got)
+    sizes = [piece[3] - piece[2] for place, piece in enumerate(used) if piece[5] == place]
+    if len(ends) <= CUT_ROWS:  # else so within as many rows
+        own = [max(end - first, 0) for first, end in zip(firsts, ends, strict=True)]
+        class_size = min(max(own), 2 * sum(own) // at_once(got)) / CLASSES
+        assert all(max(sizes[i:]) < size + class_size + 1 for i, size in enumerate(sizes))
     return counts
 
 

@@ -38,6 +38,7 @@ from minisgl.kvcache.pool import MHAKVCache
 HEADS = ((16, 8), (40, 8), (16, 2))  # of Qwen3-0.6B, of 14B, of 32B on four GPUs
 DECODE = [
     *([length] * rows for length in (512, 4096) for rows in (1, 16, 64, 256)),
+    list(range(100, 1892, 7)),  # 256 of any length
     [512] * 28 + [8192] * 4,  # a few long ones among short ones
     [512] * 63 + [32768],
 ]
@@ -74,10 +75,12 @@ class Case:
 
     @property
     def contexts(self) -> str:
-        """Their lengths, "28x512+4x8192" for example, or "512"."""
+        """Their lengths: "512" for example, or "28x512+4x8192", or "100..1885"."""
         counts = Counter(end for _, end in self.rows)
         if len(counts) == 1:
             return str(self.rows[0][1])
+        if len(counts) > 2:
+            return f"{min(counts)}..{max(counts)}"
         return "+".join(f"{count}x{end}" for end, count in counts.items())
 
     @property

@@ -53,6 +53,7 @@ SHAPES = {
     "qwen3-235b-a22b-tp2": Shape(hidden=4096, inner=768, experts=128, top_k=8),
     "qwen3-235b-a22b-tp4": Shape(hidden=4096, inner=384, experts=128, top_k=8),
     "qwen3-235b-a22b-tp8": Shape(hidden=4096, inner=192, experts=128, top_k=8),
+    "qwen3-235b-a22b-ep": Shape(hidden=4096, inner=1536, experts=128, top_k=8),
     "small": Shape(hidden=1024, inner=256, experts=32, top_k=4),
     "slice": Shape(hidden=2048, inner=768, experts=16, top_k=8),
 }

@@ -44,7 +44,7 @@ from minisgl.kernel.triton.decode_cut import (
 )
 from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
 
-MERGED = tl.constexpr(4)  # pieces a turn of a merge
+MERGED = 4096  # numbers a turn of a merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,7 @@ def decode(
             (*common, SHARED_PIECES, block_m, block_h, form.keys),
             dtype=q_BNH.dtype, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
+    merge_g = max(power_of_2(group), 2)
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed = False
     if rotation is not None:
@@ -116,7 +117,8 @@ def decode(
         ),
         (
             *common, cut.pieces_each, SHARED_PIECES, bool(window), cascade,
-            max(power_of_2(group), 16), block_h, form.keys, MIN_PIECE, rotation is not None, normed,
+            max(power_of_2(group), 16), merge_g, max(MERGED // (merge_g * block_h), 1), block_h,
+            form.keys, MIN_PIECE, rotation is not None, normed,
             form == LIGHT and cut.pieces_each > 0 and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
@@ -140,7 +142,8 @@ def _decode(
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
     PIECES_EACH: tl.constexpr, SHARED_PIECES: tl.constexpr,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_G: tl.constexpr, MERGE_G: tl.constexpr, MERGE_P: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -230,37 +233,39 @@ def _decode(
             if before == count - 1:
                 tl.store(done, 0)
                 tl.debug_barrier()
-                top = tl.full([BLOCK_G], -1e30, tl.float32)
-                mass = tl.zeros([BLOCK_G], tl.float32)
-                acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
-                acc, mass, top = _merged(
-                    acc, mass, top, partial_ptr, mass_ptr, base, count, head, g < G, h, K * G,
-                    BLOCK_H,
+                _merge(
+                    out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
+                    K, G, H, SHARED_PIECES, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
                 )  # fmt: skip
-                if CASCADE:
-                    shared = tl.load(shared_ptr)
-                    count = tl.cdiv(shared, _shared_piece_size(shared, SHARED_PIECES, BLOCK_N))
-                    base = tl.num_programs(1) + row * SHARED_PIECES
-                    acc, mass, top = _merged(
-                        acc, mass, top, partial_ptr, mass_ptr, base, count, head, g < G, h, K * G,
-                        BLOCK_H,
-                    )  # fmt: skip
-                out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-                tl.store(out_ptr + q_at, out, mask=in_q)
     elif piece == 0:
         begin(PDL)  # a grid that waits for nothing would let the one after it start too early
 
 
 @triton.jit
-def _merged(
-    acc, mass, top, partial_ptr, mass_ptr, base, count, head, in_g, h, N: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+def _merge(
+    out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
+    K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
+    SHARED_PIECES: tl.constexpr, CASCADE: tl.constexpr,
+    MERGE_G: tl.constexpr, MERGE_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(sums of values, of weights, largest score) of heads, with those of `count` pieces."""
-    for start in range(0, count, MERGED):
-        for j in tl.static_range(MERGED):
-            there = in_g & (start + j < count)
-            at = (base + start + j).to(tl.int64) * N + head
+    """Stores what the G heads give, of the sums of all pieces of a row: `count` from `base` on, and
+    those of the shared beginning."""
+    g = tl.arange(0, MERGE_G)
+    h = tl.arange(0, BLOCK_H)
+    head = kv_head * G + g
+    num, beyond = count, base
+    if CASCADE:
+        shared = tl.load(shared_ptr)
+        num += tl.cdiv(shared, _shared_piece_size(shared, SHARED_PIECES, BLOCK_N))
+        beyond = tl.num_programs(1) + row * SHARED_PIECES - count
+    top = tl.full([MERGE_G], -1e30, tl.float32)
+    mass = tl.zeros([MERGE_G], tl.float32)
+    acc = tl.zeros([MERGE_G, BLOCK_H], tl.float32)
+    for start in range(0, num, MERGE_P):
+        for j in tl.static_range(MERGE_P):
+            i = start + j
+            there = (g < G) & (i < num)
+            at = tl.where(i < count, base + i, beyond + i).to(tl.int64) * K * G + head
             log_mass = tl.load(mass_ptr + at, mask=there, other=-float("inf"))
             partial = tl.load(
                 partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=there[:, None], other=0.0
@@ -270,7 +275,9 @@ def _merged(
             acc = acc * shrink[:, None] + partial * weight[:, None]
             mass = mass * shrink + weight
             top = new_top
-    return acc, mass, top
+    at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
+    out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, out, mask=(g[:, None] < G) & (h[None, :] < H))
 
 
 @triton.jit

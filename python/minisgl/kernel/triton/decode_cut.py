@@ -1,14 +1,15 @@
 """How a step's contexts are cut into the pieces of decode attention::
 
     row 0   |== piece 0 ==|== piece 1 ==|== piece 2 =|     their keys are a multiple of BLOCK_N,
-    row 1   |= piece 3 =|                                  at least MIN_PIECE
-    row 2   |== piece 4 ==|== piece 5 ==|
+    row 1   |= piece 5 =|                                  at least MIN_PIECE
+    row 2   |= piece 3 =|= piece 4 =|
 
 There is room for as many pieces as the device runs at once, and one more for each row, since each
-has at least one; what is left over comes last. A row has as many as its share of all tokens, so a
-long context among short ones does not hold them up, and rows that pad take none of it. Which piece
-is whose is found on the device, once a step (`cut_contexts`), as a captured launch serves every
-context. Where rows are few, each has the same number of pieces, known at the launch.
+has at least one. A row has as many as its share of all tokens, so a long context among short ones
+does not hold them up, and rows that pad take none of it. The device starts pieces in order, so the
+largest come first and small ones fill the end (LPT, Graham 1969); what is left over comes last.
+Which piece is whose is found on the device, once a step (`cut_contexts`), as a captured launch
+serves every context. Where rows are few, each has the same number of pieces, known at the launch.
 
 Axes: as in `minisgl.kernel.triton.decode_attention`.
 """
@@ -40,6 +41,7 @@ MIN_PIECE = 64
 SHARED_PIECES = 16
 """Of a shared beginning: with 128 rows and 8 heads, 512 programs for 132 multiprocessors."""
 CUT_ROWS = 256  # a turn of `_cut`
+CLASSES = 8  # of the sizes of pieces
 
 # What the table of a `Cut` says of a piece; nobody's has no keys.
 ROW, TABLE_IDX, FIRST, LAST, END, BASE, COUNT = (tl.constexpr(i) for i in range(7))
@@ -113,7 +115,10 @@ def cut_contexts(
                 rows, rows if shared_1 is None else shared_1, cut.table, cut.done, window or 0,
                 rows.stride(0), num_rows, num_pieces, at_once, pairs,
             ),
-            (bool(window), shared_1 is not None, CUT_ROWS, form.keys, MIN_PIECE, MAX_PIECES),
+            (
+                bool(window), shared_1 is not None, CUT_ROWS, form.keys, MIN_PIECE, MAX_PIECES,
+                CLASSES,
+            ),
             dtype=dtype, num_warps=4,
         )  # fmt: skip
     return cut
@@ -144,30 +149,39 @@ def _cut(
     rows_ptr, shared_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_pieces, at_once,
     num_done,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
-    MIN_PIECE: tl.constexpr, MAX_PIECES: tl.constexpr, PDL: tl.constexpr,
+    MIN_PIECE: tl.constexpr, MAX_PIECES: tl.constexpr, CLASSES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program. It lets no other start before it has ended, so `_decode` may read the table
     before it waits for the kernel before."""
     wait(PDL)
     i = tl.arange(0, BLOCK_B)
-    total = tl.zeros([], tl.int64)
+    total, longest = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
         row = start + i
         end = tl.load(rows_ptr + 3 * rows_stride + row, mask=row < num_rows, other=0)
-        own = end - first_own(end, window, shared_ptr, WINDOWED, CASCADE)
-        total += tl.sum(tl.maximum(own, 0).to(tl.int64), 0)
+        own = tl.maximum(end - first_own(end, window, shared_ptr, WINDOWED, CASCADE), 0)
+        total += tl.sum(own.to(tl.int64), 0)
+        longest = tl.maximum(longest, tl.max(own, 0))
+    total = tl.maximum(total, 1)
+    largest = tl.minimum(longest, 2 * total // at_once).to(tl.int32)  # piece, but for rounding
     used = tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
         row = start + i
-        inside = row < num_rows
-        end = tl.load(rows_ptr + 3 * rows_stride + row, mask=inside, other=0)
-        table_idx = tl.load(rows_ptr + row, mask=inside, other=0)
+        end = tl.load(rows_ptr + 3 * rows_stride + row, mask=row < num_rows, other=0)
         low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
         own = tl.maximum(end - low, 0)
-        share = (own.to(tl.int64) * at_once // tl.maximum(total, 1)).to(tl.int32)
+        share = (own.to(tl.int64) * at_once // total).to(tl.int32)
         size = piece_size(own, tl.minimum(tl.maximum(share, 1), MAX_PIECES), BLOCK_N, MIN_PIECE)
         count = tl.cdiv(own, size)
-        base = used + tl.cumsum(count, 0) - count
+        # Large ones first, by classes of their size.
+        rank = CLASSES - 1 - tl.minimum(own, size) * CLASSES // (largest + 1)
+        is_of = tl.maximum(rank, 0)[None, :] == tl.arange(0, CLASSES)[:, None]
+        counts = tl.where(is_of, count[None, :], 0)
+        of_classes = tl.sum(counts, 1)
+        before = tl.cumsum(counts, 1) - counts + (tl.cumsum(of_classes, 0) - of_classes)[:, None]
+        base = used + tl.sum(tl.where(is_of, before, 0), 0)
+        used += tl.sum(of_classes, 0)
+        table_idx = tl.load(rows_ptr + row, mask=row < num_rows, other=0)
         for j in range(tl.max(count, 0)):
             has = j < count
             at = table_ptr + (base + j) * FIELDS
@@ -179,7 +193,6 @@ def _cut(
             tl.store(at + END, end, mask=has)
             tl.store(at + BASE, base, mask=has)
             tl.store(at + COUNT, count, mask=has)
-        used += tl.sum(count, 0)
     for start in range(used * FIELDS, num_pieces * FIELDS, BLOCK_B):
         tl.store(table_ptr + start + i, 0, mask=start + i < num_pieces * FIELDS)
     for start in range(0, num_done, BLOCK_B):
