@@ -176,7 +176,7 @@ def test_a_plan_that_differs_is_not_launched() -> None:
     theirs = first_plan()
     ours = first_plan(dataclasses.replace(CONFIG, max_prefill_tokens=8))
     executor, go = follow_alone(
-        [Beat(step=0, now=1.0, messages=[ASK]), PlanCheck(step=0, digest=digest(theirs))],
+        [Beat(step=0, now=1.0, digest=0, messages=[ASK]), PlanCheck(step=0, digest=digest(theirs))],
         dataclasses.replace(CONFIG, max_prefill_tokens=8),
     )
     with pytest.raises(EngineError, match=r"the ranks' plans differ: rank 0 .* step 0") as raised:
@@ -186,9 +186,33 @@ def test_a_plan_that_differs_is_not_launched() -> None:
     assert executor.plans == []
 
 
+def test_plans_that_differ_between_checks_are_noticed_a_turn_later() -> None:
+    """Before the outcome of the first is waited for, and although later plans might be equal."""
+    wire, executors = Wire(), [recorder(), recorder()]
+
+    def lead() -> None:
+        scheduler = Scheduler(CONFIG)
+        leader = Leader(Script(random_turns(1)[:30], scheduler), executors[0], [wire])
+        run(scheduler, leader, SourceInbox(leader), ListOutbox())
+
+    lead()
+    follower = Follower(wire, executors[1])
+    scheduler = Scheduler(dataclasses.replace(CONFIG, num_pages=22), clock=lambda: follower.now)
+    with pytest.raises(EngineError, match=r"the ranks' plans differ: rank 0 comes to beat"):
+        run(scheduler, follower, SourceInbox(follower), NoOutbox())
+    differ = [
+        digest(a) != digest(b) for a, b in zip(*(ran.plans for ran in executors), strict=False)
+    ]
+    assert differ.index(True) == len(executors[1].plans) - 1
+    assert len(executors[0].plans) > len(executors[1].plans)
+
+
 def test_a_plan_that_only_this_rank_has() -> None:
     executor, go = follow_alone(
-        [Beat(step=0, now=1.0, messages=[ASK]), Beat(step=1, now=1.0, messages=[])]
+        [
+            Beat(step=0, now=1.0, digest=0, messages=[ASK]),
+            Beat(step=1, now=1.0, digest=0, messages=[]),
+        ]
     )
     with pytest.raises(EngineError, match=r"rank 0 planned nothing, this rank step 0"):
         go()
@@ -196,13 +220,17 @@ def test_a_plan_that_only_this_rank_has() -> None:
 
 
 def test_a_plan_that_only_rank_0_has() -> None:
-    _, go = follow_alone([Beat(step=0, now=1.0, messages=[]), PlanCheck(step=0, digest=1)])
+    _, go = follow_alone(
+        [Beat(step=0, now=1.0, digest=0, messages=[]), PlanCheck(step=0, digest=1)]
+    )
     with pytest.raises(EngineError, match=r"rank 0 planned step 0, this rank did not"):
         go()
 
 
 def test_a_beat_that_was_lost() -> None:
-    _, go = follow_alone([Beat(step=0, now=1.0, messages=[]), Beat(step=2, now=1.0, messages=[])])
+    _, go = follow_alone(
+        [Beat(step=0, now=1.0, digest=0, messages=[]), Beat(step=2, now=1.0, digest=0, messages=[])]
+    )
     with pytest.raises(EngineError, match=r"beat 2 came where 1 was expected"):
         go()
 
@@ -236,7 +264,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
 def test_a_follower_has_rank_0s_clock_and_its_profile_messages() -> None:
     profile = ProfileMsg(seq=1, action="start")
     wire = Wire()
-    wire.put([Beat(step=0, now=7.5, messages=[profile])])
+    wire.put([Beat(step=0, now=7.5, digest=0, messages=[profile])])
     follower = Follower(wire, recorder())
     seen: list[ProfileMsg] = []
     assert SourceInbox(follower, seen.append).take(0) == []

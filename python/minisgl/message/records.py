@@ -144,16 +144,17 @@ SchedulerMsg = UserMsg | AbortBackendMsg | StopMsg | PingMsg | ExitMsg
 class Beat(_Record, frozen=True, kw_only=True):
     """One turn of rank 0's loop: what it received, if anything.
 
-    step: counts the turns, from 0. now: rank 0's clock, in seconds.
+    step: counts the turns, from 0. now: rank 0's clock, in seconds. digest: of all plans before.
     """
 
     step: int
     now: float
+    digest: int
     messages: list[SchedulerMsg | ProfileMsg]
 
 
 class PlanCheck(_Record, frozen=True, kw_only=True):
-    """What rank 0 has planned as step `step`, to be compared before anybody launches it."""
+    """What rank 0 has planned up to step `step`, to be compared before anybody launches that."""
 
     step: int
     digest: int

@@ -8,8 +8,10 @@ and outcomes so far, so all that must be shared is which message came in which t
 
 Not simpler, as sending the plans: those are larger than the messages, and the state that a commit
 changes would still have to be kept, and trusted, on every rank. The price is that planning must not
-depend on anything else. A `PlanCheck` tells when it did: a follower compares digests before it
-launches, since ranks that launch different steps wait for each other in a collective for ever.
+depend on anything else. When it did, ranks launch different steps, whose collectives wait for each
+other for ever. So every beat has a digest of all plans before: with overlap it arrives before
+anybody waits for the outcome of the last of them. A `PlanCheck` comes before the launch itself;
+a follower has to wait for it, so few steps have one.
 """
 
 from __future__ import annotations
@@ -54,17 +56,21 @@ class Leader:
         self._followers = followers
         self._check_every = check_every
         self._num_beats = 0
+        self._digest = 0
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
         """What has arrived (`Source`); the other ranks get the same for this turn."""
         messages = self._source.get(timeout_s)
-        self._tell(Beat(step=self._num_beats, now=time.monotonic(), messages=list(messages)))
+        now = time.monotonic()
+        beat = Beat(step=self._num_beats, now=now, digest=self._digest, messages=list(messages))
+        self._tell(beat)
         self._num_beats += 1
         return messages
 
     def launch(self, plan: Plan) -> Flight:
+        self._digest = digest(plan, self._digest)
         if plan.step % self._check_every == 0:
-            self._tell(PlanCheck(step=plan.step, digest=digest(plan)))
+            self._tell(PlanCheck(step=plan.step, digest=self._digest))
         return self._executor.launch(plan)
 
     def close(self) -> None:
@@ -92,12 +98,13 @@ class Follower:
         self._executor = executor
         self._check_every = check_every
         self._num_beats = 0
+        self._digest = 0
         self._arrived: deque[BeatMsg] = deque()
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
         """The messages of exactly one beat, however long that takes: rank 0 knows when to sleep.
 
-        Raises EngineError if this is not the beat of this turn.
+        Raises EngineError if this is not the beat of this turn, or rank 0 has launched other plans.
         """
         beat = self._next()
         if isinstance(beat, PlanCheck):
@@ -106,14 +113,20 @@ class Follower:
             )
         if beat.step != self._num_beats:
             raise EngineError(f"beat {beat.step} came where {self._num_beats} was expected")
+        if beat.digest != self._digest:
+            raise EngineError(
+                f"the ranks' plans differ: rank 0 comes to beat {beat.step} with digest "
+                f"{beat.digest:08x}, this rank with {self._digest:08x}"
+            )
         self._num_beats += 1
         self.now = beat.now
         return beat.messages
 
     def launch(self, plan: Plan) -> Flight:
         """Raises EngineError if rank 0 has planned something else."""
+        self._digest = digest(plan, self._digest)
         if plan.step % self._check_every == 0:
-            ours, theirs = PlanCheck(step=plan.step, digest=digest(plan)), self._next()
+            ours, theirs = PlanCheck(step=plan.step, digest=self._digest), self._next()
             if theirs != ours:
                 planned = (
                     f"rank 0 planned step {theirs.step} with digest {theirs.digest:08x}"
@@ -135,8 +148,8 @@ class Follower:
         return self._arrived.popleft()
 
 
-def digest(plan: Plan) -> int:
-    """32 bits of everything in a plan, the same in every process."""
+def digest(plan: Plan, before: int = 0) -> int:
+    """32 bits of everything in a plan and in those before it, the same in every process."""
     fields = (
         plan.step,
         plan.uids,
@@ -149,4 +162,4 @@ def digest(plan: Plan) -> int:
         plan.new_pages,
         plan.begins,
     )
-    return crc32(plan.token_ids.data, crc32(msgspec.msgpack.encode(fields)))
+    return crc32(plan.token_ids.data, crc32(msgspec.msgpack.encode(fields), before))

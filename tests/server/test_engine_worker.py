@@ -1,0 +1,49 @@
+"""What ties a rank to the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.core import Plan
+from minisgl.distributed import DistributedInfo
+from minisgl.message import Beat, BeatMsg, PlanCheck
+from minisgl.server.engine_worker import _ties
+from minisgl.utils.zmq import Endpoints, PullQueue
+
+
+def plan(step: int) -> Plan:
+    return Plan(
+        step=step, uids=[0], table_idxs=[0], starts=[step], ends=[step + 1],
+        token_ids=np.zeros(1, np.int32), num_decodes=1, sample_rows=[0], output_idxs=[step],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("checks", "steps"), [("1", [0, 1, 2]), ("0", [0])])
+def test_every_plan_is_checked_where_that_is_asked_for(
+    checks: str, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISGL_CHECK_PLANS", checks)
+    endpoints = Endpoints.create()
+    told: PullQueue[BeatMsg] = PullQueue(endpoints.beats(1), BeatMsg)
+    engine: Any = SimpleNamespace(launch=lambda plan: None)
+    try:
+        source, executor, _ = _ties(engine, endpoints, DistributedInfo(0, 2))
+        for step in range(3):
+            source.get(0)
+            executor.launch(plan(step))
+        source.get(0)
+        arrived: list[BeatMsg] = []
+        while not arrived or not isinstance(arrived[-1], Beat) or arrived[-1].step < 3:
+            arrived += told.get(10)
+        source.close()
+    finally:
+        told.close()
+        endpoints.remove()
+    assert [check.step for check in arrived if isinstance(check, PlanCheck)] == steps
+    digests = [beat.digest for beat in arrived if isinstance(beat, Beat)]
+    assert digests[0] == 0
+    assert len(set(digests)) == 4  # whatever is checked, each beat tells of the plans before it
