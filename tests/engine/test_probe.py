@@ -93,6 +93,26 @@ def test_chunks_follow_from_what_steps_take(
     assert f"chunks of {most:,} tokens, {stalling:,} while more requests" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("rate", "tokens", "chunks"),
+    [(20_000, 4096, (6144, 4096)), (400_000, 1024, (8192, 2560)), (20_000, 1024, (6144, 1024))],
+)
+def test_chunks_are_those_of_the_slowest_rank(
+    rate: int, tokens: int, chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rate, tokens: what another rank finds, of all and in the time of the fewest. This one takes
+    16 ms for any number up to 4,096, which are 256,000 a second."""
+    monkeypatch.setattr(probe, "_prefill_s", lambda engine, num_tokens: 16e-3)
+    theirs = iter([rate, tokens])
+    engine = SimpleNamespace(
+        device=SimpleNamespace(probe_tokens=4096, min_chunk_tokens=1024, stall_target_s=0.01),
+        comm=SimpleNamespace(rank=1, all_min=lambda value: min(value, next(theirs))),
+        memory=SimpleNamespace(num_tokens=100_000),
+        max_seq_len=40_960,
+    )
+    assert probe.choose_chunks(cast(Engine, engine)) == chunks
+
+
 def test_a_cpus_start_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=64)).close()

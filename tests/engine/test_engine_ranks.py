@@ -1,0 +1,136 @@
+"""Engines that are ranks of one model, over gloo: the tokens of one rank, and what they agree on.
+
+They are threads of this process, and their schedulers are told the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_harness import make_reference, random_ids
+from test_equalities import Reference, drive, greedy
+from test_model_families import CASES, SIZES
+from test_tensor_parallel import UNEVEN
+from torch import Tensor
+
+from minisgl.core import SamplingParams
+from minisgl.distributed import DistributedInfo
+from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.cpu import CpuDevice
+
+# name -> (ranks, options of the engine)
+OF_FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
+    **{name: (2, {}) for name in CASES},
+    **{name: (size, {}) for name, (_, _, size) in UNEVEN.items()},
+}
+BY_NUMBER: dict[str, tuple[int, dict[str, Any]]] = {
+    name: (size, {"expert_parallel": True})
+    for name, (size, _) in OF_FAMILIES.items()
+    if "moe" in name or ("mixtral" in name and "on-4" not in name)  # that has three experts
+}
+
+LENGTHS = (37, 3, 20)  # the first in chunks
+
+
+@contextmanager
+def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[list[Engine]]:
+    """Those of all ranks, started side by side."""
+
+    def start(rank: int) -> Engine:
+        settings = {"device": "cpu", "num_pages": 96, "max_running": 8, "max_prefill_tokens": 16}
+        return Engine(
+            EngineConfig(
+                folder=folder, dtype="float32", page_size=4, ranks=DistributedInfo(rank, size),
+                num_local=size, store=f"file://{store}", **(settings | options),
+            )
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(size) as pool:
+        started = list(pool.map(start, range(size)))
+    yield started
+    with ThreadPoolExecutor(size) as pool:
+        list(pool.map(Engine.close, started))
+
+
+def tokens(ranks: list[Engine], vocab_size: int, sampling: SamplingParams) -> list[list[int]]:
+    """Of three requests in two turns, the same on all ranks."""
+    prompts = [random_ids(length, seed=length) for length in LENGTHS]
+    requests = [([i % vocab_size for i in prompt], sampling) for prompt in prompts]
+
+    def run(engine: Engine) -> list[list[int]]:
+        return drive(engine, requests, turns=[0, 0, 3], vocab_size=vocab_size)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        first, *others = pool.map(run, ranks)
+    assert all(other == first for other in others)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options"),
+    [
+        pytest.param(name, *case, id=name + "-by-number" * bool(case[1]))
+        for cases in (OF_FAMILIES, BY_NUMBER)
+        for name, case in cases.items()
+    ],
+)
+def test_tokens_are_those_of_one_rank(
+    name: str, size: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    config_class, changes, *_ = CASES.get(name) or UNEVEN[name]
+    config = config_class(**{**SIZES, **changes})
+    make_reference(config).save_pretrained(
+        tmp_path / "model", save_original_format=not name.endswith("stacked")
+    )
+    with engines(tmp_path / "model", tmp_path / "one", 1) as alone:
+        expected = tokens(alone, config.vocab_size, greedy(12))
+    with engines(tmp_path / "model", tmp_path / "many", size, **options) as ranks:
+        assert tokens(ranks, config.vocab_size, greedy(12)) == expected
+
+
+def test_all_have_as_many_pages_as_the_smallest(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"num_pages": None, "memory_ratio": 0.5}
+    with engines(reference[0], tmp_path / "a", 2, **options) as ranks:
+        of_rank_0 = ranks[0].memory
+    needed = of_rank_0.weight_bytes + of_rank_0.activation_bytes
+
+    def free_bytes(device: CpuDevice) -> int:
+        return 2 * (needed + next(num_pages) * of_rank_0.page_bytes)
+
+    num_pages = iter([60, 41])
+    monkeypatch.setattr(CpuDevice, "free_bytes", free_bytes)
+    with engines(reference[0], tmp_path / "b", 2, **options) as ranks:
+        assert [engine.memory.num_pages for engine in ranks] == [41, 41]
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])  # of few all sample, of many each its share
+def test_one_ranks_choice_counts(
+    num_requests: int, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the other's logits say something else, as they may in the last bit."""
+    requests = [([index + 1] * 5, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+                for index in range(num_requests)]  # fmt: skip
+    with engines(reference[0], tmp_path / "store", 2) as ranks:
+        logits = ranks[1].model.logits
+
+        def others(x_SD: Tensor, shared: bool) -> Tensor:
+            return -logits(x_SD, shared)
+
+        monkeypatch.setattr(ranks[1].model, "logits", others)
+        with ThreadPoolExecutor(2) as pool:
+            ours, theirs = pool.map(lambda engine: drive(engine, requests), ranks)
+        assert ours == theirs
+        monkeypatch.undo()
+    with engines(reference[0], tmp_path / "alone", 1) as alone:
+        expected = drive(alone[0], requests)
+    same = [got == wanted for got, wanted in zip(ours, expected, strict=True)]
+    assert all(same) if num_requests == 1 else True in same and False in same
+    assert not torch.distributed.is_initialized()
