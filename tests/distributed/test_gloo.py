@@ -113,11 +113,14 @@ def free_port() -> int:
 
 @pytest.mark.parametrize(("size", "kind"), [(2, "tcp"), (3, "file")])
 def test_every_collective(size: int, kind: str, tmp_path: Path) -> None:
-    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
+    folder = tmp_path / "a#b?c=%20"  # of a url these would mean something
+    folder.mkdir()
+    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{folder}/store"
     processes = start(EVERYTHING, size, store)
     try:
         assert [line(process) for process in processes] == ["fine"] * size
         assert [process.wait(timeout=20) for process in processes] == [0] * size
+        assert list(tmp_path.iterdir()) == [folder]
     finally:
         end(processes)
 

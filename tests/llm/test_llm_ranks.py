@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -82,6 +83,26 @@ def test_ctrl_c_leaves_the_ranks_usable(llm: LLM) -> None:
     assert llm.generate("Hi", GREEDY)[0].text
 
 
+def test_a_second_ctrl_c_does_not_wait_for_a_stuck_rank() -> None:
+    before = ranks()
+    llm = LLM(tp=2, **OPTIONS)
+    mine = [process for process in ranks() if process not in before]
+    stuck = llm._engine._workers.processes[1].process
+    timers = [
+        threading.Timer(0.3, os.kill, (stuck.pid, signal.SIGSTOP)),
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)),
+        threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)),
+    ]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", SamplingParams(max_tokens=1400, ignore_eos=True))
+    _, alive = psutil.wait_procs(mine, timeout=5)
+    assert not alive
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+
+
 def test_a_killed_rank_is_an_error_in_time() -> None:
     before = ranks()
     llm = LLM(tp=2, **OPTIONS)
@@ -135,6 +156,13 @@ def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         LLM(tp=2, **(OPTIONS | {"num_pages": 10**9}))
     assert str(raised.value).count("--num-pages") == 1  # both ranks said it
     assert ranks() == before
+
+
+def test_a_daemonic_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of `multiprocessing.Pool` are."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(ConfigError, match=r"LLM\(tp=2\) starts 2 processes, which a daemonic one"):
+        LLM(tp=2, **OPTIONS)
 
 
 SCRIPT = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from minisgl.errors import CheckpointError, StartupFailed
-from minisgl.server.workers import Worker, Workers
+from minisgl.server.workers import Worker, Workers, _main_module_hidden
 from minisgl.utils.process import WorkerStatus
 
 
@@ -106,3 +107,26 @@ def test_a_failed_start_ends_the_others_without_a_word(caplog: pytest.LogCapture
     assert time.monotonic() - began < 2
     assert workers.processes[0].process.exitcode == -signal.SIGKILL
     assert caplog.text == ""
+
+
+def test_threads_that_start_workers_leave_the_main_module(workers: Workers) -> None:
+    main = sys.modules["__main__"]
+    inside = [threading.Event(), threading.Event()]
+    go_on = threading.Event()
+
+    def start(index: int) -> None:
+        with _main_module_hidden():
+            assert sys.modules["__main__"] is not main
+            inside[index].set()
+            go_on.wait(10)
+
+    threads = [threading.Thread(target=start, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    assert sum(event.is_set() for event in inside) == 1  # the other waits
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert all(event.is_set() for event in inside)
+    assert sys.modules["__main__"] is main

@@ -48,11 +48,11 @@ def meet(info: DistributedInfo, url: str) -> Rendezvous:
     Raises ConfigError when the url is none of the two kinds, its host is not known or rank 0 cannot
     listen there; PeerLost when nobody answers, or not rank 0.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "file" and not parts.netloc and parts.path:
-        store: Store = FileStore(parts.path, info.size)
+    if url.startswith("file:///"):  # any path: no character of it means something else
+        store: Store = FileStore(url.removeprefix("file://"), info.size)
         store.set_timeout(TIMEOUT)
         return Rendezvous(store, LOOPBACK)
+    parts = urlsplit(url)
     host, port = parts.hostname, _port(url)
     if parts.scheme != "tcp" or host is None or port is None:
         raise ConfigError(f"ranks meet at file:///PATH or tcp://HOST:PORT, not at {url!r}")

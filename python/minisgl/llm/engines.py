@@ -7,6 +7,7 @@ same code, only that an `LLM` sits where the text workers and the API would: its
 
 from __future__ import annotations
 
+import multiprocessing
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from minisgl import env
 from minisgl.engine import Engine
+from minisgl.errors import ConfigError
 from minisgl.llm.session import Session
 from minisgl.message import DetokenizeMsg, ExitMsg
 from minisgl.scheduler import Scheduler, run
@@ -63,6 +65,12 @@ class OwnRanks:
 
     def __init__(self, args: ServerArgs, folder: Path) -> None:
         """Raises ConfigError or StartupFailed, which name the cause."""
+        if multiprocessing.current_process().daemon:
+            raise ConfigError(
+                f"LLM(tp={args.tp}) starts {args.tp} processes, which a daemonic one, as "
+                "multiprocessing.Pool has them, must not: make it in the main process or in one of "
+                "concurrent.futures.ProcessPoolExecutor, or use tp=1"
+            )
         engine_config(args, folder, store="", rank=0)  # what is wrong is told here
         check_ranks(folder, args)
         self._workers = Workers(log_level=env.log_level(default="warning"))

@@ -117,13 +117,16 @@ class Session:
 
     @contextmanager
     def catching_ctrl_c(self) -> Iterator[None]:
-        """Turn Ctrl-C into an abort, so that no step is torn apart; raise it at the end."""
+        """Turn Ctrl-C into an abort, so that no step is torn apart; raise it at the end. A second
+        one is raised at once: a rank may be stuck."""
         is_main = threading.current_thread() is threading.main_thread()  # where signals go
         if not is_main or signal.getsignal(signal.SIGINT) is None:
             yield  # None: a program around Python handles it, and could not be put back
             return
 
         def interrupt(signum: int, frame: FrameType | None) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
             self.interrupted = True
 
         previous = signal.signal(signal.SIGINT, interrupt)

@@ -11,6 +11,7 @@ import multiprocessing
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ END_S: Final = 5.0
 STUCK_END_S: Final = 0.5
 # What a rank that has lost another may be ahead of the word on why: both are on their way here.
 CAUSE_S: Final = 1.0
+_MAIN_MODULE: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +230,12 @@ class Workers:
         may_be_stuck = bool(self._ranks) and self._is_ready and not is_whole
         deadline = time.monotonic() + (STUCK_END_S if may_be_stuck else END_S)
         for worker in self.processes:
-            worker.process.join(max(deadline - time.monotonic(), 0))
-            if worker.process.exitcode is None:
+            # Not its exit code: of a program that ignores SIGCHLD nobody learns it.
+            if not wait([worker.process.sentinel], max(deadline - time.monotonic(), 0)):
                 if not may_be_stuck:
                     logger.warning("the %s does not end; killing it", worker.name)
                 worker.process.kill()
-                worker.process.join()
+            worker.process.join()
         for node in self.nodes:
             node.close()
         self.endpoints.remove()
@@ -254,12 +256,13 @@ def _cause(deaths: list[WorkerDied]) -> WorkerDied:
 def _main_module_hidden() -> Iterator[None]:
     """A spawned process imports the program's main module again, which ours have no use for: of a
     script without `if __name__ == "__main__"` it would run everything once more."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _MAIN_MODULE:  # another thread would take the empty one for the program's
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _engine(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
