@@ -200,6 +200,15 @@ def test_layer_types_that_cannot_be(types: Any, tmp_path: Path) -> None:
         windows(tmp_path, {**QWEN3, "layer_types": types})
 
 
+@pytest.mark.parametrize("layers", [{}, "", 0, False, [True], ["0"], {"0": 1}])
+@pytest.mark.parametrize("family", ["Qwen2Moe", "Qwen3Moe"])
+def test_dense_layers_that_cannot_be(layers: Any, family: str, tmp_path: Path) -> None:
+    values = {**QWEN3, "architectures": [f"{family}ForCausalLM"]}
+    assert windows(tmp_path, {**values, "mlp_only_layers": None}) == (None,) * 3
+    with pytest.raises(ConfigError, match="mlp_only_layers must be a list of layers' numbers, got"):
+        windows(tmp_path, {**values, "mlp_only_layers": layers})
+
+
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'GPT2LMHeadModel'; supported are Llama.*Qwen3"):
         read(tmp_path, {"architectures": ["GPT2LMHeadModel"], "n_embd": 8})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from model_harness import (
+    VOCAB,
     Runner,
     Sequence,
     load,
@@ -19,6 +20,7 @@ from model_harness import (
     random_ids,
     relative_error,
 )
+from safetensors.torch import load_file, save_file
 from test_model_families import CASES, MOE, SIZES, TOLERANCE
 from transformers import (
     LlamaConfig,
@@ -298,6 +300,33 @@ def test_shares_are_the_whole(size: int, tmp_path: Path) -> None:
         assert times.max() == (size if whole else -(-size // 2) if replicated else 1), name
 
 
+@pytest.mark.parametrize("row", [None, 0, 79, 80, VOCAB - 1])
+def test_one_rank_holds_the_row_in_which_tied_tables_differ(
+    row: int | None, tmp_path: Path
+) -> None:
+    """Rows 0 to 79 are the first rank's, 160 and on the last's; None: no row differs."""
+    config = LlamaConfig(**{**SIZES, "num_attention_heads": 6, "tie_word_embeddings": True})
+    make_reference(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    if row is not None:
+        head[row, 1] += 1
+    save_file({**tensors, "lm_head.weight": head}, file)
+    x_SD = torch.randn(2, config.hidden_size)
+
+    def run(comm: DistributedCommunicator) -> tuple[bool, torch.Tensor]:
+        with torch.inference_mode():
+            model = load(tmp_path, comm=comm)
+            return model.config.tie_word_embeddings, model.logits(x_SD)
+
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(run, ranks(3)))
+    assert [is_tied for is_tied, _ in together] == [row is None] * 3
+    for _, logits in together:
+        assert relative_error(logits, x_SD @ head.T) <= TOLERANCE
+
+
 def test_weight_bytes_are_the_ranks_own(tmp_path: Path) -> None:
     make_reference(LlamaConfig(**{**SIZES, "num_attention_heads": 6})).save_pretrained(tmp_path)
     models = [load(tmp_path, comm=comm) for comm in ranks(3)]
@@ -312,8 +341,19 @@ def test_weight_bytes_are_the_ranks_own(tmp_path: Path) -> None:
 
 def test_experts_are_shared_where_there_are_some(tmp_path: Path) -> None:
     make_reference(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "dense")
-    make_reference(Qwen3MoeConfig(**SIZES, **MOE)).save_pretrained(tmp_path / "moe")
-    for name, size, message in (("dense", 2, "has none"), ("moe", 10, "9 experts cannot be")):
+    for name, changes in (
+        ("moe", {}),
+        ("none-sparse", {"mlp_only_layers": [0, 1]}),
+        ("few-layers", {"decoder_sparse_step": 3}),
+    ):
+        mixture = Qwen3MoeConfig(**SIZES, **MOE, **changes)
+        make_reference(mixture).save_pretrained(tmp_path / name)
+    for name, size, message in (
+        ("dense", 2, "has none"),
+        ("moe", 10, "9 experts cannot be"),
+        ("none-sparse", 2, r"no layer of .*config\.json has any \(mlp_only_layers, decoder_"),
+        ("few-layers", 2, "no layer of .* leave it out"),
+    ):
         config = ModelConfig.from_folder(tmp_path / name)
         config = replace(config, num_heads=size, num_kv_heads=size)
         with pytest.raises(ConfigError, match=message):

@@ -198,6 +198,26 @@ def test_a_rank_reads_its_slices_alone(tmp_path: Path) -> None:
     assert 9_600_000 < bytes_in_memory(tmp_path) < share.num_weight_bytes + (4 << 20)
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="asks Linux")
+def test_a_rank_compares_its_rows_of_tied_tables_alone(tmp_path: Path) -> None:
+    vocab = {"vocab_size": 200_000, "tie_word_embeddings": True}
+    LlamaConfig(**{**SIZES, **vocab}, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    comm = SingleRank()
+    whole = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
+    parts = [part for parameter in whole.parameters() for part in parameter.parts]
+    tensors = {part.name: torch.zeros(part.shape) for part in parts}
+    head = torch.zeros(200_000, config.hidden_size)
+    save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    comm.rank, comm.size = 2, 4
+    seen: list[int] = []
+    share = load(tmp_path, comm=comm, progress=lambda *_: seen.append(bytes_in_memory(tmp_path)))
+    assert share.config.tie_word_embeddings
+    # Its rows of both, of which the system may map 2 MiB more at both ends.
+    read = share.num_weight_bytes + head.nbytes // 4
+    assert 2 * 9_600_000 < max(seen) < read + (8 << 20) < head.nbytes
+
+
 def bytes_in_memory(folder: Path) -> int:
     """Of the files that this process has mapped."""
     num_bytes, inside = 0, False

@@ -49,6 +49,12 @@ def test_defaults_and_every_flag() -> None:
         ("--node-rank 1", "need --nnodes 2 or more"),
         ("--nnodes 2 --dist-init-addr 2000", "must be HOST:PORT"),
         ("--nnodes 2 --dist-init-addr 0.0.0.0:2000", "of one interface"),
+        ("--nnodes 2 --dist-init-addr 0:2000", "of one interface, got '0:2000'"),
+        ("--nnodes 2 --dist-init-addr 0.0:2000", "of one interface"),
+        ("--nnodes 2 --dist-init-addr 00.0.0.0:2000", "of one interface"),
+        ("--nnodes 2 --dist-init-addr 0x0:2000", "of one interface"),
+        ("--nnodes 2 --dist-init-addr 224.0.0.1:2000", "of one interface"),
+        ("--nnodes 2 --dist-init-addr 255.255.255.255:2000", "of one interface"),
         ("--nnodes 2 --dist-init-addr h:65001", "a port from 1 to 64999"),
         ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --dry-run", "does not go with --nnodes"),
         ("--port 70000", "--port: must be a whole number from 0 to 65535, got '70000'"),
@@ -84,6 +90,32 @@ def test_what_cannot_work(line: str, says: str, capsys: pytest.CaptureFixture[st
     assert says in said
     assert "Traceback" not in said
     assert said.count("\n") == 2
+
+
+NODES = ("--tp", "4", "--nnodes", "2", "--dist-init-addr", "h:2000")
+
+
+@pytest.mark.parametrize("port", [2000, 2001, 2003, 2004])
+def test_a_port_that_the_nodes_use(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """2002 would be rank 1's beats, were it on another node than rank 0."""
+    with pytest.raises(SystemExit) as exit_:
+        parse_args([*NODES, "--port", str(port)])
+    assert exit_.value.code == 2
+    assert (
+        f"--port {port} is one of the ports, from 2000 to 2004, that the nodes use among "
+        "themselves (--dist-init-addr h:2000); choose another\n"
+    ) in capsys.readouterr().err
+    assert parse_args([*NODES, "--port", str(port), "--node-rank", "1"]).port == port
+
+
+def test_ports_that_the_nodes_do_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+    for port in (0, 1999, 2002, 2005):
+        assert parse_args([*NODES, "--port", str(port)]).http_port == port
+    at_1919 = ["--tp", "2", "--nnodes", "2", "--dist-init-addr", "h:1919"]
+    with pytest.raises(SystemExit):
+        parse_args(at_1919)
+    assert "--port 1919 is one of the ports" in capsys.readouterr().err
+    assert parse_args([*at_1919, "--shell"]).http_port == 0  # any free one
 
 
 def test_help_tells_meaning_and_default(

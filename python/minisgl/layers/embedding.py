@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from minisgl.layers.base import BaseOP, BuildContext, Part, StateLessOP
-from minisgl.layers.shard import vocab_rows
+from minisgl.layers.shard import vocab_rows, vocab_share
 
 
 class _VocabShare(BaseOP):
@@ -34,8 +34,7 @@ class _VocabShare(BaseOP):
         self.ops, self.comm = build.ops, build.comm
         self.vocab_size = vocab_size
         rows = vocab_rows(vocab_size, self.comm.size)
-        first = self.comm.rank * rows
-        self.share = range(min(first, vocab_size), min(first + rows, vocab_size))
+        self.share = vocab_share(vocab_size, self.comm.size, self.comm.rank)
         part = Part(
             name=name, shape=(vocab_size, hidden_size), axis=0, share=self.share, alias=alias
         )

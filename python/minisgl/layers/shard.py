@@ -99,3 +99,9 @@ def vocab_rows(vocab_size: int, num_ranks: int) -> int:
     if num_ranks == 1:
         return vocab_size
     return -(-vocab_size // (num_ranks * VOCAB_UNIT)) * VOCAB_UNIT
+
+
+def vocab_share(vocab_size: int, num_ranks: int, rank: int) -> range:
+    """A rank's rows, without padding: the last ranks may have fewer, or none."""
+    rows = vocab_rows(vocab_size, num_ranks)
+    return range(min(rank * rows, vocab_size), min((rank + 1) * rows, vocab_size))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.errors import ConfigError
-from minisgl.layers import BuildContext
+from minisgl.layers import BuildContext, Part
+from minisgl.layers.shard import vocab_share
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.spec import ModelSpec
@@ -52,6 +53,11 @@ def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> No
         raise ConfigError(
             f"--ep shares experts among ranks, and {spec.config.architecture} has none; leave it "
             "out"
+        )
+    if not any(spec.moe.is_sparse):
+        raise ConfigError(
+            f"--ep shares experts among ranks, and no layer of {spec.config.fields.where} has any "
+            "(mlp_only_layers, decoder_sparse_step); leave it out"
         )
     if comm.size > spec.moe.num_experts:
         raise ConfigError(
@@ -95,7 +101,7 @@ def load_model(
         load_dummy(model, device=device, seed=seed, progress=progress)
         return model
     checkpoint = Checkpoint(folder)
-    if config.tie_word_embeddings and _heads_differ(checkpoint):
+    if config.tie_word_embeddings and _heads_differ(checkpoint, config, comm):
         logger.warning(
             "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
             "Hugging Face does",
@@ -127,7 +133,21 @@ def check_model(
     check_weight(model, Checkpoint(folder))
 
 
-def _heads_differ(checkpoint: Checkpoint) -> bool:
-    if not checkpoint.names.issuperset((EMBEDDING, LM_HEAD)):
+def _heads_differ(
+    checkpoint: Checkpoint, config: ModelConfig, comm: DistributedCommunicator
+) -> bool:
+    """Each rank compares the rows that it holds; the answer is the same on all."""
+    names = (EMBEDDING, LM_HEAD)
+    if not checkpoint.names.issuperset(names):
         return False
-    return not torch.equal(checkpoint.tensor(EMBEDDING), checkpoint.tensor(LM_HEAD))
+    shape = (config.vocab_size, config.hidden_size)
+    share = vocab_share(config.vocab_size, comm.size, comm.rank)
+    shapes = {checkpoint.shape(name) for name in names}
+    are_equal = len(shapes) == 1
+    if shapes == {shape}:  # loading tells of another
+        tables = [
+            checkpoint.share(name, Part(name=name, shape=shape, axis=0, share=share))
+            for name in names
+        ]
+        are_equal = torch.equal(*tables)
+    return not comm.all_min(int(are_equal))

@@ -44,7 +44,8 @@ def _mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
     fields = config.fields
     newer = "num_local_experts" in fields.values  # as transformers 5 writes it
     num_experts, top_k = config.experts("num_local_experts" if newer else "num_experts")
-    dense = fields.values.get("mlp_only_layers") or []
+    dense = fields.values.get("mlp_only_layers")
+    dense = [] if dense is None else dense
     if type(dense) is not list or any(type(index) is not int for index in dense):
         raise fields.error("mlp_only_layers", "a list of layers' numbers")
     step = fields.integer("decoder_sparse_step", 1)

@@ -66,11 +66,6 @@ class Checkpoint:
         """As safetensors spells it."""
         return str(self._file_of[name].get_slice(name).get_dtype())
 
-    def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file."""
-        tensor: Tensor = self._file_of[name].get_tensor(name)
-        return tensor
-
     def share(self, name: str, part: Part) -> Tensor:
         """`part` of a tensor, as a view: what is outside of it is not read.
 

@@ -7,6 +7,8 @@ device and the model, resolves it and logs what it chose.
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
@@ -66,6 +68,13 @@ class ServerArgs:
     otlp_endpoint: str | None = None
 
     offline: bool = False
+
+    @property
+    def http_port(self) -> int:
+        """0 for any free one."""
+        if self.port is not None:
+            return self.port
+        return 0 if self.shell else DEFAULT_PORT
 
 
 class _Parser(argparse.ArgumentParser):
@@ -331,7 +340,21 @@ def _wrong_nodes(args: ServerArgs) -> str | None:
         return "--dry-run looks at one machine, so it does not go with --nnodes"
     elif args.shell and args.node_rank:
         return "--shell chats with the server, which is on node 0"
+    elif args.node_rank == 0 and args.http_port in (taken := ports_of_nodes(args)):
+        return (
+            f"--port {args.http_port} is one of the ports, from {taken[0]} to {taken[-1]}, that "
+            f"the nodes use among themselves (--dist-init-addr {args.dist_init_addr}); choose "
+            "another"
+        )
     return None
+
+
+def ports_of_nodes(args: ServerArgs) -> list[int]:
+    """As `minisgl.server.nodes` has them; rank 0's node hears its beats without any."""
+    assert args.dist_init_addr is not None
+    first = int(args.dist_init_addr.rpartition(":")[2])
+    beats = [first + 1 + rank for rank in range(args.tp // args.nnodes, args.tp)]
+    return [first, first + 1, *beats]
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -357,13 +380,27 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or ":" in host or host == "0.0.0.0" or not port.isascii() or not port.isdigit():
+    is_host = bool(host) and ":" not in host and is_interface(host)
+    if not is_host or not port.isascii() or not port.isdigit():
         raise argparse.ArgumentTypeError(
             f"must be HOST:PORT with the IPv4 address or name of one interface, got {text!r}"
         )
     if not 1 <= int(port) < 65000:  # some ports above it are used
         raise argparse.ArgumentTypeError(f"must have a port from 1 to 64999, got {text!r}")
     return text
+
+
+def is_interface(host: str) -> bool:
+    """False for an IPv4 address of all interfaces, of a group or of everybody. A name may be one's.
+
+    0, 00.0.0.0 and 0x0 are spellings of 0.0.0.0.
+    """
+    try:
+        address = ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return True
+    is_everybody = int(address) == 2**32 - 1
+    return not (address.is_unspecified or address.is_multicast or is_everybody)
 
 
 def _ratio(text: str) -> float:

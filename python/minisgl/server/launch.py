@@ -29,11 +29,12 @@ from minisgl import env
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
-from minisgl.server.args import DEFAULT_PORT, ServerArgs
+from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.nodes import (
     NodeLink,
     gather_nodes,
+    given_of_node_0,
     join_node_0,
     ranks_of,
     settings_of,
@@ -105,8 +106,7 @@ def _serve(
     foreground: Callable[[str], object] | None,
     clock: StartClock,
 ) -> None:
-    port = args.port if args.port is not None else 0 if args.shell else DEFAULT_PORT
-    with bind(args.host, port) as bound, _workers(signals) as workers:
+    with bind(args.host, args.http_port) as bound, _workers(signals) as workers:
         found = find_checkpoint(args)
         folder, name = found.folder, found.name
         if args.nnodes > 1:
@@ -141,6 +141,8 @@ def _serve(
 
 def _serve_node(args: ServerArgs, signals: Signals) -> None:
     """Run this node's ranks for as long as node 0 serves."""
+    if flags := given_of_node_0(args):
+        logger.info("node 0 alone uses %s; this node does not", ", ".join(flags))
     with _workers(signals) as workers:
         folder = find_checkpoint(args).folder
         workers.nodes = [join_node_0(args, settings_of(args, folder))]

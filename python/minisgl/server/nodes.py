@@ -37,7 +37,7 @@ import msgspec
 
 from minisgl import __version__, env
 from minisgl.errors import ConfigError, EngineError
-from minisgl.server.args import ServerArgs
+from minisgl.server.args import ServerArgs, is_interface
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 from minisgl.utils.zmq import Endpoints
@@ -50,15 +50,20 @@ HELLO_S: Final = 5.0  # a connection that says nothing for so long is none of ou
 ANSWER_S: Final = 20.0  # node 0 answers at once, but for strangers that it waits `HELLO_S` for
 MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
 # Seconds of silence until the kernel asks, then between three questions: a cut cable is noticed
-# after 5.0 s (scripts/try_two_nodes.sh).
+# after 5 s, and all has ended within 6 (scripts/try_two_nodes.sh).
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 
+FLAGS_OF_NODE_0: Final = (
+    *("served_model_name", "host", "port", "num_tokenizer"),
+    *("log_requests", "log_steps", "otlp_endpoint"),
+)
+"""Those that change nothing on another node."""
 OWN_FLAGS: Final = frozenset(
     (
-        *("model", "model_source", "served_model_name", "host", "port", "num_tokenizer"),
-        *("node_rank", "dist_init_addr", "dry_run", "shell", "log_level", "log_format"),
-        *("log_requests", "log_steps", "profile_dir", "otlp_endpoint", "offline"),
+        *FLAGS_OF_NODE_0,
+        *("model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell"),
+        *("log_level", "log_format", "profile_dir", "offline"),
     )
 )
 """Flags that may differ between nodes; a new one may not until it is listed here."""
@@ -148,17 +153,36 @@ class NodeLink:
 def settings_of(args: ServerArgs, folder: Path) -> dict[str, str]:
     """What must be the same on all nodes, by the name that a person knows it by."""
     flags = {
-        f"--{field.name.replace('_', '-')}": str(getattr(args, field.name))
+        _flag(field.name): str(getattr(args, field.name))
         for field in dataclasses.fields(args)
         if field.name not in OWN_FLAGS
     }
     return flags | {
         "the version of minisgl": __version__,
         "the version of torch": version("torch"),
-        "MINISGL_DISABLE_OVERLAP_SCHEDULING": str(int(env.overlap_disabled())),
-        "MINISGL_CHECK_PLANS": str(int(env.check_plans())),
+        "MINISGL_DISABLE_OVERLAP_SCHEDULING": _told(env.overlap_disabled()),
+        "MINISGL_CHECK_PLANS": _told(env.check_plans()),
+        "MINISGL_CHECK_PAGES": _told(env.check_pages()),
+        "MINISGL_HALVES": _told(env.halves()),
+        "MINISGL_DISABLE_JIT": _told(env.jit_disabled()),
         "the checkpoint": _digest(folder, weights=not args.dummy_weight),
     }
+
+
+def given_of_node_0(args: ServerArgs) -> list[str]:
+    """The flags among `args` that change nothing on another node, as they are typed."""
+    defaults = ServerArgs()
+    return [
+        _flag(name) for name in FLAGS_OF_NODE_0 if getattr(args, name) != getattr(defaults, name)
+    ]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _told(value: bool | None) -> str:
+    return "unset" if value is None else str(int(value))
 
 
 def _digest(folder: Path, *, weights: bool) -> str:
@@ -184,7 +208,9 @@ def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
     if not names:
         return ""
     told = "; ".join(f"{n} is {theirs.get(n)} there, {ours.get(n)} on node 0" for n in names)
-    return f"{told}. All nodes must run the same version with the same flags and checkpoint"
+    return (
+        f"{told}. All nodes must run the same version with the same flags, variables and checkpoint"
+    )
 
 
 def split_address(args: ServerArgs) -> tuple[str, int]:
@@ -344,4 +370,10 @@ def _resolve(host: str, port: int) -> tuple[Any, ...]:
         raise ConfigError(
             f"--dist-init-addr {host}: no IPv4 address is known by that name ({error})"
         ) from error
+    ip = infos[0][4][0]
+    if not is_interface(str(ip)):
+        raise ConfigError(
+            f"--dist-init-addr {host} is {ip}, but must be the IPv4 address or name of one "
+            "interface: of node 0's towards the others"
+        )
     return infos[0][4]
