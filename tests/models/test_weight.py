@@ -16,7 +16,7 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
 from minisgl.distributed import SingleRank
 from minisgl.errors import CheckpointError
 from minisgl.kernel.ops import Ops
-from minisgl.models import ModelConfig, build_model
+from minisgl.models import BaseLLMModel, ModelConfig, build_model
 from minisgl.models.weight import Checkpoint, load_weight
 
 TIED = {**SIZES, "tie_word_embeddings": True}
@@ -178,39 +178,44 @@ def test_size_is_known_without_loading(tmp_path: Path) -> None:
     assert model.num_weight_bytes == loaded.num_weight_bytes == held
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="asks Linux")
-def test_a_rank_reads_its_slices_alone(tmp_path: Path) -> None:
-    vocab = {"vocab_size": 200_000, "tie_word_embeddings": True}
-    LlamaConfig(**{**SIZES, **vocab}, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
-    comm = SingleRank()
-    whole = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
+LARGE = {**SIZES, "vocab_size": 200_000, "tie_word_embeddings": True}
+asks_linux = pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="asks Linux")
+
+
+def save_large(folder: Path, **more: torch.Tensor) -> BaseLLMModel:
+    """A checkpoint of zeros, with `more` tensors in it; the model that would load it, empty."""
+    LlamaConfig(**LARGE, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    config = ModelConfig.from_folder(folder)
+    whole = build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     parts = [part for parameter in whole.parameters() for part in parameter.parts]
-    save_file(
-        {part.name: torch.zeros(part.shape) for part in parts}, tmp_path / "model.safetensors"
-    )
+    tensors = {part.name: torch.zeros(part.shape) for part in parts}
+    save_file(tensors | more, folder / "model.safetensors")
+    return whole
+
+
+def third_of_four() -> SingleRank:
+    comm = SingleRank()
     comm.rank, comm.size = 2, 4
-    share = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
-    checkpoint = Checkpoint(tmp_path)
+    return comm
+
+
+@asks_linux
+def test_a_rank_reads_its_slices_alone(tmp_path: Path) -> None:
+    whole = save_large(tmp_path)
+    share = build_model(whole.config, dtype=torch.float32, ops=Ops(), comm=third_of_four())
+    checkpoint = Checkpoint(tmp_path)  # whose mapping is looked at
     load_weight(share, checkpoint, device=torch.device("cpu"))
     assert whole.num_weight_bytes > 38_000_000
     # The system may map a file 2 MiB at a time, at both ends of what is read.
     assert 9_600_000 < bytes_in_memory(tmp_path) < share.num_weight_bytes + (4 << 20)
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="asks Linux")
+@asks_linux
 def test_a_rank_compares_its_rows_of_tied_tables_alone(tmp_path: Path) -> None:
-    vocab = {"vocab_size": 200_000, "tie_word_embeddings": True}
-    LlamaConfig(**{**SIZES, **vocab}, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
-    comm = SingleRank()
-    whole = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
-    parts = [part for parameter in whole.parameters() for part in parameter.parts]
-    tensors = {part.name: torch.zeros(part.shape) for part in parts}
-    head = torch.zeros(200_000, config.hidden_size)
-    save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
-    comm.rank, comm.size = 2, 4
+    head = torch.zeros(LARGE["vocab_size"], LARGE["hidden_size"])
+    save_large(tmp_path, **{"lm_head.weight": head})
     seen: list[int] = []
+    comm = third_of_four()
     share = load(tmp_path, comm=comm, progress=lambda *_: seen.append(bytes_in_memory(tmp_path)))
     assert share.config.tie_word_embeddings
     # Its rows of both, of which the system may map 2 MiB more at both ends.
