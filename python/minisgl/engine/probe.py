@@ -174,9 +174,9 @@ def choose_chunks(engine: Engine) -> tuple[int, int]:
     seconds = {size: _prefill_s(engine, size) for size in _probe_sizes(engine)}
     size = max(seconds)
     rate = comm.all_min(int(size / seconds[size]))
-    most = _chunk(rate, CHUNK_TARGET_S)
+    most = chunk_tokens(rate, CHUNK_TARGET_S)
     least = max(device.min_chunk_tokens, comm.all_min(_tokens_in_the_same_time(seconds)))
-    stalling = min(max(_chunk(rate, device.stall_target_s), least), most)
+    stalling = min(max(chunk_tokens(rate, device.stall_target_s), least), most)
     if comm.rank == 0:
         smaller = f", {stalling:,} while more requests decode than wait" if stalling < most else ""
         logger.info(
@@ -290,7 +290,7 @@ def _tokens_in_the_same_time(seconds: dict[int, float]) -> int:
     return max(size for size, taken in seconds.items() if taken <= limit)
 
 
-def _chunk(rate: float, seconds: float) -> int:
+def chunk_tokens(rate: float, seconds: float) -> int:
     """About as many tokens as take `seconds` at `rate` tokens a second."""
     chunk = max(int(rate * seconds), CHUNK_MULTIPLE)
     # An eighth of its size: a round chunk cuts round prompts into fewer pieces.
