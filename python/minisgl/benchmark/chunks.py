@@ -2,10 +2,11 @@
 
 The loop is the real one, too. The device has a known speed: a step takes `--step-ms`, `--row-us`
 for each decoding row, `--kv-ns` for each token of their contexts, and its prompt tokens at
-`--rate`, from which the large chunk follows as it does in a server. The host takes `--host-ms` to plan and settle any step, `--replay-ms` to launch one of
-decode rows alone, and `--launch-ms` one with prompts. Requests arrive at once, or each at a time of
-its own within `--spread-ms`, in `--draws` ways; what is printed are the medians of the draws.
-Nothing sleeps, so the same flags print the same numbers. Defaults: about Qwen3-0.6B on an H200.
+`--rate`, from which the large chunk follows as it does in a server. The host takes `--host-ms` to
+plan and settle any step, `--replay-ms` to launch one of decode rows alone, and `--launch-ms` one
+with prompts. Requests arrive at once, or each at a time of its own within `--spread-ms`, in
+`--draws` ways; what is printed are the medians of the draws. Nothing sleeps, so the same flags
+print the same numbers. Defaults: about Qwen3-0.6B on an H200.
 """
 
 from __future__ import annotations
