@@ -2,7 +2,7 @@
 #
 #   PYTHON  the interpreter to start from (3.11 or newer)
 #   VENV    where the environment goes
-#   TORCH   what to install as torch: this version's CPU build, a CUDA build, or a local wheel
+#   TORCH   what to install as torch: a version, or a local wheel; what VENV has already is kept
 #   ARGS    flags for the server, as in  make serve ARGS="--model Qwen/Qwen3-0.6B --port 8000"
 
 PYTHON ?= python3

@@ -68,7 +68,8 @@ def make_table(results: Path = RESULTS) -> str:
         content, values = _find(results, row)
         commit = content["environment"]["commit"]
         commit = commit[:7] + "+" * commit.endswith("+")  # "+": with changes, see the file
-        cells = (row.label, _value(row, values), f"{values['of_floor']:.2f}", *row.peers, commit)
+        of_floor = values["floor_s"] / _seconds(values)  # the file's own is rounded already
+        cells = (row.label, _value(row, values), f"{of_floor:.2f}", *row.peers, commit)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -83,6 +84,12 @@ def _find(results: Path, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         if values["workload"] == row.workload:
             return content, values
     raise ConfigError(f"{path} has no row {row.workload!r}")
+
+
+def _seconds(values: dict[str, Any]) -> float:
+    median = values.get("median", values)
+    seconds: float = median.get("seconds") or median["duration_s"]
+    return seconds
 
 
 def _value(row: Row, values: dict[str, Any]) -> str:
