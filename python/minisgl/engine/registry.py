@@ -7,7 +7,11 @@ import torch
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
-from minisgl.utils.arch import too_few_gpus
+from minisgl.utils.arch import gpus_of_driver, too_few_gpus
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
+
+logger = get_logger(__name__)
 
 
 def create_device(name: str, index: int = 0, count: int = 1) -> Device:
@@ -18,7 +22,16 @@ def create_device(name: str, index: int = 0, count: int = 1) -> Device:
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if name == "cpu":
+        return CpuDevice(count)
+    if name == "auto" and not torch.cuda.is_available():
+        if index == 0 and (num_unused := gpus_of_driver()):
+            logger.warning(
+                "computing on the CPU: this machine's driver has %s, but torch %s finds none; "
+                "install a torch for CUDA (docs/cuda.md), or say --device cpu",
+                counted(num_unused, "GPU"),
+                torch.__version__,
+            )
         return CpuDevice(count)
     from minisgl.engine.cuda import CudaDevice
 

@@ -41,13 +41,17 @@ def slow_dtype_advice(dtype: Any) -> str | None:
 
 
 def num_gpus() -> int:
-    """NVIDIA GPUs that torch may find here, without importing it. 0: none, or unknown.
+    """NVIDIA GPUs that torch may find here, without importing it. 0: none, or unknown."""
+    return 0 if version("torch").endswith("+cpu") else gpus_of_driver()
+
+
+def gpus_of_driver() -> int:
+    """NVIDIA GPUs that a process may use here, whatever its torch was built for. 0: none, or
+    unknown.
 
     The driver's management library is asked, as torch does, which leaves CUDA alone: a process
     that has started it can no longer fork.
     """
-    if version("torch").endswith("+cpu"):
-        return 0
     count = ctypes.c_uint()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -1,0 +1,28 @@
+"""Which device `--device auto` takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl.engine import registry
+from minisgl.engine.cpu import CpuDevice
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "num_gpus", "is_told"),
+    [("auto", 0, 2, True), ("auto", 0, 0, False), ("auto", 1, 2, False), ("cpu", 0, 2, False)],
+)
+def test_a_torch_that_finds_no_gpu_is_told_where_there_is_one(
+    name: str,
+    index: int,
+    num_gpus: int,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(registry, "gpus_of_driver", lambda: num_gpus)
+    assert isinstance(registry.create_device(name, index, 2), CpuDevice)
+    told = "computing on the CPU: this machine's driver has 2 GPUs, but torch"
+    assert (told in caplog.text) == is_told
