@@ -25,7 +25,8 @@ from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.errors import ConfigError, EngineError
 from minisgl.llm import LLM, SamplingParams
-from minisgl.server.args import ServerArgs, ports_of_nodes
+from minisgl.server.args import ServerArgs
+from minisgl.server.node_map import ports_of_nodes, split_address
 from minisgl.server.nodes import (
     ANSWER_S,
     FLAGS_OF_NODE_0,
@@ -38,7 +39,6 @@ from minisgl.server.nodes import (
     given_of_node_0,
     join_node_0,
     settings_of,
-    split_address,
     with_network,
 )
 from minisgl.utils.zmq import Endpoints

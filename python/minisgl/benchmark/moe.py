@@ -3,8 +3,9 @@
 On a GPU: router, routing and experts of one rank, as CUDA graphs over several layers' weights (so
 that no cache holds them), random routing. The floor of T tokens is the larger of arithmetic (6 D F
 flops for each of their K experts) and bytes: every expert that is expected to be touched,
-E * (1 - (1 - K / E)^T) of them, is read once. On a CPU: our C++ beside the plain-torch loop, in
-interleaved rounds. `--tune` measures tiles and writes the table of `minisgl.moe.fused`.
+E * (1 - (1 - K / E)^T) of them, is read once. On a CPU: our C++ beside the plain-torch loop, which
+take turns in rounds: where the loop wins, `minisgl.moe.cpu` takes that. `--tune` measures tiles and
+writes the table of `minisgl.moe.fused`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
+from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.registry import create_ops
 from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
+from minisgl.moe.cpu import CppMoeBackend
 
 GPU_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CPU_TOKENS = (1, 8, 64, 512)
@@ -54,7 +57,7 @@ SHAPES = {
     "qwen3-235b-a22b-tp4": Shape(hidden=4096, inner=384, experts=128, top_k=8),
     "qwen3-235b-a22b-tp8": Shape(hidden=4096, inner=192, experts=128, top_k=8),
     "qwen3-235b-a22b-ep": Shape(hidden=4096, inner=1536, experts=128, top_k=8),
-    "small": Shape(hidden=1024, inner=256, experts=32, top_k=4),
+    "small": Shape(hidden=1024, inner=384, experts=32, top_k=4),
     "slice": Shape(hidden=2048, inner=768, experts=16, top_k=8),
 }
 
@@ -141,7 +144,11 @@ def _on_cpu(
     name: str, shape: Shape, counts: Iterable[int], dtype: torch.dtype, rounds: int
 ) -> list[dict[str, Any]]:
     ops = create_ops(torch.device("cpu"))
-    backend, loop = create_moe_backend(ops), TorchMoeBackend(ops)
+    if not isinstance(ops, CpuOps):
+        raise ConfigError(
+            "there is no C++ to compare: it did not compile, or MINISGL_DISABLE_JIT=1"
+        )
+    backend, loop = CppMoeBackend(ops), TorchMoeBackend(ops)
     experts = make_experts(shape, torch.device("cpu"), dtype)
     rows = []
     for tokens in counts:
@@ -161,7 +168,7 @@ def _on_cpu(
             }
         )
         print(
-            f"{name:<10}{got.dtype:<10}{tokens:>6} tokens {got.ours_us:>11,.0f} us   "
+            f"{name:<14}{got.dtype:<10}{tokens:>6} tokens {got.ours_us:>11,.0f} us   "
             f"loop {got.theirs_us:>11,.0f} us   {got.speedup:.2f}x"
         )
     return rows

@@ -68,7 +68,8 @@ def make_table(results: Path = RESULTS) -> str:
         content, values = _find(results, row)
         commit = content["environment"]["commit"]
         commit = commit[:7] + "+" * commit.endswith("+")  # "+": with changes, see the file
-        of_floor = values["floor_s"] / _seconds(values)  # the file's own is rounded already
+        # The file's own share is rounded already.
+        of_floor = values["floor_s"] / (values.get("seconds") or values["duration_s"])
         cells = (row.label, _value(row, values), f"{of_floor:.2f}", *row.peers, commit)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -82,23 +83,16 @@ def _find(results: Path, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigError(f"the table needs {path}: {error}") from error
     for values in content["rows"]:
         if values["workload"] == row.workload:
-            return content, values
+            return content, values | values.get("median", {})
     raise ConfigError(f"{path} has no row {row.workload!r}")
 
 
-def _seconds(values: dict[str, Any]) -> float:
-    median = values.get("median", values)
-    seconds: float = median.get("seconds") or median["duration_s"]
-    return seconds
-
-
 def _value(row: Row, values: dict[str, Any]) -> str:
-    median = values.get("median", values)
     if row.shown == "itl":
-        return f"{median['itl_ms']['p50']:.2f} ms"
+        return f"{values['itl_ms']['p50']:.2f} ms"
     if row.shown == "seconds":
-        return f"{median['seconds']:.3f} s"
-    return f"{median.get('tokens_per_s') or median['output_tokens_per_s']:,.0f} tok/s"
+        return f"{values['seconds']:.3f} s"
+    return f"{values.get('tokens_per_s') or values['output_tokens_per_s']:,.0f} tok/s"
 
 
 def with_table(page: str, table: str) -> str:

@@ -7,14 +7,13 @@ device and the model, resolves it and logs what it chose.
 from __future__ import annotations
 
 import argparse
-import ipaddress
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from minisgl import __version__
+from minisgl.server.node_map import is_interface, ports_of_nodes
 
 DEFAULT_PORT: Final = 1919
 
@@ -349,14 +348,6 @@ def _wrong_nodes(args: ServerArgs) -> str | None:
     return None
 
 
-def ports_of_nodes(args: ServerArgs) -> list[int]:
-    """As `minisgl.server.nodes` has them; rank 0's node hears its beats without any."""
-    assert args.dist_init_addr is not None
-    first = int(args.dist_init_addr.rpartition(":")[2])
-    beats = [first + 1 + rank for rank in range(args.tp // args.nnodes, args.tp)]
-    return [first, first + 1, *beats]
-
-
 class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=96)
@@ -388,19 +379,6 @@ def _address(text: str) -> str:
     if not 1 <= int(port) < 65000:  # some ports above it are used
         raise argparse.ArgumentTypeError(f"must have a port from 1 to 64999, got {text!r}")
     return text
-
-
-def is_interface(host: str) -> bool:
-    """False for an IPv4 address of all interfaces, of a group or of everybody. A name may be one's.
-
-    0, 00.0.0.0 and 0x0 are spellings of 0.0.0.0.
-    """
-    try:
-        address = ipaddress.IPv4Address(socket.inet_aton(host))
-    except OSError:
-        return True
-    is_everybody = int(address) == 2**32 - 1
-    return not (address.is_unspecified or address.is_multicast or is_everybody)
 
 
 def _ratio(text: str) -> float:

@@ -31,12 +31,12 @@ from minisgl.message import UserReply
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.node_map import ranks_of
 from minisgl.server.nodes import (
     NodeLink,
     gather_nodes,
     given_of_node_0,
     join_node_0,
-    ranks_of,
     settings_of,
     with_network,
 )

@@ -37,7 +37,14 @@ import msgspec
 
 from minisgl import __version__, env
 from minisgl.errors import ConfigError, EngineError
-from minisgl.server.args import ServerArgs, is_interface
+from minisgl.server.args import ServerArgs
+from minisgl.server.node_map import (
+    beats_port,
+    is_interface,
+    ranks_of,
+    split_address,
+    store_port,
+)
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 from minisgl.utils.zmq import Endpoints
@@ -213,18 +220,12 @@ def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
     )
 
 
-def split_address(args: ServerArgs) -> tuple[str, int]:
-    assert args.dist_init_addr is not None
-    host, _, port = args.dist_init_addr.rpartition(":")
-    return host, int(port)
-
-
 def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
     """Node 0: wait until all others are here, by node. Raises ConfigError if it cannot listen."""
     host, port = split_address(args)
     links: dict[int, NodeLink] = {}
     with _listening(host, port) as listener:
-        _check_free(host, port + 1)  # the store's
+        _check_free(host, store_port(args))
         awaited = counted(args.nnodes - 1, "other node")
         logger.info("waiting for %s at %s:%d", awaited, host, port)
         while len(links) < args.nnodes - 1:
@@ -278,7 +279,7 @@ def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
     link = NodeLink("node 0", _connect(host, port))
     try:
         for rank in ranks_of(args, args.node_rank):
-            _check_free(link.own_address, port + 1 + rank)
+            _check_free(link.own_address, beats_port(args, rank))
     except ConfigError:
         link.close()
         raise
@@ -305,19 +306,15 @@ def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
 
 def with_network(endpoints: Endpoints, args: ServerArgs, links: list[NodeLink]) -> Endpoints:
     """The same, where what ranks on other nodes use is a TCP address. links: see `NodeLink`."""
-    _, port = split_address(args)
     leader = links[0].own_address if args.node_rank == 0 else links[0].address
     beats: dict[int, str] = {}
     for node in range(1, args.nnodes):
         if args.node_rank in (0, node):  # others' addresses are of no use here
             at = links[node - 1].address if args.node_rank == 0 else links[0].own_address
-            beats |= {rank: f"tcp://{at}:{port + 1 + rank}" for rank in ranks_of(args, node)}
-    return dataclasses.replace(endpoints, store_url=f"tcp://{leader}:{port + 1}", beat_urls=beats)
-
-
-def ranks_of(args: ServerArgs, node: int) -> range:
-    num_local = args.tp // args.nnodes
-    return range(node * num_local, (node + 1) * num_local)
+            ports = {rank: beats_port(args, rank) for rank in ranks_of(args, node)}
+            beats |= {rank: f"tcp://{at}:{port}" for rank, port in ports.items()}
+    store_url = f"tcp://{leader}:{store_port(args)}"
+    return dataclasses.replace(endpoints, store_url=store_url, beat_urls=beats)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ from typing import Any, Final
 from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.server.args import ServerArgs
-from minisgl.server.nodes import Gone, NodeLink, ranks_of
+from minisgl.server.node_map import ranks_of
+from minisgl.server.nodes import Gone, NodeLink
 from minisgl.server.signals import held
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker

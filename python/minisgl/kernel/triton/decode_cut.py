@@ -174,8 +174,8 @@ def _cut(
         size = piece_size(own, tl.minimum(tl.maximum(share, 1), MAX_PIECES), BLOCK_N, MIN_PIECE)
         count = tl.cdiv(own, size)
         # Large ones first, by classes of their size.
-        rank = CLASSES - 1 - tl.minimum(own, size) * CLASSES // (largest + 1)
-        is_of = tl.maximum(rank, 0)[None, :] == tl.arange(0, CLASSES)[:, None]
+        place = CLASSES - 1 - tl.minimum(own, size) * CLASSES // (largest + 1)
+        is_of = tl.maximum(place, 0)[None, :] == tl.arange(0, CLASSES)[:, None]
         counts = tl.where(is_of, count[None, :], 0)
         of_classes = tl.sum(counts, 1)
         before = tl.cumsum(counts, 1) - counts + (tl.cumsum(of_classes, 0) - of_classes)[:, None]
