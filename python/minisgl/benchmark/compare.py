@@ -37,7 +37,7 @@ _SKIP = (
 )
 
 # What tells the items of a list apart: their names, or what was measured.
-_NAMES = ("name", "workload", "dtype")
+_NAMES = ("name", "workload")
 _SIZES = (
     *("shape", "heads", "rows", "context", "decode", "backend", "communicator"),
     *("rate", "batch", "bytes", "tokens", "watermark_tokens", "sampling"),
@@ -128,7 +128,8 @@ def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 def _name_of(item: dict[str, Any]) -> str | None:
     names = [item[key] for key in _NAMES if key in item]
     sizes = [f"{key} {item[key]}" for key in _SIZES if key in item]
-    return " ".join(names or sizes) or None
+    dtype = [item["dtype"]] if "dtype" in item else []
+    return " ".join([*(names or sizes), *dtype]) or None
 
 
 def _verdict(name: str, a: list[float], b: list[float]) -> str:
