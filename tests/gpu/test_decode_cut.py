@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.decode_form import FEW_BELOW, MAX_PIECES, pieces_at_once
 from minisgl.kernel.triton.decode_attention import decode
-from minisgl.kernel.triton.decode_cut import CLASSES, CUT_ROWS, MIN_PIECE, Cut, cut_contexts
+from minisgl.kernel.triton.decode_cut import CLASSES, CUT_ROWS, Cut, cut_contexts
 
 CORES, HEADS = 132, 8
 SKEWED = [20_000, *range(1, 60), 6_000, *range(300, 340)]
@@ -57,14 +57,14 @@ def check(got: Cut, ends: list[int], firsts: list[int]) -> list[int]:
             assert piece[1] == len(ends) - 1 - row + 7
             assert piece[2] == first < piece[3]
             assert piece[4:7] == [end, places[0], len(places)]
-            assert piece[3] == end or (piece[3] - first) % MIN_PIECE == 0
+            assert piece[3] == end or (piece[3] - first) % got.form.keys == 0
             first = piece[3]
         assert first == end
     assert len(used) <= len(ends) + at_once(got)
     sizes = [piece[3] - piece[2] for place, piece in enumerate(used) if piece[5] == place]
     if len(ends) <= CUT_ROWS:  # else so within as many rows
         own = [max(end - first, 0) for first, end in zip(firsts, ends, strict=True)]
-        class_size = min(max(own), 2 * sum(own) // at_once(got)) / CLASSES
+        class_size = min(max(own), 3 * sum(own) // (2 * at_once(got))) / CLASSES
         assert all(max(sizes[i:]) < size + class_size + 1 for i, size in enumerate(sizes))
     return counts
 
@@ -78,18 +78,24 @@ def test_equal_contexts_have_as_many_pieces(num_rows: int, device: torch.device)
     ends = [640] * num_rows
     got = cut(ends, device)
     counts = check(got, ends, [0] * num_rows)
-    assert set(counts) == {min(max(at_once(got) // num_rows, 1), 640 // MIN_PIECE)}
+    assert set(counts) == {min(max(round(at_once(got) / num_rows), 1), 640 // 64)}
+
+
+def test_merging_takes_no_longer_than_reading(device: torch.device) -> None:
+    """Of 2 heads each, pieces of n keys are not shorter than the root of 2 n."""
+    for end, count in ((640, 10), (4_096, 32), (32_768, 64)):
+        assert check(cut([end], device), [end], [0]) == [count]
 
 
 @pytest.mark.parametrize("times", [1, 3])  # 3: more rows than `_cut` takes at a time
 def test_long_contexts_have_many_pieces(times: int, device: torch.device) -> None:
-    """No piece is longer than two shares of all tokens."""
+    """No piece is longer than one and a half shares of all tokens."""
     ends = SKEWED * times
     got = cut(ends, device)
     counts = check(got, ends, [0] * len(ends))
     share = sum(ends) / at_once(got)
     for count, end in zip(counts, ends, strict=True):
-        assert end / count < max(2 * share, 2 * MIN_PIECE)
+        assert end / count < max(1.5 * share + 1, 2 * 64)
     assert counts[0] > 20 / times
     assert counts[1] == 1
 
@@ -97,7 +103,7 @@ def test_long_contexts_have_many_pieces(times: int, device: torch.device) -> Non
 def test_padding_takes_no_share(device: torch.device) -> None:
     """As in a graph of 64 rows, of which few are anybody's."""
     ends = [*[640] * 40, *[1] * 24]
-    assert check(cut(ends, device), ends, [0] * len(ends)) == [1] * 64
+    assert check(cut(ends, device), ends, [0] * len(ends)) == [2] * 40 + [1] * 24
     ends = [*[640] * 20, *[1] * 44]
     assert check(cut(ends, device), ends, [0] * len(ends)) == [3] * 20 + [1] * 44
 

@@ -41,7 +41,7 @@ class RunningServer:
             self.output[name] += line
 
     def wait_for(self, pattern: str, where: str = "out") -> str:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150  # a first start on a GPU compiles
         while not (found := re.search(pattern, self.output[where])):
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output

@@ -48,6 +48,8 @@ MERGED = 4096
 """Numbers a turn of a merge, whose loads are in flight together: with twice as many a context of
 4,096 tokens and 8 heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8
 (`attention_us` in benchmarks/results/h200-experiments.json)."""
+MOST_MERGED = 16
+"""Pieces a turn of a merge: compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ def decode(
             dtype=q_BNH.dtype, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
     merge_g = max(power_of_2(group), 2)
+    merge_p = min(max(MERGED // (merge_g * block_h), 1), MOST_MERGED)
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed = False
     if rotation is not None:
@@ -120,8 +123,8 @@ def decode(
         ),
         (
             *common, cut.pieces_each, SHARED_PIECES, bool(window), cascade,
-            max(power_of_2(group), 16), merge_g, max(MERGED // (merge_g * block_h), 1), block_h,
-            form.keys, MIN_PIECE, rotation is not None, normed,
+            max(power_of_2(group), 16), merge_g, merge_p, block_h, form.keys, MIN_PIECE,
+            rotation is not None, normed,
             form == LIGHT and cut.pieces_each > 0 and has_pdl(),
         ),
         dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
@@ -158,7 +161,7 @@ def _decode(
         table_idx = tl.load(rows_ptr + row)
         end = tl.load(rows_ptr + 3 * rows_stride + row)
         low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
-        size = piece_size(end - low, PIECES_EACH, BLOCK_N, MIN_PIECE)
+        size = piece_size(end - low, PIECES_EACH, G, BLOCK_N, MIN_PIECE)
         first = low + index * size
         last = tl.minimum(first + size, end)
         base, count = row * PIECES_EACH, tl.cdiv(end - low, size)

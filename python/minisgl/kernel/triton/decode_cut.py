@@ -5,9 +5,10 @@
     row 2   |= piece 3 =|= piece 4 =|
 
 There is room for as many pieces as the device runs at once, and one more for each row, since each
-has at least one. A row has as many as its share of all tokens, so a long context among short ones
-does not hold them up, and rows that pad take none of it. The device starts pieces in order, so the
-largest come first and small ones fill the end (LPT, Graham 1969); what is left over comes last.
+has at least one. A row has as many as its share of all tokens, rounded, so a long context among
+short ones does not hold them up, and rows that pad take none of it. The device starts pieces in
+order, so the largest come first and small ones fill the end (LPT, Graham 1969); what is left over
+comes last.
 Which piece is whose is found on the device, once a step (`cut_contexts`), as a captured launch
 serves every context. Where rows are few, each has the same number of pieces, known at the launch.
 
@@ -91,6 +92,7 @@ def cut_contexts(
     """
     num_rows, num_q_heads, head_dim = q_shape
     block_h, pairs = block_h_of(head_dim), num_rows * num_kv_heads
+    group = num_q_heads // num_kv_heads
     form = decode_form(pairs, num_cores, block_h, dtype)
     is_few = rotates and pairs < FEW_BELOW
     pieces_each = few_pieces(pairs, num_cores, form) if is_few else 0
@@ -116,8 +118,8 @@ def cut_contexts(
                 rows.stride(0), num_rows, num_pieces, at_once, pairs,
             ),
             (
-                bool(window), shared_1 is not None, CUT_ROWS, form.keys, MIN_PIECE, MAX_PIECES,
-                CLASSES,
+                bool(window), shared_1 is not None, CUT_ROWS, form.keys, group, MIN_PIECE,
+                MAX_PIECES, CLASSES,
             ),
             dtype=dtype, num_warps=4,
         )  # fmt: skip
@@ -136,9 +138,14 @@ def first_own(end, window, shared_ptr, WINDOWED: tl.constexpr, CASCADE: tl.const
 
 
 @triton.jit
-def piece_size(num_keys, count, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr):
-    """Keys of each of `count` pieces; then there may be fewer of them."""
-    return tl.maximum(tl.cdiv(tl.cdiv(num_keys, count), BLOCK_N) * BLOCK_N, MIN_PIECE)
+def piece_size(
+    num_keys, count, G: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr
+):  # fmt: skip
+    """Keys of each of at most `count` pieces: fewer, where merging them would take longer than
+    reading one. Adding the sums that a piece has for one head takes about as long as reading a key,
+    so pieces of s keys take s + G * num_keys / s, which is least where s * s = G * num_keys."""
+    least = tl.maximum(tl.sqrt(num_keys.to(tl.float32) * G).to(tl.int32), MIN_PIECE)
+    return tl.cdiv(tl.maximum(tl.cdiv(num_keys, count), least), BLOCK_N) * BLOCK_N
 
 
 @triton.jit(
@@ -149,7 +156,8 @@ def _cut(
     rows_ptr, shared_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_pieces, at_once,
     num_done,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
-    MIN_PIECE: tl.constexpr, MAX_PIECES: tl.constexpr, CLASSES: tl.constexpr, PDL: tl.constexpr,
+    G: tl.constexpr, MIN_PIECE: tl.constexpr, MAX_PIECES: tl.constexpr, CLASSES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program. It lets no other start before it has ended, so `_decode` may read the table
     before it waits for the kernel before."""
@@ -163,15 +171,16 @@ def _cut(
         total += tl.sum(own.to(tl.int64), 0)
         longest = tl.maximum(longest, tl.max(own, 0))
     total = tl.maximum(total, 1)
-    largest = tl.minimum(longest, 2 * total // at_once).to(tl.int32)  # piece, but for rounding
+    largest = tl.minimum(longest, 3 * total // (2 * at_once)).to(tl.int32)  # piece, about
     used = tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
         row = start + i
         end = tl.load(rows_ptr + 3 * rows_stride + row, mask=row < num_rows, other=0)
         low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
         own = tl.maximum(end - low, 0)
-        share = (own.to(tl.int64) * at_once // total).to(tl.int32)
-        size = piece_size(own, tl.minimum(tl.maximum(share, 1), MAX_PIECES), BLOCK_N, MIN_PIECE)
+        share = ((2 * own.to(tl.int64) * at_once + total) // (2 * total)).to(tl.int32)  # nearest
+        share = tl.minimum(tl.maximum(share, 1), MAX_PIECES)
+        size = piece_size(own, share, G, BLOCK_N, MIN_PIECE)
         count = tl.cdiv(own, size)
         # Large ones first, by classes of their size.
         place = CLASSES - 1 - tl.minimum(own, size) * CLASSES // (largest + 1)
