@@ -299,7 +299,9 @@ def test_compare_knows_what_is_better(key: str, verdict: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_compare_tells_the_rows_of_every_result_apart(path: Path) -> None:
+def test_compare_tells_the_rows_of_every_result_apart(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = compare.read_result(path)
     compare.cautions(result, result)  # of old results, too, which say nothing of the load
     names = [row.name for row in compare.compare(result, result)]
@@ -308,6 +310,9 @@ def test_compare_tells_the_rows_of_every_result_apart(path: Path) -> None:
         assert len(set(labels)) == len(labels), (field, labels)
         for label in labels:
             assert any(name.startswith(f"{field}.{label}.") for name in names), (field, label)
+    assert compare.main([str(path), str(path)]) == 0
+    lines = [line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert not set(names) - set(lines), "piped, a name is cut"
 
 
 LOAD = {"busy_share": 0.5, "load_1min": 1.0}

@@ -23,6 +23,8 @@ from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.report import BUSY_SHARE
 from minisgl.errors import ConfigError
 
+PIPED_WIDTH = 500  # no line is cut where another program reads them
+
 # Says which of two numbers is better; what matches neither is shown without a judgement.
 _HIGHER = re.compile(
     r"(_per|_per_core|_tb|_gb|_tflop)_s|goodput|speedup|(hidden|cached)_share|share_kept|of_floor"
@@ -122,7 +124,8 @@ def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
     elif isinstance(node, list):
         for item in node:
             if isinstance(item, dict) and (name := _name_of(item)) is not None:
-                yield from _numbers(item, (*path, name))
+                numbers = {key: value for key, value in item.items() if key not in _SIZES}
+                yield from _numbers(numbers, (*path, name))
 
 
 def _name_of(item: dict[str, Any]) -> str | None:
@@ -174,6 +177,8 @@ def main(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED_WIDTH)
     try:
         a, b = read_result(args.a), read_result(args.b)
     except ConfigError as error:
@@ -181,7 +186,7 @@ def main(argv: list[str]) -> int:
         return 2
     for caution in cautions(a, b):
         console.print(caution, style="yellow", markup=False)
-    table = Table("", "A", "B", "B / A", "")
+    table = Table("", "A", "B", "B / A", "", box=None)
     styles = {"better": "green", "worse": "red", "noise": "dim"}
     for row in compare(a, b):
         if args.only.search(row.name):
