@@ -5,12 +5,12 @@
     row 2   |= piece 3 =|= piece 4 =|
 
 There is room for as many pieces as the device runs at once, and one more for each row, since each
-has at least one. A row has as many as its share of all tokens, rounded, so a long context among
-short ones does not hold them up, and rows that pad take none of it. The device starts pieces in
-order, so the largest come first and small ones fill the end (LPT, Graham 1969); what is left over
-comes last.
-Which piece is whose is found on the device, once a step (`cut_contexts`), as a captured launch
-serves every context. Where rows are few, each has the same number of pieces, known at the launch.
+has at least one. A row has as many as its share of all tokens, so a long context among short ones
+does not hold them up, and rows that pad take none of it; shares are rounded to the nearest number,
+or all down where that ends earlier. The device starts pieces in order, so the largest come first
+and small ones fill the end (LPT, Graham 1969); what is left over comes last. Which piece is whose
+is found on the device, once a step (`cut_contexts`), as a captured launch serves every context.
+Where rows are few, each has the same number of pieces, known at the launch.
 
 Axes: as in `minisgl.kernel.triton.decode_attention`.
 """
@@ -148,6 +148,28 @@ def piece_size(
     return tl.cdiv(tl.maximum(tl.cdiv(num_keys, count), least), BLOCK_N) * BLOCK_N
 
 
+@triton.jit
+def _keys(
+    ends_ptr, row, num_rows, window, shared_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr
+):  # fmt: skip
+    """Of rows: the first key that each reads itself, how many, and its end."""
+    end = tl.load(ends_ptr + row, mask=row < num_rows, other=0)
+    low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
+    return low, tl.maximum(end - low, 0), end
+
+
+@triton.jit
+def _share_size(
+    own, total, at_once, nearest, G: tl.constexpr, BLOCK_N: tl.constexpr, MIN_PIECE: tl.constexpr,
+    MAX_PIECES: tl.constexpr,
+):  # fmt: skip
+    """Keys of a piece of a row that has `own` of `total`. nearest: 1 or 0, its share of `at_once`
+    pieces is rounded to the nearest number or down."""
+    share = ((2 * own.to(tl.int64) * at_once + nearest * total) // (2 * total)).to(tl.int32)
+    share = tl.minimum(tl.maximum(share, 1), MAX_PIECES)
+    return piece_size(own, share, G, BLOCK_N, MIN_PIECE)
+
+
 @triton.jit(
     do_not_specialize=["window", "rows_stride", "num_rows", "num_pieces", "at_once", "num_done"],
     do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
@@ -163,24 +185,34 @@ def _cut(
     before it waits for the kernel before."""
     wait(PDL)
     i = tl.arange(0, BLOCK_B)
-    total, longest = tl.zeros([], tl.int64), tl.zeros([], tl.int32)
+    ends_ptr = rows_ptr + 3 * rows_stride
+    total = tl.zeros([], tl.int64)
     for start in range(0, num_rows, BLOCK_B):
-        row = start + i
-        end = tl.load(rows_ptr + 3 * rows_stride + row, mask=row < num_rows, other=0)
-        own = tl.maximum(end - first_own(end, window, shared_ptr, WINDOWED, CASCADE), 0)
+        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, shared_ptr, WINDOWED, CASCADE)
         total += tl.sum(own.to(tl.int64), 0)
-        longest = tl.maximum(longest, tl.max(own, 0))
     total = tl.maximum(total, 1)
-    largest = tl.minimum(longest, 3 * total // (2 * at_once)).to(tl.int32)  # piece, about
+    # Of shares rounded down the pieces run at once, and the largest ends last. Rounded to the
+    # nearest it is smaller, but where more than run at once are at least half as large as that one,
+    # two of them run one after the other, and end no earlier.
+    largest = tl.zeros([], tl.int32)
+    for start in range(0, num_rows, BLOCK_B):
+        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        size = _share_size(own, total, at_once, 0, G, BLOCK_N, MIN_PIECE, MAX_PIECES)
+        largest = tl.maximum(largest, tl.max(tl.minimum(own, size), 0))
+    largest_nearest, num_large = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    for start in range(0, num_rows, BLOCK_B):
+        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        size = _share_size(own, total, at_once, 1, G, BLOCK_N, MIN_PIECE, MAX_PIECES)
+        piece = tl.minimum(own, size)
+        largest_nearest = tl.maximum(largest_nearest, tl.max(piece, 0))
+        num_large += tl.sum(tl.where(2 * piece >= largest, tl.cdiv(own, size), 0), 0)
+    nearest = (num_large <= at_once).to(tl.int32)
+    largest = tl.where(nearest > 0, largest_nearest, largest)
     used = tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
         row = start + i
-        end = tl.load(rows_ptr + 3 * rows_stride + row, mask=row < num_rows, other=0)
-        low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
-        own = tl.maximum(end - low, 0)
-        share = ((2 * own.to(tl.int64) * at_once + total) // (2 * total)).to(tl.int32)  # nearest
-        share = tl.minimum(tl.maximum(share, 1), MAX_PIECES)
-        size = piece_size(own, share, G, BLOCK_N, MIN_PIECE)
+        low, own, end = _keys(ends_ptr, row, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        size = _share_size(own, total, at_once, nearest, G, BLOCK_N, MIN_PIECE, MAX_PIECES)
         count = tl.cdiv(own, size)
         # Large ones first, by classes of their size.
         place = CLASSES - 1 - tl.minimum(own, size) * CLASSES // (largest + 1)
