@@ -10,13 +10,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
-from minisgl.kernel import build, jit
+from minisgl.kernel import build, jit, registry
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
@@ -92,6 +93,58 @@ def test_those_who_start_together_build_once(small: Path, caplog: pytest.LogCapt
     assert answers == [42, 42, 42]
     assert caplog.text.count("compiling the C++ kernels") == 1
     assert len(libraries(small)) == 1
+
+
+def test_a_build_begins_while_others_do_something_else(
+    small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    compile_library = jit._compile_library
+
+    def slow(library: jit.Library, folder: Path) -> Path:
+        has_begun.set()
+        assert may_end.wait(30)
+        return compile_library(library, folder)
+
+    monkeypatch.setattr(jit, "_compile_library", slow)
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(1) as pool:
+        building = jit.begin_building()
+        assert has_begun.wait(30)
+        answer = pool.submit(lambda: jit.load_library().answer())
+        time.sleep(0.2)
+        assert not answer.done()
+        may_end.set()
+        assert answer.result(60) == 42
+        building.join(30)
+    assert caplog.text.count("compiling the C++ kernels") == 1
+
+
+def test_a_build_that_fails_meanwhile_is_told_where_it_is_loaded(small: Path) -> None:
+    (jit.CSRC / "answer.cpp").write_text("int broken( { }\n")
+    jit.begin_building().join(60)
+    with pytest.raises(jit.JitUnavailable, match="error: expected"):
+        jit.load_library()
+
+
+def test_what_a_killed_build_left_is_removed(small: Path) -> None:
+    path = jit._library_path(jit.CPU, jit._compiler())
+    left = small / f"{path.stem}-abc"
+    other = small / "minisgl_cpu-of-another"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+    (left / "half.o").touch()
+    assert jit.load_library().answer() == 42
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_on_a_gpu_the_hosts_kernels_are_built_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(registry, "begin_building", lambda: begun.append("the host's"))
+    no_triton = SimpleNamespace(CudaOps=lambda thin: Ops())
+    monkeypatch.setitem(sys.modules, "minisgl.kernel.cuda", no_triton)
+    create_ops(torch.device("cuda"))
+    assert begun == ["the host's"]
 
 
 def test_a_source_that_does_not_compile_is_one_line(

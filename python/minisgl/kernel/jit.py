@@ -18,9 +18,10 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,15 +64,26 @@ def load_library(library: Library = CPU) -> Any:
 
     A cached library loads in milliseconds. Raises JitUnavailable.
     """
-    _refuse_if_disabled()
+    path = _build_library(library)
     import tvm_ffi
 
-    path = _library_path(library, _compiler())
-    _build_once(path, library.what, lambda folder: _compile_library(library, folder))
     try:
         return tvm_ffi.load_module(str(path))
     except (RuntimeError, OSError) as error:
         raise JitUnavailable(f"{path} does not load: {error}") from error
+
+
+def begin_building(library: Library = CPU) -> threading.Thread:
+    """Have a thread build the library, if need be, while the caller does something else. Whoever
+    loads it waits until it is there, and is told what went wrong."""
+
+    def build() -> None:
+        with suppress(JitUnavailable):
+            _build_library(library)
+
+    thread = threading.Thread(target=build, name=f"build {library.name}", daemon=True)
+    thread.start()
+    return thread
 
 
 def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = "") -> bytes:
@@ -103,6 +115,13 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
     path = env.cache_dir() / f"{name}-{arch}-{key}.cubin"
     _build_once(path, f"{name}.cu for {arch}", compile_cubin, logging.DEBUG)
     return path.read_bytes()
+
+
+def _build_library(library: Library) -> Path:
+    _refuse_if_disabled()
+    path = _library_path(library, _compiler())
+    _build_once(path, library.what, lambda folder: _compile_library(library, folder))
+    return path
 
 
 def _refuse_if_disabled() -> None:
@@ -187,7 +206,10 @@ def _build_once(
                 return  # another process built it while this one waited
             logger.log(level, "compiling %s (first start only) ...", what)
             started = time.monotonic()
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            prefix = f"{path.stem}-"
+            for abandoned in path.parent.glob(f"{prefix}*/"):  # by a build that was killed
+                shutil.rmtree(abandoned, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
                 built = compile_into(Path(folder))
                 checksum = Path(folder) / "checksum"
                 checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.kernel.hopper import on_hopper
-from minisgl.kernel.jit import JitUnavailable, load_library
+from minisgl.kernel.jit import JitUnavailable, begin_building, load_library
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
@@ -29,6 +29,7 @@ def _create_cpu_ops() -> Ops:
 
 def _create_cuda_ops() -> Ops:
     """For the current device."""
+    begin_building()  # the host's own, for the prefix tree: a first start has more to compile
     from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
     from minisgl.kernel.thin import ThinProducts
 
