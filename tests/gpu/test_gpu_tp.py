@@ -181,7 +181,8 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_server(rank: int, tmp_path: Path) -> None:
     needs(2)
-    server = RunningServer(tmp_path, "--tp", "2", "--device", "cuda", "--num-pages", "1024")
+    flags = ("--tp", "2", "--device", "cuda", "--num-pages", "1024")
+    server = RunningServer(tmp_path, *flags, wait_s=150)  # a first start compiles
     with closing(server), server.client() as client:
         stream = client.completions.create(
             model="minisgl-builtin",

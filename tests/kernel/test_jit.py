@@ -119,6 +119,38 @@ def test_a_build_begins_while_others_do_something_else(
     assert caplog.text.count("compiling the C++ kernels") == 1
 
 
+def test_builds_of_two_threads_do_not_take_ninja_from_each_other(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not on the PATH, as in an environment that is not activated."""
+    from tvm_ffi import cpp
+
+    without = str(small)
+    running: list[str] = []
+
+    def build(name: str, *, build_directory: str, **_: object) -> str:
+        running.append(name)
+        time.sleep(0.2)
+        assert running == [name]
+        assert os.environ["PATH"] != without
+        running.clear()
+        built = Path(build_directory) / name
+        built.touch()
+        return str(built)
+
+    compiler = jit._compiler()
+    monkeypatch.setattr(cpp, "build", build)
+    monkeypatch.setattr(jit, "_compiler", lambda: compiler)
+    monkeypatch.setenv("PATH", without)
+    other = jit.Library("other", "", "something else")
+    building = jit.begin_building()
+    path = jit._build_library(other)
+    building.join(30)
+    assert path.exists()
+    assert len(libraries(small)) == 2
+    assert os.environ["PATH"] == without
+
+
 def test_a_build_that_fails_meanwhile_is_told_where_it_is_loaded(small: Path) -> None:
     (jit.CSRC / "answer.cpp").write_text("int broken( { }\n")
     jit.begin_building().join(60)

@@ -18,8 +18,9 @@ import psutil
 class RunningServer:
     """``python -m minisgl`` as a child process with a socket folder of its own."""
 
-    def __init__(self, folder: Path, *args: str, **env: str) -> None:
-        self.sockets = folder
+    def __init__(self, folder: Path, *args: str, wait_s: float = 60, **env: str) -> None:
+        """wait_s: for what `wait_for` looks for, at most."""
+        self.sockets, self._wait_s = folder, wait_s
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minisgl", "--port", "0", *args],
             stdout=subprocess.PIPE,
@@ -41,7 +42,7 @@ class RunningServer:
             self.output[name] += line
 
     def wait_for(self, pattern: str, where: str = "out") -> str:
-        deadline = time.monotonic() + 150  # a first start on a GPU compiles
+        deadline = time.monotonic() + self._wait_s
         while not (found := re.search(pattern, self.output[where])):
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output

@@ -124,7 +124,8 @@ def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
     elif isinstance(node, list):
         for item in node:
             if isinstance(item, dict) and (name := _name_of(item)) is not None:
-                numbers = {key: value for key, value in item.items() if key not in _SIZES}
+                sizes = () if any(key in item for key in _NAMES) else _SIZES  # told by the name
+                numbers = {key: value for key, value in item.items() if key not in sizes}
                 yield from _numbers(numbers, (*path, name))
 
 

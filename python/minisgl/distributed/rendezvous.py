@@ -17,7 +17,11 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 # Documented, but not among the names that torch exports for type checkers.
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]  # exported from C++
+    FileStore,
+    Store,
+    TCPStore,
+)
 
 from minisgl.distributed.communicator import DistributedInfo
 from minisgl.errors import ConfigError, PeerLost

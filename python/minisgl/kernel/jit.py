@@ -41,6 +41,8 @@ CFLAGS = (
 )
 LDFLAGS = ("-fopenmp",)
 
+_BUILDING = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -156,7 +158,7 @@ def _library_path(library: Library, compiler: str) -> Path:
 def _compile_library(library: Library, folder: Path) -> Path:
     from tvm_ffi import cpp
 
-    with _ninja_on_path():
+    with _BUILDING, _ninja_on_path():  # threads have one PATH
         return Path(
             cpp.build(
                 library.name,

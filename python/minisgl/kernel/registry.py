@@ -29,8 +29,9 @@ def _create_cpu_ops() -> Ops:
 
 def _create_cuda_ops() -> Ops:
     """For the current device."""
-    begin_building()  # the host's own, for the prefix tree: a first start has more to compile
     from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
     from minisgl.kernel.thin import ThinProducts
 
-    return CudaOps(on_hopper(ThinProducts, "products of few rows are cuBLAS's"))
+    ops = CudaOps(on_hopper(ThinProducts, "products of few rows are cuBLAS's"))
+    begin_building()  # the host's own, for the prefix tree: a first start has more to compile
+    return ops
