@@ -47,7 +47,7 @@ def backend(
     if device.type == "cpu" or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is for Hopper")
     monkeypatch.setattr(fused, "FEWEST_GROUPED", 0)
-    return FusedMoeBackend(CudaOps(), GroupedProducts())
+    return FusedMoeBackend(CudaOps(), GroupedProducts(torch.bfloat16))
 
 
 def _skip_what_the_interpreter_cannot(dtype: torch.dtype, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from minisgl.kernel.grouped import MOST, GroupedProducts
 def products() -> GroupedProducts:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is for Hopper")
-    return GroupedProducts()
+    return GroupedProducts(torch.bfloat16)
 
 
 def _rows(counts: list[int], top_k: int) -> tuple[Tensor, Tensor]:

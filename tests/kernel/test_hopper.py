@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from unittest.mock import Mock
 
 import pytest
 import torch
 from hopper_kernels import uncompiled
 
+from minisgl.kernel import grouped
 from minisgl.kernel.hopper import SHARED_BYTES, on_hopper
 from minisgl.kernel.jit import JitUnavailable
 
@@ -19,6 +21,41 @@ def test_a_kernel_is_made_once_and_may_use_a_blocks_memory() -> None:
     library.cubin_load.assert_called_once_with(b"kind")
     library.cubin_kernel.assert_called_once_with(5, "product")
     library.kernel_allow.assert_called_once_with(7, SHARED_BYTES)
+
+
+def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def cubin(kind: bytes) -> bytes:
+        has_begun.set()
+        assert may_end.wait(30)
+        raise JitUnavailable("no compiler")
+
+    kernels = uncompiled("left to Triton", Mock())
+    kernels._cubin = cubin
+    kernels.begin(b"kind")
+    assert has_begun.wait(30)
+    assert not caplog.text
+    may_end.set()
+    assert kernels.get(b"kind") is None  # who asks for it is told
+    assert "left to Triton: no compiler" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "begun"),
+    [
+        (torch.float16, [(torch.float16, True), (torch.float16, False)]),
+        (torch.float32, []),  # which it does not multiply
+    ],
+)
+def test_products_of_experts_are_compiled_for_their_dtype(
+    dtype: torch.dtype, begun: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Mock()
+    monkeypatch.setattr(grouped, "Kernels", Mock(return_value=kernels))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Mock())
+    grouped.GroupedProducts(dtype)
+    assert [call.args[0] for call in kernels.begin.call_args_list] == begun
 
 
 def test_weights_are_described_once_for_each_size_of_a_copy() -> None:

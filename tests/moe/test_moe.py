@@ -28,7 +28,9 @@ TABLE = [
 
 @pytest.fixture(params=["torch", "cpu"])
 def backend(request: pytest.FixtureRequest) -> BaseMoeBackend:
-    return TorchMoeBackend(Ops()) if request.param == "torch" else create_moe_backend(_cpu())
+    if request.param == "torch":
+        return TorchMoeBackend(Ops())
+    return create_moe_backend(_cpu(), torch.float32)
 
 
 def _cpu() -> Ops:
@@ -57,7 +59,7 @@ def test_experts_match_float64(
 
 
 def test_the_compiled_path_is_taken() -> None:
-    assert isinstance(create_moe_backend(_cpu()), CpuMoeBackend)
+    assert isinstance(create_moe_backend(_cpu(), torch.float32), CpuMoeBackend)
 
 
 def test_threads_and_neighbours_change_nothing() -> None:

@@ -193,7 +193,7 @@ def make_inputs(
 def _on_gpu(name: str, shape: Shape, counts: Iterable[int]) -> list[dict[str, Any]]:
     device, dtype = torch.device("cuda"), torch.bfloat16
     ops = create_ops(device)
-    backend = create_moe_backend(ops)
+    backend = create_moe_backend(ops, dtype)
     layers = gpu_layers(shape)
     routers = torch.randn(len(layers), shape.experts, shape.hidden, device=device, dtype=dtype)
     rows = []

@@ -1,6 +1,7 @@
 """The experts' products on Hopper: what the host knows of `csrc/cuda/grouped.cu`.
 
-Compiled by NVRTC at the first use and cached on disk: two kernels for a dtype, whatever the sizes.
+Compiled by NVRTC, which takes 8 s for each, and cached on disk: two kernels for a dtype, whatever
+the sizes.
 """
 
 from __future__ import annotations
@@ -45,12 +46,18 @@ def kernel_cubin(kind: tuple[torch.dtype, bool]) -> bytes:
 class GroupedProducts:
     """The kernels on the current device."""
 
-    def __init__(self) -> None:
-        """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
+    def __init__(self, dtype: torch.dtype) -> None:
+        """dtype: of weights to come; what multiplies them is compiled meanwhile.
+
+        Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
+        """
         self._kernels = Kernels(
             "grouped_product", kernel_cubin, "experts' products of many rows are Triton's"
         )
         self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
+        if dtype in TYPES:
+            for gated in (True, False):
+                self._kernels.begin((dtype, gated))
 
     def takes(self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor) -> bool:
         """Whether both products of experts can be computed here."""

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from minisgl.kernel.jit import CSRC, CUDA, JitUnavailable, load_cubin, load_library
+from minisgl.kernel.jit import CSRC, CUDA, JitUnavailable, begin, load_cubin, load_library
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -64,6 +64,10 @@ class Kernels(Generic[Kind]):
         self._name, self._cubin, self._otherwise = name, cubin, otherwise
         self._made: dict[Kind, int | None] = {}
         self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
+
+    def begin(self, kind: Kind) -> None:
+        """Have one compiled, if need be, while the caller does something else."""
+        begin(lambda: self._cubin(kind))
 
     def make(self, kind: Kind) -> int:
         """Raises JitUnavailable and RuntimeError."""

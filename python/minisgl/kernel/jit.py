@@ -76,14 +76,19 @@ def load_library(library: Library = CPU) -> Any:
 
 
 def begin_building(library: Library = CPU) -> threading.Thread:
-    """Have a thread build the library, if need be, while the caller does something else. Whoever
-    loads it waits until it is there, and is told what went wrong."""
+    """Have the library built, if need be, while the caller does something else."""
+    return begin(lambda: _build_library(library))
 
-    def build() -> None:
+
+def begin(build: Callable[[], object]) -> threading.Thread:
+    """Have a thread build something, if need be, while the caller does something else. Whoever
+    calls `build` meanwhile waits until it is there, and is told what went wrong."""
+
+    def build_quietly() -> None:
         with suppress(JitUnavailable):
-            _build_library(library)
+            build()
 
-    thread = threading.Thread(target=build, name=f"build {library.name}", daemon=True)
+    thread = threading.Thread(target=build_quietly, name="build", daemon=True)
     thread.start()
     return thread
 

@@ -95,7 +95,7 @@ class Decoder(BaseLLMModel):
             name=EMBEDDING,
             alias=LM_HEAD if config.tie_word_embeddings else None,
         )
-        moe = create_moe_backend(build.ops) if spec.moe else None
+        moe = create_moe_backend(build.ops, build.dtype) if spec.moe else None
         self.blocks = OPList([Block(spec, build, rope, moe, i) for i in range(config.num_layers)])
         self.norm = RMSNormFused(
             build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
