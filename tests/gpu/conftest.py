@@ -21,7 +21,7 @@ INTERPRETED = (
     *("test_triton_ops.py", "test_gpu_moe.py", "test_decode_cut.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py"),
 )
-COMPILED = ("test_gpu_targets.py",)
+COMPILED = ("test_gpu_targets.py", "test_launch.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,10 +26,15 @@ def pretend(compiled: list[str]) -> None:
         probe_tokens = CudaDevice.probe_tokens
         min_chunk_tokens = CudaDevice.min_chunk_tokens
         stall_target_s = CudaDevice.stall_target_s
+        can_rehearse = True
 
         def warm_up_rows(self, most: int) -> list[int]:
             # It reads nothing of the device that it belongs to, which only a GPU could make.
             return CudaDevice.warm_up_rows(self, most)  # type: ignore[arg-type]
+
+        def rehearse(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+            for step in steps:
+                step()()
 
         def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Any:
             if not max_graph_rows:

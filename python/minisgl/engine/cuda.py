@@ -12,7 +12,7 @@ are copied to pinned memory right behind the step, and an event tells when they 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
-from minisgl.engine.graph import PROMPT_TOKENS, SIZES, GraphRunner
+from minisgl.engine.graph import PROMPT_TOKENS, SIZES, GraphRunner, captured
 from minisgl.errors import ConfigError
 
 _cuda: Any = torch.cuda  # whose events and streams have no annotations
@@ -92,6 +92,7 @@ class CudaDevice(Device):
     stall_target_s = 0.005  # decision 0009 has what 5 and 10 ms do
     min_chunk_tokens = 1024
     max_graph_tokens = PROMPT_TOKENS[-1]
+    can_rehearse = True
     default_memory_ratio = 0.9
 
     def __init__(self, index: int = 0) -> None:
@@ -187,6 +188,26 @@ class CudaDevice(Device):
 
     def warm_up_rows(self, most: int) -> list[int]:
         return [*(size for size in WARM_UP_ROWS if size < most), most]
+
+    def rehearse(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+        """What is captured in a graph does not run."""
+        from minisgl.kernel.triton.launch import compile_only
+
+        def capture() -> None:
+            pool, last = torch.cuda.graph_pool_handle(), None
+            x = torch.zeros(8, 8, device=self.torch_device)
+            x.mm(x)  # cuBLAS makes its handle, which no graph may hold
+            for step in steps:
+                launch = step()
+                graph = torch.cuda.CUDAGraph()
+                # relaxed: libraries that are called for the first time allocate
+                with captured(graph, pool, "relaxed"):
+                    launch()
+                last = graph  # so long the pool has an owner
+            del last
+
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            compile_only(capture)
 
     def tune(self, decode: Callable[[], object]) -> None:
         """Nothing is left to choose by time."""

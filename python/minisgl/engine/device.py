@@ -8,7 +8,7 @@ caller goes on; the `Pending` that comes back is the marker to wait for. Read ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,7 +83,7 @@ class Device(ABC):
     probe_tokens: how long a prompt must be for its time to tell the prefill rate.
     stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
     for it than min_chunk_tokens, below which prompts run at a much lower rate.
-    max_graph_tokens: no `Runner.prompt_sizes` are larger.
+    max_graph_tokens: no `Runner.prompt_sizes` are larger. can_rehearse: whether `rehearse` can.
     """
 
     torch_device: torch.device
@@ -91,6 +91,7 @@ class Device(ABC):
     stall_target_s: float
     min_chunk_tokens: int
     max_graph_tokens = 0
+    can_rehearse = False
     default_memory_ratio: float
 
     @abstractmethod
@@ -123,6 +124,11 @@ class Device(ABC):
         """Up to `most` decode rows: numbers of them whose steps take different kernels, if these
         are to be compiled before a user waits for them."""
         return []
+
+    def rehearse(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+        """Have the kernels of steps compiled, side by side. A step is called as `enqueue`d work is;
+        what it returns launches the kernels, none of which runs."""
+        raise AssertionError("this device cannot launch without running")
 
     @abstractmethod
     def tune(self, decode: Callable[[], object]) -> None:

@@ -6,8 +6,9 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -167,16 +168,37 @@ class Engine:
         """Wait for all that was launched."""
         self.device.enqueue(lambda: torch.empty(0, dtype=torch.int32)).wait()
 
+    def rehearse(self, plans: Iterable[Plan]) -> None:
+        """Have all kernels of these steps compiled, side by side; none runs (`Device.rehearse`)."""
+
+        def prepared(plan: Plan) -> Callable[[], object]:
+            size = self.runner.padded(plan)
+            step = self._upload(plan, size)[1]
+            return lambda: self._sample(self._forward(plan, size, step), step)
+
+        self.device.rehearse(partial(prepared, plan) for plan in plans)
+
+    def can_rehearse(self, plan: Plan) -> bool:
+        """Whether the device can, and nothing in the step waits for it."""
+        has_prompts = plan.num_decodes < plan.num_rows
+        is_safe = self._attn.prompts_graph_safe if has_prompts else self._attn.graph_safe
+        return self.device.can_rehearse and is_safe
+
+    def _upload(self, plan: Plan, size: StepSize | None) -> tuple[Hashable, StepTensors]:
+        """The step's shape, None if it is not padded, and what it needs, on the device."""
+        arrays = make_arrays(plan, self._tables, self.page_size, size)
+        step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
+        if plan.new_pages:  # before any graph: how many there are is no part of a shape
+            self._ops.write_pages(self._tables.page_table, step.new_pages)
+        return arrays.shape, step
+
     def _step(self, plan: Plan) -> Tensor:
         """One step, in stream order: int32 ids [S] of the rows that sample."""
         if self._guard:
             self._guard.before(plan)
         size = self.runner.padded(plan)
-        arrays = make_arrays(plan, self._tables, self.page_size, size)
-        step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
-        if plan.new_pages:  # before any graph: how many there are is no part of a shape
-            self._ops.write_pages(self._tables.page_table, step.new_pages)
-        shape, num_samples = arrays.shape, len(plan.sample_rows)
+        shape, step = self._upload(plan, size)
+        num_samples = len(plan.sample_rows)
         if plan.num_decodes < plan.num_rows:  # whose shape says nothing of what samples
             x_SD = self.runner.run(shape, lambda: self._forward(plan, size, step))
             next_ids = self._sample(x_SD[:num_samples], step)

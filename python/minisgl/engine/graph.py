@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,16 +105,26 @@ class GraphRunner(Runner):
     ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         start = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
+        with captured(graph, self._pool, "thread_local"):
             output = compute()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # it only says that something failed
-                graph.capture_end()
-            raise
-        graph.capture_end()
         logger.debug("captured %s in %.3f s", shape, time.perf_counter() - start)
         return graph, output
+
+
+@contextlib.contextmanager
+def captured(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[None]:
+    """What is launched within, on the current stream, becomes the graph's instead of running.
+
+    pool: of memory. mode: which calls of CUDA are errors within, as `capture_begin` names it.
+    """
+    graph.capture_begin(pool=pool, capture_error_mode=mode)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # it only says that something failed
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 def _up_to(most: int, sizes: Iterable[int]) -> list[int]:

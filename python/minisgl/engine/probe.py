@@ -101,16 +101,19 @@ def tune(engine: Engine) -> None:
 
 
 def warm_up(engine: Engine) -> None:
-    """Run steps of all kinds whose kernels would otherwise be compiled when one is met, which holds
-    up everybody for a second: once on a machine, since then they are found on its disk."""
+    """Compile what steps of all kinds need: otherwise the first of a kind would hold up everybody
+    for a second. Once on a machine, since then it is found on its disk."""
     rows = engine.device.warm_up_rows(engine.max_running)
     marker = _warm_marker(engine)
     if not rows or engine.comm.all_min(int(marker.exists())):
         return
     logger.info("compiling the kernels that requests will need (first start of this model) ...")
     start = time.monotonic()
-    for plan in warm_up_plans(engine, rows):
-        if _fits(engine, plan):
+    plans = [plan for plan in warm_up_plans(engine, rows) if _fits(engine, plan)]
+    if rehearsed := [plan for plan in plans if engine.can_rehearse(plan)]:
+        engine.rehearse(rehearsed)
+    for plan in plans:
+        if not engine.can_rehearse(plan):
             run_probe(engine, plan)
     logger.info("compiled in %.1f s", time.monotonic() - start)
     with contextlib.suppress(OSError):  # the next start does it again
