@@ -58,9 +58,11 @@ def _over_nccl(
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
     from minisgl.distributed.peer import connect_peers
     from minisgl.kernel import jit
+    from minisgl.kernel.all_reduce import all_reduce_cubin
 
     library = None
     if pynccl:
+        jit.begin(lambda: all_reduce_cubin(device, host.size))  # needed next; takes seconds, once
         try:
             library = jit.load_library(jit.CUDA)
         except jit.JitUnavailable as error:
