@@ -46,8 +46,8 @@ def has_pdl() -> bool:
 
 def compile_only(work: Callable[[], None]) -> None:
     """Kernels that `work` launches, in this thread, and that are not compiled yet are compiled and
-    do not run: side by side, by as many threads as there are cores, of which a compiler that holds
-    the interpreter's lock for a tenth of its time keeps most busy. When it returns, all are.
+    do not run: side by side, by as many threads as there are cores, since Triton's compiler holds
+    the interpreter's lock for a tenth of its time. When it returns, all are.
 
     Raises what the compiler raises.
     """
