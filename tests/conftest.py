@@ -1,13 +1,15 @@
-"""One thread for everybody's arithmetic, no GPU but in `tests/gpu`, and logging as it was.
+"""One thread for arithmetic, no GPU but in `tests/gpu`, Ctrl-C that interrupts, logging as it was.
 
 The tests run side by side on few cores and compute on tiny tensors: with more threads each, the
 threads wait for each other most of the time (18 times slower was measured). Tests that name no
-device are about the CPU, also on a machine with GPUs. A test may set up logging, as commands do;
-the next one in its process finds nothing of that.
+device are about the CPU, also on a machine with GPUs. A script that starts the tests with `&` has
+them ignore Ctrl-C, which some are about, and every process that they start. A test may set up
+logging, as commands do; the next one in its process finds nothing of that.
 """
 
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,9 @@ import pytest
 import torch
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
