@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# From a machine with an NVIDIA GPU and a CUDA build of torch to GPU tests and benchmark JSON, all the
-# files that docs/performance-cuda.md quotes: about ten minutes on one H200, ten more on four.
+# From a machine with an NVIDIA GPU and a CUDA build of torch to GPU tests and the benchmark JSON that
+# docs/performance-cuda.md quotes, but for h200-experiments.json and files that are named after a
+# commit: half an hour on one H200, ten minutes more on four.
 #
 #   scripts/gpu_check.sh [OUT]      OUT: where the JSON goes (default: benchmarks/results)
 #

@@ -76,3 +76,10 @@ def cache_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "minisgl"
+
+
+def triton_cache_dir() -> Path:
+    """The folder where Triton keeps its compiled kernels, by its own rule."""
+    if explicit := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(explicit)
+    return Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -35,7 +37,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
         )
 
     monkeypatch.setattr(CpuDevice, "warm_up_rows", lambda device, most: [1, 5, most])
-    monkeypatch.setattr(probe, "_warm_marker", lambda engine: tmp_path / "cache" / "warm")
+    monkeypatch.setattr(probe, "_warm_markers", lambda *_: [tmp_path / "cache" / "warm"])
     monkeypatch.setattr(probe, "run_probe", recorded)
 
     def start() -> set[tuple[int, tuple[int, ...], int, bool]]:
@@ -200,16 +202,49 @@ def test_prompts_are_replayed_where_launching_takes_longer(
     assert runner.max_tokens == 0
 
 
-def test_the_mark_of_a_first_start_is_found_by_one_like_it_alone() -> None:
-    def mark(dtype: str) -> Path:
-        engine = Engine(
-            EngineConfig(
-                folder=model_path(), device="cpu", dtype=dtype, num_pages=16, max_running=4
-            )
-        )
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "bfloat16"},
+        {"max_running": 5},
+        # Less is compiled where less fits.
+        {"num_pages": 3},
+        {"max_seq_len": 40},
+        {"max_prefill_tokens": 8},
+    ],
+    ids=str,
+)
+def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[str, Any]) -> None:
+    def marks(**options: Any) -> list[Path]:
+        common = {"dtype": "float32", "num_pages": 16, "max_running": 4}
+        engine = Engine(EngineConfig(folder=model_path(), device="cpu", **common | options))
         try:
-            return probe._warm_marker(engine)
+            plans = probe.warm_up_plans(engine, [1, 2, 4])
+            fitting = [plan for plan in plans if probe._fits(engine, plan)]
+            assert fitting
+            return probe._warm_markers(engine, fitting)
         finally:
             engine.close()
 
-    assert mark("float32") == mark("float32") != mark("bfloat16")
+    assert marks() == marks() != marks(**other)
+
+
+def test_kernels_are_compiled_again_where_a_folder_of_them_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = {"MINISGL_CACHE_DIR": tmp_path / "ours", "TRITON_CACHE_DIR": tmp_path / "tritons"}
+
+    def warms_up() -> bool:
+        caplog.clear()
+        probe.warm_up(engine)
+        return "first start of this model" in caplog.text
+
+    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    for name, folder in folders.items():
+        monkeypatch.setenv(name, str(folder))
+    with closing(engine), caplog.at_level("INFO"):
+        monkeypatch.setattr(engine.device, "warm_up_rows", lambda most: [most])
+        assert [warms_up() for _ in range(2)] == [True, False]
+        for folder in folders.values():
+            shutil.rmtree(folder)
+            assert [warms_up() for _ in range(2)] == [True, False]

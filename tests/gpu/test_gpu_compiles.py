@@ -37,20 +37,23 @@ EXPERTS = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
-PADDED, UNPADDED = (256, 256), (0, 64)  # rows of graphs and of the engine
+# Rows of graphs and of the engine, and prompt tokens of a step, if they are not to be measured.
+PADDED, UNPADDED, UNMEASURED = (256, 256, 0), (0, 64, 0), (0, 64, 512)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("rows", [PADDED, UNPADDED], ids=["graphs", "no graphs"])
+@pytest.mark.parametrize(
+    "sizes", [PADDED, UNPADDED, UNMEASURED], ids=["graphs", "no graphs", "nothing measured"]
+)
 @pytest.mark.parametrize("attn", ["auto", "triton"])
 @pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_nothing_is_compiled_after_the_start(
-    config: dict[str, Any], attn: str, rows: tuple[int, int], tmp_path: Path
+    config: dict[str, Any], attn: str, sizes: tuple[int, int, int], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     caches = {"TRITON_CACHE_DIR": str(tmp_path / "t"), "MINISGL_CACHE_DIR": str(tmp_path / "m")}
     result = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), attn, *map(str, rows)],
+        [sys.executable, __file__, str(tmp_path), attn, *map(str, sizes)],
         env={**os.environ, **caches, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -61,7 +64,7 @@ def test_nothing_is_compiled_after_the_start(
     assert later == []
 
 
-def main(folder: Path, attn: str, max_graph_rows: int, max_running: int) -> None:
+def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: int) -> None:
     """Print which kernels are compiled at the start, and which when requests come."""
     import triton
     from pretended_gpu import pretend
@@ -82,6 +85,7 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int) -> None
         num_pages=8192,
         max_running=max_running,
         cuda_graph_max_bs=max_graph_rows,
+        max_prefill_tokens=chunk or None,
         dummy_weight=True,
     )
     engine = Engine(config)
@@ -110,4 +114,4 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int) -> None
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -33,7 +33,7 @@ def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> Non
 
     kernels = uncompiled("left to Triton", Mock())
     kernels._cubin = cubin
-    kernels.begin(b"kind")
+    kernels.begin_compiling(b"kind")
     assert has_begun.wait(30)
     assert not caplog.text
     may_end.set()
@@ -55,7 +55,7 @@ def test_products_of_experts_are_compiled_for_their_dtype(
     monkeypatch.setattr(grouped, "Kernels", Mock(return_value=kernels))
     monkeypatch.setattr(torch.cuda, "get_device_properties", Mock())
     grouped.GroupedProducts(dtype)
-    assert [call.args[0] for call in kernels.begin.call_args_list] == begun
+    assert [call.args[0] for call in kernels.begin_compiling.call_args_list] == begun
 
 
 def test_weights_are_described_once_for_each_size_of_a_copy() -> None:

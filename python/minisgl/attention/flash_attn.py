@@ -38,8 +38,8 @@ class FlashAttentionBackend(PagedAttnBackend):
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] != 9:
             raise ConfigError(
-                "attention backend 'fa' is FlashAttention 3, for decode everywhere, which runs on "
-                "Hopper GPUs only; choose --attn triton, or fa,triton: FlashAttention 2 for prompts"
+                "attention backend 'fa' decodes with FlashAttention 3, which runs on Hopper GPUs "
+                "only; choose --attn triton, or fa,triton: FlashAttention 2 for prompts"
             )
         if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
             raise ConfigError(

@@ -62,7 +62,8 @@ def _over_nccl(
 
     library = None
     if pynccl:
-        jit.begin(lambda: all_reduce_cubin(device, host.size))  # needed next; takes seconds, once
+        # Needed next, and takes seconds, once.
+        jit.build_in_thread(lambda: all_reduce_cubin(device, host.size))
         try:
             library = jit.load_library(jit.CUDA)
         except jit.JitUnavailable as error:

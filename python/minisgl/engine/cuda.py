@@ -5,8 +5,9 @@
     host     | plan n | launch n | settle n-1 |  plan n+1  | launch n+1 | settle n |
     stream            | upload n | step n ........................ | ids n -> host |
 
-Nothing but `Pending.wait` waits for the device, and that only for the ids of its own step: they
-are copied to pinned memory right behind the step, and an event tells when they are there.
+Nothing in a step but `Pending.wait` waits for the device, and that only for the ids of its own
+step: they are copied to pinned memory right behind the step, and an event tells when they are
+there. (`upload` would wait, if more than RING steps were under way.)
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class CudaDevice(Device):
                 # relaxed: libraries that are called for the first time allocate
                 with captured(graph, pool, "relaxed"):
                     launch()
-                last = graph  # so long the pool has an owner
+                last = graph  # keeps the pool alive until the next step has its graph
             del last
 
         with torch.inference_mode(), torch.cuda.stream(self._stream):

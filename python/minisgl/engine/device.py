@@ -29,8 +29,9 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Rows that decode; rows that do not, of prompts, and their tokens. longest: of what a step is
-    padded to, the longest context that a prompt may have."""
+    """num_decodes: rows that decode. num_prompts, num_prompt_tokens: the other rows, and their
+    tokens. longest: in a padded step, how long a prompt's context may be; else 0.
+    """
 
     num_decodes: int
     num_prompts: int

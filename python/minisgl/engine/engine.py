@@ -379,7 +379,8 @@ def _activation_bytes(
     config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
 ) -> int:
     """Upper estimate for one step: the widest layer's tensors, and float32 logits three times, as
-    filters and noise are added to copies. Steps in graphs share memory, which no other has."""
+    filters and noise are added to copies. All graphs share one memory, which steps outside of them
+    cannot use: it is counted beside theirs."""
     model = spec.config
     heads = model.num_heads + 2 * model.num_kv_heads
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)

@@ -4,9 +4,9 @@ A graph remembers kernels with their addresses, so a padded step finds its input
 step of its shape found them (`Device.upload`), and works in memory that all graphs share: they
 run one after another. What it gives stays each graph's own: ids, or what the head takes.
 
-Capture is lazy: the first step of a shape runs as it is (which also compiles its kernels), the
-second is captured and replayed. Both moments depend on the plans alone, so every rank reaches
-them at the same step.
+Steps that only decode are captured lazily: the first of a shape runs as it is, the second is
+captured and replayed. Both moments depend on the plans alone, so every rank reaches them at the
+same step. Steps with prompts are captured before the engine serves (`probe.capture_prompts`).
 """
 
 from __future__ import annotations

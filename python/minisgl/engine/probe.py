@@ -104,12 +104,14 @@ def warm_up(engine: Engine) -> None:
     """Compile what steps of all kinds need: otherwise the first of a kind would hold up everybody
     for a second. Once on a machine, since then it is found on its disk."""
     rows = engine.device.warm_up_rows(engine.max_running)
-    marker = _warm_marker(engine)
-    if not rows or engine.comm.all_min(int(marker.exists())):
+    if not rows:
+        return
+    plans = [plan for plan in warm_up_plans(engine, rows) if _fits(engine, plan)]
+    markers = _warm_markers(engine, plans)
+    if engine.comm.all_min(int(all(marker.exists() for marker in markers))):
         return
     logger.info("compiling the kernels that requests will need (first start of this model) ...")
     start = time.monotonic()
-    plans = [plan for plan in warm_up_plans(engine, rows) if _fits(engine, plan)]
     if rehearsed := [plan for plan in plans if engine.can_rehearse(plan)]:
         engine.rehearse(rehearsed)
     for plan in plans:
@@ -117,20 +119,22 @@ def warm_up(engine: Engine) -> None:
             run_probe(engine, plan)
     logger.info("compiled in %.1f s", time.monotonic() - start)
     with contextlib.suppress(OSError):  # the next start does it again
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+        for marker in markers:
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
 
 def warm_up_plans(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
-    """Steps of so many decode rows, with and without prompts and a shared beginning, then steps
-    with other filters, and with prompts of other kinds and lengths."""
+    """Steps of so many decode rows, with and without prompts and a shared beginning, then greedy
+    and filtered ones, and such with prompts of other kinds and lengths."""
     shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
         yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
         if num_decodes >= MIN_SHARED_ROWS:
             yield probe_plan(engine, num_decodes, before=shared)
-    yield probe_plan(engine, 1, sampling=FILTERED)
+    for sampling in (GREEDY, FILTERED):
+        yield probe_plan(engine, 1, sampling=sampling)
     yield probe_plan(engine, 0, [SHORT], before=engine.page_size)
     for num_tokens in (SHORT, LONG):
         for others in (1, MAX_PROMPTS):
@@ -149,8 +153,9 @@ def _fits(engine: Engine, plan: Plan) -> bool:
     )
 
 
-def _warm_marker(engine: Engine) -> Path:
-    """A file that says that a start like this one has compiled what it runs."""
+def _warm_markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
+    """Files that say that a start like this one, with these steps, has compiled their kernels: one
+    in each folder that kernels are in, so that none outlives them."""
     config = engine.model_config
     kernels = hashlib.sha256()
     folder = Path(kernel.__file__ or "").parent
@@ -165,9 +170,10 @@ def _warm_marker(engine: Engine) -> Path:
         config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
         sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
         mixture and mixture.top_k,
+        [(plan.num_decodes, plan.starts, plan.ends, engine.runner.padded(plan)) for plan in plans],
     )  # fmt: skip
-    key = hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
-    return env.cache_dir() / f"warm-{key}"
+    name = f"minisgl-warm-{hashlib.sha256(repr(depends).encode()).hexdigest()[:16]}"
+    return [folder / name for folder in (env.cache_dir(), env.triton_cache_dir())]
 
 
 def choose_chunks(engine: Engine) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The C++ twins of the ops, for the CPU: `Ops` with what `kernel/csrc/` does faster.
 
-Inherited as they are: `embed` and `linear`, and `store_kv`, which the C++ attention does itself.
+What is not here is inherited: torch does it as well, or, like `store_kv`, the C++ attention does.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class GroupedProducts:
         self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
         if dtype in TYPES:
             for gated in (True, False):
-                self._kernels.begin((dtype, gated))
+                self._kernels.begin_compiling((dtype, gated))
 
     def takes(self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor) -> bool:
         """Whether both products of experts can be computed here."""

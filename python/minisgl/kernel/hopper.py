@@ -1,4 +1,5 @@
-"""What the host knows of our products on Hopper alike (`csrc/cuda/hopper.cuh`)."""
+"""What `thin.py` and `grouped.py` have in common: products of our own on Hopper, as the host knows
+them. Their kernels share `csrc/cuda/hopper.cuh`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from minisgl.kernel.jit import CSRC, CUDA, JitUnavailable, begin, load_cubin, load_library
+from minisgl.kernel.jit import CSRC, CUDA, JitUnavailable, build_in_thread, load_cubin, load_library
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -65,9 +66,9 @@ class Kernels(Generic[Kind]):
         self._made: dict[Kind, int | None] = {}
         self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
 
-    def begin(self, kind: Kind) -> None:
+    def begin_compiling(self, kind: Kind) -> None:
         """Have one compiled, if need be, while the caller does something else."""
-        begin(lambda: self._cubin(kind))
+        build_in_thread(lambda: self._cubin(kind))
 
     def make(self, kind: Kind) -> int:
         """Raises JitUnavailable and RuntimeError."""

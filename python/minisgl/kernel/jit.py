@@ -1,9 +1,9 @@
 """Compiles C++ and CUDA on first use and loads it: tvm-ffi with a cache that is safe to share.
 
-tvm-ffi builds and loads; what is added here is when to build. A product is named by a hash of all
-that it depends on (sources, flags, compiler, processor or GPU), so that a changed source or another
-machine never meets a stale one. It appears under its name in one rename, complete, next to its
-checksum: a damaged file is noticed before the loader maps it, and built again. Processes that
+tvm-ffi builds and loads; what is added here is when to build. What is built is named by a hash of
+all that it depends on (sources, flags, compiler, processor or GPU), so that a changed source or
+another machine never meets a stale one. It appears under its name in one rename, complete, next to
+its checksum: a damaged file is noticed before the loader maps it, and built again. Processes that
 start together wait for one build.
 
 C++ is compiled by the machine's compiler, CUDA by NVRTC, which comes with a CUDA build of torch:
@@ -77,10 +77,10 @@ def load_library(library: Library = CPU) -> Any:
 
 def begin_building(library: Library = CPU) -> threading.Thread:
     """Have the library built, if need be, while the caller does something else."""
-    return begin(lambda: _build_library(library))
+    return build_in_thread(lambda: _build_library(library))
 
 
-def begin(build: Callable[[], object]) -> threading.Thread:
+def build_in_thread(build: Callable[[], object]) -> threading.Thread:
     """Have a thread build something, if need be, while the caller does something else. Whoever
     calls `build` meanwhile waits until it is there, and is told what went wrong."""
 

@@ -1,8 +1,8 @@
-"""The math of a decoder outside its matrix products, in plain torch.
+"""The math of a decoder, but for attention and experts, in plain torch.
 
 This class is the specification of every op, the fallback on every machine, and the oracle of the
-fast twins (`minisgl.kernel.cpu`), which subclass it and replace what they do better. Layers get
-an `Ops` when they are built. Rounding follows Hugging Face transformers step by step, so that a
+fast twins (`kernel.cpu`, `kernel.cuda`), which subclass it and replace what they do better. Layers
+get an `Ops` when they are built. Rounding follows Hugging Face transformers step by step, so that a
 bfloat16 model gives the tokens that it gives there.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim, F intermediate size, D hidden size,
@@ -29,7 +29,8 @@ activation(gate) * up. GELU is in its tanh form."""
 
 
 class Ops:
-    """Stateless. Every op but `store_kv` returns new tensors and leaves its arguments alone."""
+    """Stateless. Every op but `store_kv` and `write_pages` returns new tensors and leaves its
+    arguments alone."""
 
     name = "torch"
 

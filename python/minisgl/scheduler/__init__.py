@@ -1,8 +1,8 @@
 """Decides who runs: admission, steps, prefix sharing, retraction, the end of requests.
 
 What it is for: turning messages into plans, and the outcomes of plans into events. What it does
-not know: models, tensors, text, sockets; it imports no torch. Read `loop.py` first (the four
-beats), then `scheduler.py` (`add`, `plan`, `commit`).
+not know: models, tensors, text, sockets; it imports no torch. Read `loop.py` first (its four
+stages), then `scheduler.py` (`add`, `plan`, `commit`).
 """
 
 from minisgl.scheduler.config import SchedulerConfig

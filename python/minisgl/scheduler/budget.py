@@ -1,8 +1,8 @@
 """How many prompt tokens a step may have: docs/decisions/0009 has why, and what it does.
 
 A chunk of prompts holds up each decoding request for a step, and brings each waiting one nearer to
-its start. The large chunk is for when the latter are more. It also is if it starts many, and such
-stalls stay rare until all that can start now have started.
+its start. The large chunk is for when the latter are at least as many. It also is if it starts
+many, and such stalls stay rare until all that can start now have started.
 """
 
 from __future__ import annotations

@@ -51,16 +51,16 @@ FIELDS = tl.constexpr(8)  # 32 bytes, one sector of memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How the contexts of a step are cut, and room for the pieces' sums: for all layers with the
-    same window, one after another.
+    """How the contexts of a step are cut, and room for what the pieces give: for all layers with
+    the same window, one after another.
 
     form: of the programs. pieces_each: of every context, where rows are few; else 0.
-    table: int32 [S, FIELDS], where pieces_each is 0: of each piece its row, the row's index in the
-    page table, first and last + 1 of its keys, the row's end, its first piece and their number.
-    A row without keys of its own has none, and nothing is written for it.
+    table: int32 [S, FIELDS], of each piece its row, the row's index in the page table, first and
+    last + 1 of its keys, the row's end, its first piece and their number. A row without keys of its
+    own has none, and nothing is written for it. Where rows are few, anything: nobody reads it.
     done: int32 [>= B * K], zero between layers: how many of a row's pieces are done.
-    partial: float32 [>= S, N, >= H]. mass: [>= S, N]. Behind the pieces', for each row, those of
-    a shared beginning.
+    partial: float32 [>= S, N, >= H], each piece's weighted mean of values. mass: float32 [>= S, N],
+    log2 of its sum of exponentials. Behind the pieces', for each row, those of a shared beginning.
     """
 
     form: DecodeForm

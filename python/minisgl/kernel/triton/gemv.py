@@ -31,8 +31,9 @@ KB, 7.47 with 32, 7.01 with 48 and 64."""
 
 
 def reaches(num_rows: int, inputs: int) -> bool:
-    """Whether these kernels are for such a product."""
-    return inputs <= (MAX_INPUTS if num_rows == 1 else MAX_INPUTS_OF_2) and num_rows <= 2
+    """Whether these kernels are for such a product. Of no rows, as in a step of which no row
+    samples, there is nothing to launch."""
+    return 0 < num_rows <= 2 and inputs <= (MAX_INPUTS if num_rows == 1 else MAX_INPUTS_OF_2)
 
 
 def norm_linear(

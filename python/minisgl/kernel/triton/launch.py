@@ -1,17 +1,18 @@
 """A short way to launch Triton kernels, and programmatic dependent launch between them.
 
 Triton finds the compiled form of a kernel anew at each launch, from all arguments. A step with
-prompts, which is not replayed from a graph, took 28 ms of host time so in a model of 28 layers,
-more than the GPU; it takes 10 with a `Launcher`, which finds the compiled form by a key. So its
-kernels take run-time arguments first, which must not be specialised (`do_not_specialize`; pointers
+prompts that no graph replays took the host 28 ms so in a model of 28 layers, longer than the GPU;
+with a `Launcher`, which finds the compiled form by a key, it takes 10. So a launcher's kernels take
+run-time arguments first, which must not be specialised (`do_not_specialize`; pointers
 aligned to 16 bytes unless said otherwise), then the constants. Tensors are handed on as addresses:
 of a tensor Triton would ask the driver where it lies. Triton's launch hooks are not called.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
-`begin` lets the next one start and waits until the one before is complete, memory included. What
-is loaded before `begin` must be constant through a step: weights, what the host uploaded, and what
-a kernel that only called `wait` wrote and released, if that is read past L1 (`.cg`): all kernels
-after it start when it has ended.
+`begin` lets the next one start and waits until the one before is complete, memory included. Before
+it a kernel may load only what no kernel that still runs can write: weights, and what the host
+uploaded; and what was written by a kernel that called `wait` instead of `begin`, as that lets none
+start before it has ended. Such a kernel must release what it wrote, and who reads that must bypass
+L1 (`.cg`), where lines of an earlier step may be.
 """
 
 from __future__ import annotations
