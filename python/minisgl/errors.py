@@ -23,7 +23,11 @@
 
 from __future__ import annotations
 
+import reprlib
 import signal
+
+PEER_LOST_EXIT = 3
+"""How a worker process exits that has lost another rank; with 1 on an error of its own."""
 
 
 class MinisglError(Exception):
@@ -111,6 +115,8 @@ class WorkerDied(EngineError):
     def __init__(self, worker: str, exit_code: int | None) -> None:
         if exit_code is None:
             how = "is gone"  # the system still clears up after it, a GPU's memory say
+        elif exit_code == PEER_LOST_EXIT:
+            how = "has lost another rank, which has ended or did not answer"
         elif exit_code < 0:
             how = f"was killed by signal {-exit_code}"
             if exit_code == -signal.SIGKILL:
@@ -134,3 +140,14 @@ class OutOfDeviceMemory(EngineError):
     """The device has no memory left for an allocation."""
 
     code = "out_of_memory"
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 120
+_REPR.maxlong = 40
+
+
+def brief(value: object) -> str:
+    """repr(value), with "..." in the middle if it is long: an error's text repeats what a client
+    sent, which may be megabytes."""
+    return _REPR.repr(value)

@@ -103,20 +103,31 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stuck_rank() -> None:
         llm.generate("a")
 
 
-def test_a_killed_rank_is_an_error_in_time() -> None:
+@pytest.mark.parametrize(
+    ("rank", "number", "how"),
+    [
+        (1, signal.SIGKILL, "the engine-1 process was killed by signal 9"),
+        (
+            0,
+            signal.SIGTERM,
+            "the engine-0 process ended with exit code 0",
+        ),  # nobody had asked it to
+    ],
+)
+def test_a_killed_rank_is_an_error_in_time(rank: int, number: signal.Signals, how: str) -> None:
     before = ranks()
     llm = LLM(tp=2, **OPTIONS)
     mine = [process for process in ranks() if process not in before]
     assert len(mine) == 2
-    victim = llm._engine._workers.processes[1].process
+    victim = llm._engine._workers.processes[rank].process
     killed: list[float] = []
 
     def kill() -> None:
         killed.append(time.monotonic())
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(victim.pid, number)
 
     threading.Timer(0.3, kill).start()
-    with pytest.raises(WorkerDied, match="the engine-1 process was killed by signal 9"):
+    with pytest.raises(WorkerDied, match=how):
         llm.generate("a", SamplingParams(max_tokens=1400, ignore_eos=True))
     assert time.monotonic() - killed[0] < 2
     with pytest.raises(ConfigError, match="closed"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+import time
 from typing import Any, get_args
 
 import httpx
@@ -150,13 +152,82 @@ def test_wrong_fields(
         (b'{"prompt": "\\ud800 and more text"}', "not valid JSON"),
         (b'{"\xff": 1, "prompt": "a"}', "not valid UTF-8"),
         (b'{"prompt": ["a", ' + b"[" * 100_000, "nested too deeply"),
-        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        (b'{"prompt": "\\ud800 and more text"}', "half of a surrogate pair"),
+        (b"\xef\xbb\xbf{}", "without a byte order mark"),
+        ('{"prompt": "a"}'.encode("utf-16"), "without a byte order mark"),
+        (b" \n ", "nothing but spaces"),
         (b'{"prompt": "a\x00b"}', "not valid JSON"),
     ],
 )
 def test_wrong_bytes(http: httpx.Client, body: bytes, says: str) -> None:
     response = http.post(TEXT, content=body, headers={"content-type": "application/json"})
     assert says in refused(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "end"),
+    [
+        (b'{"prompt": "a"', "truncated"),
+        (b'{"prompt": tru}', "invalid character (byte 15)"),
+        (b'{"temperature": -}', "(byte 17)"),
+    ],
+)
+def test_wrong_bytes_without_a_hint(http: httpx.Client, body: bytes, end: str) -> None:
+    response = http.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert refused(response)["message"].endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, {" - at `$" * 100_000 + "\n": 1}),
+        (GENERATE, {"a" * 2_000_000: 1}),
+        (CHAT, {"messages": [{"role": " - at `$" * 100_000, "content": ""}]}),
+        (CHAT, hello(model="m" * 2_000_000)),
+        (CHAT, hello(seed=10**4000)),
+        (TEXT, {"prompt": [["x" * 2_000_000]]}),
+        (TEXT, {"prompt": ["a"] * 1024, "stop_token_ids": [1] * 50_001}),
+    ],
+    ids=["unknown", "long name", "role", "model", "seed", "token", "stop ids"],
+)
+def test_much_is_refused_at_once_and_not_repeated(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    start = time.monotonic()
+    response = http.post(path, json=body)
+    assert time.monotonic() - start < 5  # seconds a quadratic search took from 64 KB on
+    refused(response, 404 if "model" in body else 400)
+    assert len(response.content) < 2000
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "x - at `$.y", "content": "a"}, "messages[0].role"),
+        ({"role": "user", "rolle - at `$.max_tokens": "x"}, "messages[0].rolle - at `$.max_tokens"),
+    ],
+)
+def test_what_a_client_writes_is_no_path(
+    http: httpx.Client, message: dict[str, str], param: str
+) -> None:
+    assert refused(http.post(CHAT, json={"messages": [message]}))["param"] == param
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_headers_without_end_are_refused(http: httpx.Client, ends: bool) -> None:
+    """Where they end within what is allowed, they are taken."""
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(20)
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx-a: ")
+        client.sendall(b"a" * (60_000 if ends else 70_000))
+        if ends:
+            client.sendall(b"\r\nconnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK" if ends else b"HTTP/1.1 431 Request Header")
+    if not ends:
+        assert json.loads(body)["error"]["code"] == "headers_too_large"
+    assert http.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.errors import CheckpointError, PeerLost
+from minisgl.errors import PEER_LOST_EXIT, CheckpointError, PeerLost, WorkerDied
 from minisgl.utils.process import (
     Ready,
     StartFailed,
@@ -112,7 +112,9 @@ def test_failed_start(error: Exception, message: str, is_consequence: bool) -> N
     expected = StartFailed(message=message, is_consequence=is_consequence)
     assert receive_status(connection) == expected
     process.join(10)
-    assert process.exitcode == 1
+    assert process.exitcode == (PEER_LOST_EXIT if is_consequence else 1)
+    death = str(WorkerDied("engine-0", process.exitcode))
+    assert ("has lost another rank" in death) == is_consequence
 
 
 def test_a_failure_ends_on_the_spot_also_when_told_to_end() -> None:

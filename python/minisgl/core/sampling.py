@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from minisgl.errors import InvalidSampling
+from minisgl.errors import InvalidSampling, brief
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
+MAX_STOP_TOKEN_IDS = 256
 
 
 class SamplingParams(
@@ -29,8 +30,9 @@ class SamplingParams(
     seed: any 64-bit integer; None lets the door that accepts the request draw one.
     max_tokens: output tokens at most; None is what the context and the KV pool leave.
     ignore_eos: do not end at the model's end-of-sequence tokens.
-    stop_token_ids: end at these as well; they appear in the ids, not in the text.
-    stop: end where one of these strings would appear in the text, which then stops before it.
+    stop_token_ids: end at these as well, at most 256; they appear in the ids, not in the text.
+    stop: end where one of these strings, at most 16 of at most 1,024 characters, would appear in
+    the text, which then stops before it.
     skip_special_tokens: leave special tokens out of the text.
 
     Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
@@ -61,24 +63,20 @@ class SamplingParams(
                 raise InvalidSampling(f"{name} must be {above}, got {value}", param=name)
         if not 0 <= self.top_k < 2**31:
             raise InvalidSampling(
-                f"top_k must be from 1 to {2**31 - 1}, or 0 for no limit, got {self.top_k}",
+                f"top_k must be from 1 to {2**31 - 1}, or 0 for no limit, got {brief(self.top_k)}",
                 param="top_k",
             )
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise InvalidSampling(f"seed must fit 64 bits, got {self.seed}", param="seed")
+            raise InvalidSampling(f"seed must fit 64 bits, got {brief(self.seed)}", param="seed")
         if self.max_tokens is not None and not 1 <= self.max_tokens < 2**31:
             raise InvalidSampling(
-                f"max_tokens must be from 1 to {2**31 - 1}, got {self.max_tokens}",
+                f"max_tokens must be from 1 to {2**31 - 1}, got {brief(self.max_tokens)}",
                 param="max_tokens",
             )
         if any(not 0 <= token < 2**31 for token in self.stop_token_ids):
             raise InvalidSampling(
-                f"stop_token_ids must be token ids, got {list(self.stop_token_ids)}",
+                f"stop_token_ids must be token ids, got {brief(list(self.stop_token_ids))}",
                 param="stop_token_ids",
-            )
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidSampling(
-                f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", param="stop"
             )
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LENGTH:
@@ -89,7 +87,7 @@ class SamplingParams(
                 )
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise InvalidSampling(
-                    f"a stop string must be valid Unicode, got {text!r}", param="stop"
+                    f"a stop string must be valid Unicode, got {brief(text)}", param="stop"
                 )
 
     def _take_plain_values(self) -> None:
@@ -102,23 +100,33 @@ class SamplingParams(
                 self._take(name, "a whole number", Integral, int)
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
-                raise InvalidSampling(f"{name} must be True or False, got {value!r}", param=name)
-        self._take_items("stop_token_ids", "token ids", Integral, int)
-        self._take_items("stop", "strings", str, str)
+                raise InvalidSampling(
+                    f"{name} must be True or False, got {brief(value)}", param=name
+                )
+        self._take_items("stop_token_ids", "token ids", Integral, int, MAX_STOP_TOKEN_IDS)
+        self._take_items("stop", "strings", str, str, MAX_STOP_STRINGS)
 
     def _take(self, name: str, expected: str, kind: type, plain: Callable[[Any], Any]) -> None:
         value = getattr(self, name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise InvalidSampling(f"{name} must be {expected}, got {value!r}", param=name)
+            raise InvalidSampling(f"{name} must be {expected}, got {brief(value)}", param=name)
         try:
             msgspec.structs.force_setattr(self, name, plain(value))
         except OverflowError:
             raise InvalidSampling(f"{name} is out of range", param=name) from None
 
-    def _take_items(self, name: str, items: str, kind: type, plain: Callable[[Any], Any]) -> None:
+    def _take_items(
+        self, name: str, items: str, kind: type, plain: Callable[[Any], Any], most: int
+    ) -> None:
         values = getattr(self, name)
+        if isinstance(values, tuple | list) and len(values) > most:
+            raise InvalidSampling(
+                f"{name} may have at most {most} {items}, got {len(values)}", param=name
+            )
         if not isinstance(values, tuple | list) or not all(
             isinstance(value, kind) for value in values
         ):
-            raise InvalidSampling(f"{name} must be a tuple of {items}, got {values!r}", param=name)
+            raise InvalidSampling(
+                f"{name} must be a tuple of {items}, got {brief(values)}", param=name
+            )
         msgspec.structs.force_setattr(self, name, tuple(map(plain, values)))

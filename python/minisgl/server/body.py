@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import re
 from typing import Final, TypeVar
@@ -9,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 from fastapi import Request
 
-from minisgl.errors import InvalidRequest
+from minisgl.errors import InvalidRequest, brief
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import SamplingFields
 
@@ -17,7 +18,8 @@ MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB
 
 R = TypeVar("R", bound=SamplingFields)
 
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+# Of what follows, a client writes a field's name: only a path of ours, at the very end, is one.
+_PATH = re.compile(r" - at `(?:key in )?\$\.?([\w.\[\]]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$")
 
@@ -44,7 +46,7 @@ async def read(request: Request, kind: type[R]) -> R:
     """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
-        got = repr(content_type) if content_type else "none"
+        got = brief(content_type) if content_type else "none"
         raise refusal(
             f"the content type must be application/json, got {got}: add the header "
             "'Content-Type: application/json'",
@@ -54,8 +56,8 @@ async def read(request: Request, kind: type[R]) -> R:
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise refusal(
-            f"bodies are taken as they are, with no content encoding, got {encoding!r}: send the "
-            "JSON uncompressed, without the header Content-Encoding",
+            f"bodies are taken as they are, with no content encoding, got {brief(encoding)}: send "
+            "the JSON uncompressed, without the header Content-Encoding",
             status=415,
             code="unsupported_media_type",
         )
@@ -75,11 +77,9 @@ async def _read_bytes(request: Request) -> bytes:
     return bytes(body)
 
 
-_JSON_HINTS = {
-    "invalid character": " (NaN and Infinity are not JSON)",
-    "truncated": " (or half of a surrogate pair is escaped alone, such as \\ud800)",
-}
-"""By a part of msgspec's reason."""
+_MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_LONE = " (half of a surrogate pair is escaped alone, such as \\ud800)"
+MAX_NAME: Final = 64  # characters of a field that are repeated, or likened to those that there are
 
 
 def parse(body: bytes, kind: type[R]) -> R:
@@ -92,14 +92,27 @@ def parse(body: bytes, kind: type[R]) -> R:
         raise _field_error(str(error), kind) from None
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
-        hint = next((hint for part, hint in _JSON_HINTS.items() if part in reason), "")
-        raise InvalidRequest(f"the body is not valid JSON: {reason}{hint}") from None
+        raise InvalidRequest(f"the body is not valid JSON: {reason}{_hint(body, reason)}") from None
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"the body is not valid UTF-8: byte 0x{error.object[error.start]:02x} in a string"
         ) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _hint(body: bytes, reason: str) -> str:
+    """What is likely behind msgspec's reason."""
+    if body.startswith(_MARKS):
+        return " (send UTF-8 without a byte order mark)"
+    if body.isspace():
+        return " (there is nothing but spaces)"
+    if "surrogate" in reason or ("truncated" in reason and b"\\ud" in body.lower()):
+        return _LONE
+    found = re.search(r"invalid character \(byte (\d+)\)", reason)
+    if found and body.startswith((b"NaN", b"Infinity"), int(found[1])):
+        return " (NaN and Infinity are not JSON)"
+    return ""
 
 
 def _field_error(text: str, kind: type[R]) -> InvalidRequest:
@@ -112,12 +125,13 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         name = prefix + missing[1]
         return InvalidRequest(f"the field {name} is missing", param=name)
     if unknown := _UNKNOWN.match(text):
-        name = prefix + unknown[1]
+        given = unknown[1]
+        name = prefix + (given if len(given) <= MAX_NAME else f"{given[:MAX_NAME]}...")
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
-        near = difflib.get_close_matches(unknown[1], known, n=1)
+        near = difflib.get_close_matches(given[: MAX_NAME + 1], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return InvalidRequest(f"the field {name} is not known here{hint}", param=name)
-    text = _EXPECTED.sub(_in_words, text)
+    text = _EXPECTED.sub(_in_words, text if len(text) <= 300 else f"{text[:300]}...")
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {text}")
     hint = dict(_HINTS).get(path.rpartition(".")[2], "")

@@ -9,9 +9,12 @@ import socket
 from collections.abc import Callable, Generator
 from typing import Final
 
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from minisgl.server.errors import error_body, refusal
 
 # Streams are ended before the shutdown, so this only bounds clients that do not read.
 GRACE_S: Final = 2
@@ -19,6 +22,10 @@ GRACE_S: Final = 2
 # Longer than the pause between two turns of a chat in a benchmark, shorter than a proxy's 60 s.
 KEEP_ALIVE_S: Final = 30
 
+
+MAX_HEAD_BYTES: Final = 64 * 2**10
+"""Of a request's line and headers, which are kept whole: what is longer costs memory, and time that
+grows with its square. Give or take what arrives at once."""
 
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.1\r\n")
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
@@ -30,15 +37,42 @@ class _Protocol(HttpToolsProtocol):
     A wish for another protocol is ignored, as servers may: for HTTP/2, which Java's HttpClient has
     by default, or for WebSockets. The parser would take what follows for that protocol, and the
     request would be without its body. Only whole lines of a head's first piece are looked at.
+
+    Mutable: how many bytes have come since a head or a piece of a body was complete.
     """
 
+    _num_pending = 0
+
     def data_received(self, data: bytes) -> None:
+        self._num_pending += len(data)
         if _REQUEST_LINE.match(data):
             end = data.find(b"\r\n\r\n")
             head = len(data) if end < 0 else end + 2
             if _UPGRADE.search(data, 0, head):
                 data = _UPGRADE.sub(b"", data[:head]) + data[head:]
         super().data_received(data)
+        if self._num_pending > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_head()
+
+    def on_headers_complete(self) -> None:
+        self._num_pending = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_pending = 0
+        super().on_body(body)
+
+    def _refuse_head(self) -> None:
+        too_large = f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"
+        status, error = error_body(refusal(too_large, status=431, code="headers_too_large"))
+        body = msgspec.json.encode(error)
+        head = (
+            f"HTTP/1.1 {status} Request Header Fields Too Large\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from minisgl.core import SamplingParams
-from minisgl.errors import ModelNotFound
+from minisgl.errors import ModelNotFound, brief
 from minisgl.server.openapi import operation
 from minisgl.server.protocol import Model, ModelList
 
@@ -25,7 +25,7 @@ class ServedModel:
         """Raise ModelNotFound if a request means another model."""
         if name not in (None, self.name):
             raise ModelNotFound(
-                f"the model {name!r} is not served here; this server serves {self.name!r}",
+                f"the model {brief(name)} is not served here; this server serves {self.name!r}",
                 param="model",
             )
 

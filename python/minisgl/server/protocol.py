@@ -380,8 +380,9 @@ def token_prompt(ids: list[Any] | None, path: str) -> TokenPrompt:
         raise InvalidRequest(f"{path} has no token ids", param=path)
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 2**31:
+            got = msgspec.json.encode(token).decode()
             raise InvalidRequest(
-                f"{path}[{index}] must be a token id, got {msgspec.json.encode(token).decode()}",
+                f"{path}[{index}] must be a token id, got {got[:100]}{'...' * (len(got) > 100)}",
                 param=path,
             )
     return TokenPrompt(ids=ids_to_bytes(ids))

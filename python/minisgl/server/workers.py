@@ -213,7 +213,7 @@ class Workers:
         is_whole = (
             self._is_ready
             and reason is None
-            and all(worker.process.exitcode in (None, 0) for worker in self.processes)
+            and all(worker.process.exitcode is None for worker in self.processes)
         )
         leaving = self._ranks if is_whole else []
         for node in self.nodes:

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from minisgl.errors import MinisglError, PeerLost
+from minisgl.errors import PEER_LOST_EXIT, MinisglError, PeerLost
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -137,7 +137,7 @@ def run_worker(
         if not status.is_reported:
             with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
                 status.failed(message, is_consequence=isinstance(error, PeerLost))
-        os._exit(1)
+        os._exit(PEER_LOST_EXIT if isinstance(error, PeerLost) else 1)
     finally:
         # SystemExit in the middle of the interpreter's own clean-up would only make noise.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
