@@ -33,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needs_gpu = not interpretable and item.path.name not in COMPILED
         if needs_gpu and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if interpretable and item.path.name == "test_triton_ops.py" and "bfloat16" in item.name:
+            item.add_marker(pytest.mark.skip(reason="Triton 3.6 takes it for integers"))
 
 
 @pytest.fixture(scope="session")
