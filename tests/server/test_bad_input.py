@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import httpx
@@ -14,6 +15,8 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.shared.error_object import ErrorObject
 from scripted_server import ScriptedServer
+
+from minisgl.server import body as bodies
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -211,6 +214,27 @@ def test_what_a_client_writes_is_no_path(
     http: httpx.Client, message: dict[str, str], param: str
 ) -> None:
     assert refused(http.post(CHAT, json={"messages": [message]}))["param"] == param
+
+
+def test_half_a_body_is_not_waited_for(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_PAUSE_S", 0.3)
+
+    def slowly(pause_s: float) -> Iterator[bytes]:
+        for piece in (b'{"text": "a",', b'"max_tokens": 1,', b'"min_p": 3}'):
+            yield piece
+            time.sleep(pause_s)
+
+    headers = {"content-type": "application/json"}
+    assert refused(http.post(GENERATE, content=slowly(0.2), headers=headers))["param"] == "min_p"
+    start = time.monotonic()
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(20)
+        head = b"host: a\r\ncontent-type: application/json\r\ncontent-length: 10"
+        client.sendall(b"POST /generate HTTP/1.1\r\n" + head + b'\r\n\r\n{"te')
+        answer = client.recv(65536)
+    assert time.monotonic() - start < 10
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"body_timeout" in answer
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import difflib
 import re
@@ -15,6 +16,9 @@ from minisgl.server.errors import refusal
 from minisgl.server.protocol import SamplingFields
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
+MAX_PAUSE_S = (
+    30.0  # between two pieces of a body: its client is gone, or wants to hold a connection
+)
 
 R = TypeVar("R", bound=SamplingFields)
 
@@ -67,8 +71,20 @@ async def read(request: Request, kind: type[R]) -> R:
 
 
 async def _read_bytes(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
+    body, stream = bytearray(), aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(MAX_PAUSE_S):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise refusal(
+                f"the body is not complete, and nothing of it came for {MAX_PAUSE_S:g} s: is the "
+                "Content-Length right?",
+                status=408,
+                code="body_timeout",
+            ) from None
+        if chunk is None:
+            break
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise refusal(
