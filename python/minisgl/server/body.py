@@ -16,9 +16,8 @@ from minisgl.server.errors import refusal
 from minisgl.server.protocol import SamplingFields
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
-MAX_PAUSE_S = (
-    30.0  # between two pieces of a body: its client is gone, or wants to hold a connection
-)
+# Between two pieces of a body: its client is gone, or wants to hold a connection.
+MAX_PAUSE_S = 30.0
 
 R = TypeVar("R", bound=SamplingFields)
 
