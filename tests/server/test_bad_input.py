@@ -229,9 +229,10 @@ def test_half_a_body_is_not_waited_for(http: httpx.Client, monkeypatch: pytest.M
     start = time.monotonic()
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
         client.settimeout(20)
-        head = b"host: a\r\ncontent-type: application/json\r\ncontent-length: 10"
-        client.sendall(b"POST /generate HTTP/1.1\r\n" + head + b'\r\n\r\n{"te')
-        answer = client.recv(65536)
+        client.sendall(b"POST /generate HTTP/1.1\r\nhost: a\r\nconnection: close\r\n")
+        client.sendall(b"content-type: application/json\r\ncontent-length: 9\r\n\r\n")
+        client.sendall(b'{"te')
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert time.monotonic() - start < 10
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"body_timeout" in answer
