@@ -151,3 +151,9 @@ def brief(value: object) -> str:
     """repr(value), with "..." in the middle if it is long: an error's text repeats what a client
     sent, which may be megabytes."""
     return _REPR.repr(value)
+
+
+def shortened(text: str, most: int) -> str:
+    """Its first `most` characters, and "..." if there are more: as `brief`, of what needs no
+    quotes."""
+    return text if len(text) <= most else f"{text[:most]}..."

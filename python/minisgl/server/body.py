@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 from fastapi import Request
 
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest, brief, shortened
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import SamplingFields
 
@@ -93,7 +93,7 @@ async def _read_bytes(request: Request) -> bytes:
 
 
 _MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_LONE = " (half of a surrogate pair is escaped alone, such as \\ud800)"
+_LONE: Final = " (half of a surrogate pair is escaped alone, such as \\ud800)"
 MAX_NAME: Final = 64  # characters of a field that are repeated, or likened to those that there are
 
 
@@ -141,12 +141,12 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         return InvalidRequest(f"the field {name} is missing", param=name)
     if unknown := _UNKNOWN.match(text):
         given = unknown[1]
-        name = prefix + (given if len(given) <= MAX_NAME else f"{given[:MAX_NAME]}...")
+        name = prefix + shortened(given, MAX_NAME)
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
         near = difflib.get_close_matches(given[: MAX_NAME + 1], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return InvalidRequest(f"the field {name} is not known here{hint}", param=name)
-    text = _EXPECTED.sub(_in_words, text if len(text) <= 300 else f"{text[:300]}...")
+    text = _EXPECTED.sub(_in_words, shortened(text, 300))
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {text}")
     hint = dict(_HINTS).get(path.rpartition(".")[2], "")

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import FinishReason, SamplingParams
-from minisgl.errors import InvalidRequest
+from minisgl.errors import InvalidRequest, shortened
 from minisgl.message import (
     ChatPrompt,
     FinishedReply,
@@ -380,11 +380,8 @@ def token_prompt(ids: list[Any] | None, path: str) -> TokenPrompt:
         raise InvalidRequest(f"{path} has no token ids", param=path)
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 2**31:
-            got = msgspec.json.encode(token).decode()
-            raise InvalidRequest(
-                f"{path}[{index}] must be a token id, got {got[:100]}{'...' * (len(got) > 100)}",
-                param=path,
-            )
+            got = shortened(msgspec.json.encode(token).decode(), 100)
+            raise InvalidRequest(f"{path}[{index}] must be a token id, got {got}", param=path)
     return TokenPrompt(ids=ids_to_bytes(ids))
 
 
