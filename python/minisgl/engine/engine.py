@@ -17,7 +17,7 @@ from minisgl import env
 from minisgl.attention import create_attention_backend
 from minisgl.core import Batch, Context, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.distributed import DistributedCommunicator, create_communicator
-from minisgl.engine import probe
+from minisgl.engine import probe, warm_up
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, Pending, StepSize, out_of_memory
 from minisgl.engine.guard import PageGuard
@@ -137,7 +137,7 @@ class Engine:
 
     def _measure(self, config: EngineConfig, clock: StartClock) -> None:
         """Steps that serve nobody: kernels are compiled, sizes chosen, graphs captured."""
-        probe.warm_up(self)
+        warm_up.compile_kernels(self)
         clock.lap("kernels")
         probe.tune(self)
         if self._attn.prompts_graph_safe:

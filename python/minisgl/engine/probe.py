@@ -1,24 +1,18 @@
-"""Steps that nobody asked for, run once when an engine starts: to compile, to time, to measure.
+"""Steps that nobody asked for, run at each start: to time, to measure, to capture.
 
 All ranks run the same ones, and agree on what they find: `all_min` of each.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from minisgl import __version__, env, kernel, moe
+from minisgl import env
 from minisgl.core import Plan, SamplingParams, StepFailed
-from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
-from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -43,9 +37,6 @@ CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power o
 
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=1.0, seed=0)
-FILTERED = SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.9, min_p=0.1)
-SHORT, LONG = 16, 64
-"""Tokens of prompts that attention computes in different blocks."""
 
 SAME_TIME = 1.1  # two measurements of one step differ by less than this factor
 
@@ -93,57 +84,7 @@ def probe_plan(
     )
 
 
-def tune(engine: Engine) -> None:
-    """Let the device choose by time; not with several ranks, which would run different steps."""
-    if engine.comm.size == 1:
-        decode = probe_plan(engine, 1, sampling=GREEDY)
-        engine.device.tune(lambda: run_probe(engine, decode))
-
-
-def warm_up(engine: Engine) -> None:
-    """Compile what steps of all kinds need: otherwise the first of a kind would hold up everybody
-    for a second. Once on a machine, since then it is found on its disk."""
-    rows = engine.device.warm_up_rows(engine.max_running)
-    if not rows:
-        return
-    plans = [plan for plan in warm_up_plans(engine, rows) if _fits(engine, plan)]
-    markers = _warm_markers(engine, plans)
-    if engine.comm.all_min(int(all(marker.exists() for marker in markers))):
-        return
-    logger.info("compiling the kernels that requests will need (first start of this model) ...")
-    start = time.monotonic()
-    if rehearsed := [plan for plan in plans if engine.can_rehearse(plan)]:
-        engine.rehearse(rehearsed)
-    for plan in plans:
-        if not engine.can_rehearse(plan):
-            run_probe(engine, plan)
-    logger.info("compiled in %.1f s", time.monotonic() - start)
-    with contextlib.suppress(OSError):  # the next start does it again
-        for marker in markers:
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-
-
-def warm_up_plans(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
-    """Steps of so many decode rows, with and without prompts and a shared beginning, then greedy
-    and filtered ones, and such with prompts of other kinds and lengths."""
-    shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
-    for num_decodes in rows:
-        yield probe_plan(engine, num_decodes)
-        yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
-        if num_decodes >= MIN_SHARED_ROWS:
-            yield probe_plan(engine, num_decodes, before=shared)
-    for sampling in (GREEDY, FILTERED):
-        yield probe_plan(engine, 1, sampling=sampling)
-    yield probe_plan(engine, 0, [SHORT], before=engine.page_size)
-    for num_tokens in (SHORT, LONG):
-        for others in (1, MAX_PROMPTS):
-            yield probe_plan(engine, 0, [num_tokens, *[1] * others])
-    for num_tokens in PROMPT_TOKENS:
-        yield probe_plan(engine, 0, [num_tokens])
-
-
-def _fits(engine: Engine, plan: Plan) -> bool:
+def fits(engine: Engine, plan: Plan) -> bool:
     """Whether the engine has room for it."""
     return (
         plan.num_rows <= engine.max_running
@@ -153,27 +94,11 @@ def _fits(engine: Engine, plan: Plan) -> bool:
     )
 
 
-def _warm_markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
-    """Files that say that a start like this one, with these steps, has compiled their kernels: one
-    in each folder that kernels are in, so that none outlives them."""
-    config = engine.model_config
-    kernels = hashlib.sha256()
-    folder = Path(kernel.__file__ or "").parent
-    sources = (*folder.glob("*.py"), *folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu*"))
-    for path in sorted((*sources, *Path(moe.__file__ or "").parent.iterdir(), Path(__file__))):
-        if path.is_file():
-            kernels.update(path.read_bytes())
-    mixture = engine.model.spec.moe
-    depends = (
-        __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
-        engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,
-        config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
-        sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
-        mixture and mixture.top_k,
-        [(plan.num_decodes, plan.starts, plan.ends, engine.runner.padded(plan)) for plan in plans],
-    )  # fmt: skip
-    name = f"minisgl-warm-{hashlib.sha256(repr(depends).encode()).hexdigest()[:16]}"
-    return [folder / name for folder in (env.cache_dir(), env.triton_cache_dir())]
+def tune(engine: Engine) -> None:
+    """Let the device choose by time; not with several ranks, which would run different steps."""
+    if engine.comm.size == 1:
+        decode = probe_plan(engine, 1, sampling=GREEDY)
+        engine.device.tune(lambda: run_probe(engine, decode))
 
 
 def choose_chunks(engine: Engine) -> tuple[int, int]:
@@ -235,7 +160,7 @@ def capture_prompts(engine: Engine) -> None:
         for rows in engine.runner.beside_prompts:
             rows = min(rows, engine.max_running - 1)
             plan = probe_plan(engine, rows, [size])
-            if _fits(engine, plan) and engine.runner.padded(plan):
+            if fits(engine, plan) and engine.runner.padded(plan):
                 for _ in range(2):  # the second is captured
                     run_probe(engine, plan)
 

@@ -1,0 +1,98 @@
+"""The first start of a model on a machine: what steps of all kinds need is compiled.
+
+Which start is the first is remembered beside the kernels (`_markers`). What the steps are is here;
+how their kernels are compiled side by side is the device's (`Device.rehearse`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl import __version__, env, kernel, moe
+from minisgl.core import Plan, SamplingParams
+from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
+from minisgl.engine.probe import GREEDY, fits, probe_plan, run_probe
+from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
+from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.engine.engine import Engine
+
+logger = get_logger(__name__)
+
+FILTERED = SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.9, min_p=0.1)
+SHORT, LONG = 16, 64
+"""Tokens of prompts that attention computes in different blocks."""
+
+
+def compile_kernels(engine: Engine) -> None:
+    """Compile what steps of all kinds need: otherwise the first of a kind would hold up everybody
+    for a second. Once on a machine, since then it is found on its disk."""
+    rows = engine.device.warm_up_rows(engine.max_running)
+    if not rows:
+        return
+    plans = [plan for plan in plans_of_all_kinds(engine, rows) if fits(engine, plan)]
+    markers = _markers(engine, plans)
+    if engine.comm.all_min(int(all(marker.exists() for marker in markers))):
+        return
+    logger.info("compiling the kernels that requests will need (first start of this model) ...")
+    start = time.monotonic()
+    if rehearsed := [plan for plan in plans if engine.can_rehearse(plan)]:
+        engine.rehearse(rehearsed)
+    for plan in plans:
+        if not engine.can_rehearse(plan):
+            run_probe(engine, plan)
+    logger.info("compiled in %.1f s", time.monotonic() - start)
+    with contextlib.suppress(OSError):  # the next start does it again
+        for marker in markers:
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+
+def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
+    """Steps of so many decode rows, with and without prompts and a shared beginning, then greedy
+    and filtered ones, and such with prompts of other kinds and lengths."""
+    shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
+    for num_decodes in rows:
+        yield probe_plan(engine, num_decodes)
+        yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
+        if num_decodes >= MIN_SHARED_ROWS:
+            yield probe_plan(engine, num_decodes, before=shared)
+    for sampling in (GREEDY, FILTERED):
+        yield probe_plan(engine, 1, sampling=sampling)
+    yield probe_plan(engine, 0, [SHORT], before=engine.page_size)
+    for num_tokens in (SHORT, LONG):
+        for others in (1, MAX_PROMPTS):
+            yield probe_plan(engine, 0, [num_tokens, *[1] * others])
+    for num_tokens in PROMPT_TOKENS:
+        yield probe_plan(engine, 0, [num_tokens])
+
+
+def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
+    """Files that say that a start like this one, with these steps, has compiled their kernels: one
+    in each folder that kernels are in, so that none outlives them."""
+    config = engine.model_config
+    kernels = hashlib.sha256()
+    folder = Path(kernel.__file__ or "").parent
+    sources = (*folder.glob("*.py"), *folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu*"))
+    for path in sorted((*sources, *Path(moe.__file__ or "").parent.iterdir(), Path(__file__))):
+        if path.is_file():
+            kernels.update(path.read_bytes())
+    mixture = engine.model.spec.moe
+    depends = (
+        __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
+        engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,
+        config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
+        sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
+        mixture and mixture.top_k,
+        [(plan.num_decodes, plan.starts, plan.ends, engine.runner.padded(plan)) for plan in plans],
+    )  # fmt: skip
+    name = f"minisgl-warm-{hashlib.sha256(repr(depends).encode()).hexdigest()[:16]}"
+    return [folder / name for folder in (env.cache_dir(), env.triton_cache_dir())]

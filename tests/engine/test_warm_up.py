@@ -1,0 +1,106 @@
+"""What a first start compiles, and which start is the first."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.builtin import model_path
+from minisgl.core import Plan
+from minisgl.engine import Engine, EngineConfig, probe, warm_up
+from minisgl.engine.cpu import CpuDevice
+
+
+@pytest.mark.parametrize("num_pages", [8, 64])
+def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
+    num_pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[tuple[int, tuple[int, ...], int, bool]] = []
+    run_probe = probe.run_probe
+
+    def recorded(engine: Engine, plan: Plan) -> None:
+        run_probe(engine, plan)
+        kinds.append(
+            (
+                plan.num_decodes,
+                tuple(plan.ends[plan.num_decodes :]),
+                engine._tables.shared_tokens(plan, engine.page_size),
+                plan.begins[0][1].top_k > 0,
+            )
+        )
+
+    monkeypatch.setattr(CpuDevice, "warm_up_rows", lambda device, most: [1, 5, most])
+    monkeypatch.setattr(warm_up, "_markers", lambda *_: [tmp_path / "cache" / "warm"])
+    monkeypatch.setattr(warm_up, "run_probe", recorded)
+
+    def start() -> set[tuple[int, tuple[int, ...], int, bool]]:
+        kinds.clear()
+        config = EngineConfig(
+            folder=model_path(),
+            device="cpu",
+            num_pages=num_pages,
+            max_running=8,
+            max_prefill_tokens=128,
+        )
+        Engine(config).close()
+        return set(kinds)
+
+    alone = {(1, (), 0, False), (5, (), 0, False), (8, (), 0, False), (1, (), 0, True)}
+    with_prompts = {(rows, (16,), 0, False) for rows in (1, 5, 7)}
+    ends = ((16, 1), (64, 1), (64,), (128,), (32,))  # of the last 16 tokens were there before
+    prompts = {(0, prompts, 0, False) for prompts in ends}
+    shared = {(5, (), 256, False), (8, (), 256, False)} if num_pages == 64 else set()
+    assert start() == alone | with_prompts | prompts | shared
+    assert start() == set()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "bfloat16"},
+        {"max_running": 5},
+        # Less is compiled where less fits.
+        {"num_pages": 3},
+        {"max_seq_len": 40},
+        {"max_prefill_tokens": 8},
+    ],
+    ids=str,
+)
+def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[str, Any]) -> None:
+    def marks(**options: Any) -> list[Path]:
+        common = {"dtype": "float32", "num_pages": 16, "max_running": 4}
+        engine = Engine(EngineConfig(folder=model_path(), device="cpu", **common | options))
+        try:
+            plans = warm_up.plans_of_all_kinds(engine, [1, 2, 4])
+            fitting = [plan for plan in plans if probe.fits(engine, plan)]
+            assert fitting
+            return warm_up._markers(engine, fitting)
+        finally:
+            engine.close()
+
+    assert marks() == marks() != marks(**other)
+
+
+def test_kernels_are_compiled_again_where_a_folder_of_them_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = {"MINISGL_CACHE_DIR": tmp_path / "ours", "TRITON_CACHE_DIR": tmp_path / "tritons"}
+
+    def warms_up() -> bool:
+        caplog.clear()
+        warm_up.compile_kernels(engine)
+        return "first start of this model" in caplog.text
+
+    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    for name, folder in folders.items():
+        monkeypatch.setenv(name, str(folder))
+    with closing(engine), caplog.at_level("INFO"):
+        monkeypatch.setattr(engine.device, "warm_up_rows", lambda most: [most])
+        assert [warms_up() for _ in range(2)] == [True, False]
+        for folder in folders.values():
+            shutil.rmtree(folder)
+            assert [warms_up() for _ in range(2)] == [True, False]
