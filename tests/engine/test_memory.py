@@ -1,11 +1,15 @@
-"""Sizing the KV pool: the arithmetic, the table, and the sentences when nothing fits."""
+"""Sizing the KV pool: the arithmetic, the table, the sentences where nothing fits; its end."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
+from minisgl.builtin import model_path
+from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.memory import GIB, MIB, plan_memory
 from minisgl.errors import ConfigError
 
@@ -50,3 +54,17 @@ def test_explicit_pages_win() -> None:
 def test_nothing_fits(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         plan(**changes)
+
+
+def test_a_closed_engine_holds_no_tensors() -> None:
+    """Neither do cycles, until they are collected: the next engine needs the memory at once."""
+    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    held = [weakref.ref(getattr(x.owner, x.attr)) for x in engine.model.parameters()]
+    held.append(weakref.ref(engine._context.kv_pool.layer(0).k))
+    gc.disable()
+    try:
+        engine.close()
+        assert len(held) > 20
+        assert not any(tensor() is not None for tensor in held)
+    finally:
+        gc.enable()

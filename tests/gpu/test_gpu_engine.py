@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,24 @@ def test_random_tokens_do_not_depend_on_graphs(checkpoint: Checkpoint) -> None:
         got += [drive(engine, requests), drive(engine, requests)]  # the second time replayed
         engine.close()
     assert got[0] == got[1] == got[2] == got[3]
+
+
+def test_engines_one_after_another_have_all_memory(checkpoint: Checkpoint) -> None:
+    """Each takes most of the GPU for its pages, and gives all of it back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, sizes = torch.cuda.memory_allocated(), []
+    for num_prompts in (1, 6, 2):
+        engine = make_engine(checkpoint, num_pages=None, cuda_graph_max_bs=16)
+        sizes.append(engine.memory.num_pages)
+        try:
+            requests = [(prompt, greedy()) for prompt in prompts(6)[:num_prompts]]
+            assert drive(engine, requests) == checkpoint[1][:num_prompts]
+        finally:
+            engine.close()
+        assert torch.cuda.memory_allocated() - before < 64 * 2**20  # workspaces of libraries
+        assert torch.cuda.memory_reserved() - before < 256 * 2**20
+    assert min(sizes) > 0.9 * max(sizes)
 
 
 def test_retracted_requests_resume_with_the_same_tokens(checkpoint: Checkpoint) -> None:

@@ -118,6 +118,9 @@ class CpuDevice(Device):
     def close(self) -> None:
         self._stream.shutdown()
 
+    def release(self) -> None:
+        """The system has it already."""
+
 
 def _inference(work: Callable[[], Tensor]) -> Tensor:
     with torch.inference_mode():  # thread-local, so it is entered on the stream's thread

@@ -123,9 +123,8 @@ class CudaDevice(Device):
         return int(torch.cuda.max_memory_allocated(self.torch_device))
 
     def free_bytes(self) -> int:
-        free, _ = torch.cuda.mem_get_info(self.torch_device)
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return free + unused
+        self.release()  # what an earlier engine has left would be in the way of one large tensor
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         layout = tuple((array.shape, array.dtype.name) for array in arrays)
@@ -222,3 +221,6 @@ class CudaDevice(Device):
 
     def close(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()

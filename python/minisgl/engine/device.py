@@ -147,6 +147,10 @@ class Device(ABC):
     def close(self) -> None:
         """Finish what is enqueued and let go of the device."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """Give memory that no tensor holds back to the system. Also after `close`."""
+
 
 def out_of_memory(what: str, advice: str, error: BaseException) -> OutOfDeviceMemory:
     """The error that says which option to turn, which way."""

@@ -262,6 +262,7 @@ class Engine:
         for name in ("runner", "model", "_context", "_tables", "_attn", "_guard"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold what they captured of it
+        self.device.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

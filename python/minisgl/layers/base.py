@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -109,7 +110,8 @@ class BaseOP:
     """
 
     def __init__(self) -> None:
-        self._declared: list[Parameter] = []
+        # Without their owner: a cycle would keep weights after the last use of their model.
+        self._declared: list[partial[Parameter]] = []
 
     def declare(
         self,
@@ -125,9 +127,7 @@ class BaseOP:
         shape = (filled if rows is None else rows, *parts[0].local_shape[1:])
         if stacked is not None:
             shape = (stacked, filled // stacked, *shape[1:])
-        self._declared.append(
-            Parameter(owner=self, attr=attr, shape=shape, dtype=dtype, parts=parts)
-        )
+        self._declared.append(partial(Parameter, attr=attr, shape=shape, dtype=dtype, parts=parts))
         setattr(self, attr, torch.empty(shape, dtype=dtype, device="meta"))
 
     def init_buffers(self, device: torch.device) -> None:
@@ -153,7 +153,7 @@ class BaseOP:
     def parameters(self) -> Iterator[Parameter]:
         """All parameters of this layer and those below it."""
         for op in self.walk():
-            yield from op._declared
+            yield from (parameter(owner=op) for parameter in op._declared)
 
     @property
     def num_weight_bytes(self) -> int:
