@@ -15,7 +15,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -56,7 +56,7 @@ def test_a_piped_chat(server: ScriptedServer) -> None:
         "one two\nthree\n\n/system be brief\nfour\n!refuse\nfive\n"
         "/reset\nsix !fail\nseven\n/exit\nno\n",
     )
-    assert code == 0
+    assert code == 1  # two were not answered
     assert "one two .\n" in output
     assert re.search(r"2 tokens; first after \d+ ms, then [\d.]+ tokens/s; 1 of 2 prompt", output)
     assert "too long\n" in output
@@ -73,9 +73,68 @@ def test_a_piped_chat(server: ScriptedServer) -> None:
 
 
 def test_unknown_commands_show_the_help(server: ScriptedServer) -> None:
-    _, output = chat(server.url, "/what\n")
-    assert "no command /what" in output
+    code, output = chat(server.url, "/what:x:\n/system \n")
+    assert code == 0
+    assert "no command /what:x:." in output
     assert "/reset" in output
+    assert output.endswith("/system needs the text: /system TEXT\n")
+
+
+@contextmanager
+def one_that_says(stream: bytes) -> Iterator[str]:
+    """The URL of a server whose every answer is this, and whose model is m[red]:x:."""
+
+    class Says(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(b'{"data": [{"id": "m[red]:x:"}]}')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(stream)
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Says) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def events(*pieces: str) -> bytes:
+    chunks = [{"choices": [{"delta": {"content": x}, "finish_reason": None}]} for x in pieces]
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
+
+
+def test_what_a_model_says_is_shown_as_it_is() -> None:
+    text = "if x[:x:]:\n\treturn [bold] :heart:\x1b[2J"
+    with one_that_says(b": ping\n\n" + events(*text.split(" ")) + b"data: [DONE]\n\n") as url:
+        code, output = chat(url, "go on\n")
+        assert code == 0
+        assert output.splitlines()[0] == "Chatting with m[red]:x:. /help lists commands."
+        assert output.partition("\n")[2] == text.replace(" ", "") + "\n"  # pieces have no spaces
+        with closing(Terminal(url)) as terminal:
+            terminal.wait_for(b"> ")
+            terminal.type(b"go on\r")
+            terminal.wait_for(b":heart:[2J")  # it clears nothing
+            assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize("more", [b"data: {bad\n\n", b"data: {}\n\n", b"data: [1]\n\n"])
+def test_an_answer_that_is_none_ends_on_a_line_of_its_own(more: bytes) -> None:
+    with one_that_says(events("half") + more) as url:
+        code, output = chat(url, "go on\n")
+    assert code == 1
+    assert output.splitlines()[1:] == [
+        "half",
+        f"{url} answers, but not as a Mini-SGLang server does",
+    ]
 
 
 def test_bytes_that_are_no_text_and_a_url_for_other_clients(server: ScriptedServer) -> None:

@@ -70,7 +70,7 @@ class Chat:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         except (ValueError, LookupError) as error:
-            raise ChatError(f"{self._url} answers, but not as a Mini-SGLang server does") from error
+            raise self._not_ours() from error
 
     def reset(self, system: str | None = None) -> None:
         """Forget everything; `system` is what the model is told first."""
@@ -99,6 +99,9 @@ class Chat:
         except httpx.HTTPError as error:
             answer.clear()
             raise self._unreachable(error) from error
+        except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+            answer.clear()
+            raise self._not_ours() from error
         finally:
             if answer:
                 self._turns += [question, {"role": "assistant", "content": "".join(answer)}]
@@ -110,9 +113,9 @@ class Chat:
         with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response)
             for line in response.iter_lines():
-                data = line.removeprefix("data: ")
-                if not data or data == "[DONE]":
-                    continue
+                field, _, data = line.partition(":")
+                if field != "data" or data.strip() == "[DONE]":
+                    continue  # empty lines, comments
                 chunk = msgspec.json.decode(data)
                 if "error" in chunk:
                     answer.clear()
@@ -133,6 +136,9 @@ class Chat:
                         decode_s=last - first,
                         finish_reason=reason,
                     )
+
+    def _not_ours(self) -> ChatError:
+        return ChatError(f"{self._url} answers, but not as a Mini-SGLang server does")
 
     def _unreachable(self, error: Exception) -> ChatError:
         return ChatError(f"there is no server at {self._url} ({error or type(error).__name__})")

@@ -6,6 +6,7 @@ they are, so that a script can chat too.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -24,9 +25,15 @@ HELP: Final = """\
 Ctrl-C         stop the answer"""
 
 
+_OBEYED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters by which a terminal does something: nothing that a model may say."""
+
+
 def run_shell(url: str) -> int:
-    """Chat with the server at `url` until the user leaves; the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
+    """Chat with the server at `url` until the user leaves; the exit code. That is 1 if there is no
+    server, or if what came through a pipe was not answered in full."""
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    all_answered = True
     try:
         with closing(Chat(url)) as chat:
             console.print(f"Chatting with {chat.model()}. /help lists commands.", style="bold")
@@ -36,11 +43,11 @@ def run_shell(url: str) -> int:
                     if not _obey(line, chat, console):
                         break
                 elif line:
-                    _answer(line, chat, console)
+                    all_answered &= _answer(line, chat, console)
     except ChatError as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red")
         return 1
-    return 0
+    return 0 if all_answered or sys.stdin.isatty() else 1
 
 
 def _reader() -> Callable[[], str | None]:
@@ -75,22 +82,34 @@ def _obey(line: str, chat: Chat, console: Console) -> bool:
     elif command == "/system" and argument.strip():
         chat.reset(argument.strip())
         console.print("A new chat with this system prompt.", style="dim")
+    elif command == "/system":
+        console.print("/system needs the text: /system TEXT", style="red")
     else:
         if command != "/help":
-            console.print(f"There is no command {line}.", style="red", markup=False)
+            console.print(f"There is no command {line}.", style="red")
         console.print(HELP, style="dim")
     return True
 
 
-def _answer(line: str, chat: Chat, console: Console) -> None:
+def _answer(line: str, chat: Chat, console: Console) -> bool:
+    """Print the answer as it comes; whether all of it did."""
     pieces = chat.ask(line)
+    has_begun = False
     try:
         for piece in pieces:
-            console.print(piece, end="", markup=False)
+            # Not through rich, which would make spaces of tabs.
+            console.file.write(_OBEYED.sub("", piece) if console.is_terminal else piece)
+            console.file.flush()
+            has_begun = True
         console.print()
-        console.print(str(chat.cost), style="dim")
+        if chat.cost:
+            console.print(str(chat.cost), style="dim")
+        return True
     except KeyboardInterrupt:
         pieces.close()  # closes the connection, which frees the request's pages
         console.print("\nstopped", style="dim")
     except ChatError as error:
-        console.print(str(error), style="red", markup=False)
+        if has_begun:
+            console.print()
+        console.print(str(error), style="red")
+    return False
