@@ -56,6 +56,13 @@ def test_nothing_fits(changes: dict[str, Any], says: str) -> None:
         plan(**changes)
 
 
+@pytest.mark.parametrize("num_pages", [None, 1])
+def test_a_step_that_cannot_be_names_what_it_depends_on(num_pages: int | None) -> None:
+    says = r"take up to 11\.00 GiB, and 10\.00 GiB are free; lower --max-prefill-length or"
+    with pytest.raises(ConfigError, match=says):
+        plan(activation_bytes=11 * GIB, num_pages=num_pages)
+
+
 def test_a_closed_engine_holds_no_tensors() -> None:
     """Neither do cycles, until they are collected: the next engine needs the memory at once."""
     engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))

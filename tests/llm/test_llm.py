@@ -242,8 +242,9 @@ def test_an_error_inside_the_loop_closes_it() -> None:
 
 
 def test_unknown_model() -> None:
-    with pytest.raises(ConfigError, match=r"there is no folder"):
-        LLM("/no/such/folder", progress=False)
+    for model in ("/no/such/folder", "\u00e9"):
+        with pytest.raises(ConfigError, match=f"there is no folder {model}, and it is no model id"):
+            LLM(model, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +261,8 @@ def test_unknown_model() -> None:
         ({"max_prefill_length": "8"}, "max_prefill_length must be"),
         ({"cuda_graph_max_bs": -1}, "cuda_graph_max_bs must be a whole number of at least 0"),
         ({"memory_ratio": "0.5"}, "memory_ratio must be a number above 0"),
+        ({"memory_ratio": True}, "memory_ratio must be a number above 0, up to 1, got True"),
+        ({"num_pages": 64, "max_running_requests": 10**9}, "lower .*or --max-running-requests"),
         ({"memory_ratio": 0.5, "num_pages": 64}, "num_pages and memory_ratio both size"),
         ({"dummy_weight": "no"}, "dummy_weight must be True or False, got 'no'"),
         ({"ep": 1}, "ep must be True or False, got 1"),

@@ -186,6 +186,18 @@ print(len(out[0].token_ids) > 0, flush=True)
 """
 
 
+def test_a_fork_that_closes_it_leaves_it_to_its_parent(llm: LLM) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            llm._engine.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert len(ranks()) == 2
+    assert llm.generate("The quick", SamplingParams(max_tokens=2))[0].num_output_tokens == 2
+
+
 def test_a_script_needs_no_guard_and_no_close(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("t")
     script = folder / "script.py"

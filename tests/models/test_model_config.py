@@ -209,6 +209,13 @@ def test_dense_layers_that_cannot_be(layers: Any, family: str, tmp_path: Path) -
         windows(tmp_path, {**values, "mlp_only_layers": layers})
 
 
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
+def test_absurdly_many_experts_are_told_at_once(family: str, tmp_path: Path) -> None:
+    values = {**QWEN3, "architectures": [f"{family}ForCausalLM"], "num_local_experts": 2 * 10**9}
+    with pytest.raises(ConfigError, match="num_local_experts must be at most 8192, got 2000000000"):
+        windows(tmp_path, {**values, "num_experts_per_tok": 2})
+
+
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'GPT2LMHeadModel'; supported are Llama.*Qwen3"):
         read(tmp_path, {"architectures": ["GPT2LMHeadModel"], "n_embd": 8})

@@ -75,6 +75,16 @@ def test_one_error_names_all_that_does_not_fit(tmp_path: Path) -> None:
     ]
 
 
+def test_of_many_tensors_the_first_are_told(tmp_path: Path) -> None:
+    saved(tmp_path)
+    edit(tmp_path, **{f"surprise{index}": torch.ones(1) for index in range(100)})
+    with pytest.raises(CheckpointError, match="100 tensors differ:") as caught:
+        load(tmp_path)
+    lines = str(caught.value).splitlines()[1:]
+    assert len(lines) == 31
+    assert lines[-1] == "  and 70 more"
+
+
 def test_one_tensor_differs(tmp_path: Path) -> None:
     saved(tmp_path)
     edit(tmp_path, model__norm__weight=torch.ones(47))
@@ -91,6 +101,9 @@ def test_sharded_files_load_as_one(tmp_path: Path) -> None:
     files[1].unlink()
     with pytest.raises(CheckpointError, match=f"lacks {files[1].name}"):
         load(tmp_path / "parts")
+    # An index of files that are gone, beside the whole: transformers takes the whole.
+    (tmp_path / "whole" / "model.safetensors").rename(tmp_path / "parts" / "model.safetensors")
+    load(tmp_path / "parts")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +115,7 @@ def test_sharded_files_load_as_one(tmp_path: Path) -> None:
 )
 def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
     saved(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
         load(tmp_path)

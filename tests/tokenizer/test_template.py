@@ -206,9 +206,12 @@ def test_where_the_template_is_found(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "config")
     assert _ours(folder).render([USER]) == "config"
     (folder / "chat_template.json").write_text('{"chat_template": "json"}')
-    assert _ours(folder).render([USER]) == "json"
+    assert _ours(folder).render([USER]) == _theirs(folder, [USER]) == "config"
     (folder / "chat_template.jinja").write_text("jinja")
     assert _ours(folder).render([USER]) == "jinja"
+    folder = make(tmp_path / "other", "byte_level")
+    (folder / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert _ours(folder).render([USER]) == "json"
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
@@ -291,7 +294,8 @@ def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
     none = _ours(make(tmp_path, "byte_level"))
     broken = ChatTemplate({"default": "{% if %}"}, {})
     too_deep = ChatTemplate({"default": "{{ " + "(" * 10_000}, {})
-    for template in (none, broken, too_deep):
+    too_long = ChatTemplate({"default": "{{ (10 ** 5000) | string }}"}, {})
+    for template in (none, broken, too_deep, too_long):
         assert not template.is_usable
         with pytest.raises(InvalidRequest, match="/v1/completions"):
             template.render([USER])

@@ -13,7 +13,7 @@ import tokenizers
 from text_checkpoints import CORPUS, KINDS, SAMPLES, make
 
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
-from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer import load_tokenizer, warn_of_unknown_ids
 
 
 def _reference(folder: Path) -> Any:
@@ -36,6 +36,18 @@ def _assert_same(folder: Path, samples: list[str]) -> None:
             assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
                 ids, skip_special_tokens=skip
             )
+
+
+def test_a_model_with_a_smaller_vocabulary_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make(tmp_path, "byte_level")
+    tokenizer = load_tokenizer(folder)
+    for vocab_size in (tokenizer.vocab_size, tokenizer.vocab_size - 1):
+        assert not caplog.text
+        (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
+        warn_of_unknown_ids(tokenizer, folder)
+    assert f"has {vocab_size + 1:,} tokens, and the model" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -73,7 +73,8 @@ class EngineConfig:
                 check_integer(name, value, low)
         check_integer("cuda_graph_max_bs", self.cuda_graph_max_bs, 0)
         ratio: Any = self.memory_ratio
-        if ratio is not None and not (isinstance(ratio, int | float) and 0 < ratio <= 1):
+        is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if ratio is not None and not (is_number and 0 < ratio <= 1):
             raise ConfigError(f"memory_ratio must be a number above 0, up to 1, got {ratio!r}")
         if ratio is not None and self.num_pages is not None:
             raise ConfigError("num_pages and memory_ratio both size the KV cache: give one of them")

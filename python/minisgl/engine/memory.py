@@ -81,6 +81,11 @@ def plan_memory(
     Without `num_pages` the pool gets what memory_ratio leaves, but no more than `max_running`
     requests at full length could fill.
     """
+    if activation_bytes > free_bytes:
+        raise ConfigError(
+            f"a step's activations would take up to {_size(activation_bytes)}, and "
+            f"{_size(free_bytes)} are free; lower --max-prefill-length or --max-running-requests"
+        )
     budget = int(free_bytes * memory_ratio) - weight_bytes - activation_bytes
     if num_pages is None:
         most = max_running * -(-max_seq_len // page_size)

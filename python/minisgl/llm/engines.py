@@ -8,6 +8,7 @@ same code, only that an `LLM` sits where the text workers and the API would: its
 from __future__ import annotations
 
 import multiprocessing
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,7 +78,9 @@ class OwnRanks:
         endpoints = self._workers.endpoints
         self._events: PullQueue[DetokenizeMsg] = PullQueue(endpoints.detokenizer, DetokenizeMsg)
         self._messages = PushQueue(endpoints.scheduler)
-        self._end = weakref.finalize(self, _end, self._workers, self._events, self._messages)
+        self._end = weakref.finalize(
+            self, _end, os.getpid(), self._workers, self._events, self._messages
+        )
         try:
             self._workers.start_engine(replace(args, model=str(folder)))
             self._workers.wait_ready()
@@ -101,7 +104,9 @@ class OwnRanks:
         self._end()
 
 
-def _end(workers: Workers, *queues: PullQueue[DetokenizeMsg] | PushQueue) -> None:
+def _end(owner: int, workers: Workers, *queues: PullQueue[DetokenizeMsg] | PushQueue) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the program ends: the ranks are not its own
     workers.end()
     for queue in queues:
         queue.close()

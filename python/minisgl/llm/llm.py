@@ -33,7 +33,13 @@ from minisgl.llm.output import RequestOutput
 from minisgl.llm.session import Session
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, UserMsg, ids_to_bytes
 from minisgl.server.args import ServerArgs
-from minisgl.tokenizer import Detokenizer, PromptEncoder, load_template, load_tokenizer
+from minisgl.tokenizer import (
+    Detokenizer,
+    PromptEncoder,
+    load_template,
+    load_tokenizer,
+    warn_of_unknown_ids,
+)
 from minisgl.tokenizer.defaults import sampling_defaults
 from minisgl.utils.hf import ModelSource, resolve_checkpoint
 
@@ -107,6 +113,7 @@ class LLM:
         self._lock = threading.Lock()
         self._num_requests = 0
         tokenizer = load_tokenizer(folder)
+        warn_of_unknown_ids(tokenizer, folder)
         template = load_template(folder, tokenizer.special_tokens)
         self._encoder = PromptEncoder(tokenizer=tokenizer, template=template)
         self._detokenizer = Detokenizer(tokenizer)

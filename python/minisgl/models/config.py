@@ -32,7 +32,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
 """What the C++ kernels have room for, `kernel/csrc/rows.h`."""
-MAX_LAYERS = 1024
+MAX_LAYERS, MAX_EXPERTS = 1024, 8192
 """A typo is told at once, instead of after building what it asks for."""
 
 
@@ -115,6 +115,8 @@ class ModelConfig:
         """(experts, experts of a token) of a mixture; `field` has the former."""
         fields = self.fields
         num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
+        if num_experts > MAX_EXPERTS:
+            raise fields.error(field, f"at most {MAX_EXPERTS}")
         if top_k > num_experts:
             most = counted(num_experts, "expert")
             raise fields.error("num_experts_per_tok", f"at most the {most}")

@@ -9,7 +9,7 @@ imports no torch, and transformers only for a checkpoint that has no tokenizer.j
 from minisgl.tokenizer.detokenize import Detokenizer
 from minisgl.tokenizer.template import ChatTemplate, load_template
 from minisgl.tokenizer.tokenize import PromptEncoder
-from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer, warn_of_unknown_ids
 from minisgl.tokenizer.worker import TextWorkerConfig, tokenize_worker
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "load_template",
     "load_tokenizer",
     "tokenize_worker",
+    "warn_of_unknown_ids",
 ]

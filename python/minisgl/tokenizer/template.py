@@ -55,7 +55,7 @@ class ChatTemplate:
         try:
             for name, source in sources.items():
                 self._templates[name] = environment.from_string(source)
-        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+        except Exception as error:  # jinja computes what is constant: a template is a program
             self._templates = {}
             line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             self._problem = (
@@ -103,7 +103,7 @@ class ChatTemplate:
 def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
     """The template of the checkpoint in `folder`.
 
-    From chat_template.jinja, chat_template.json or tokenizer_config.json, the first that has one.
+    From chat_template.jinja, tokenizer_config.json or chat_template.json, the first that has one.
     Raises CheckpointError if it is no template at all.
     """
     return ChatTemplate(_find_sources(folder), special_tokens)
@@ -118,8 +118,8 @@ def _find_sources(folder: Path) -> dict[str, str]:
             raise CheckpointError(
                 f"{plain} cannot be read as text ({error}); download it again"
             ) from error
-    found = read_json_object(folder / "chat_template.json").get("chat_template")
-    match found or load_tokenizer_config(folder).get("chat_template"):
+    found = load_tokenizer_config(folder).get("chat_template")
+    match found or read_json_object(folder / "chat_template.json").get("chat_template"):
         case None:
             return {}
         case str(source):

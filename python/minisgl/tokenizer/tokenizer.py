@@ -109,6 +109,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from error
 
 
+def warn_of_unknown_ids(tokenizer: Tokenizer, folder: Path) -> None:
+    """Of those that `folder`'s model has no embedding for: what needs one is refused later."""
+    known = read_json_object(folder / "config.json").get("vocab_size")
+    if type(known) is int and known < tokenizer.vocab_size:
+        logger.warning(
+            "the tokenizer in %s has %s tokens, and the model of its config.json knows %s: a text "
+            "that needs one of the others will be refused",
+            folder,
+            f"{tokenizer.vocab_size:,}",
+            f"{known:,}",
+        )
+
+
 def load_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, with special_tokens_map.json where an old checkpoint needs it."""
     config = read_json_object(folder / "tokenizer_config.json")

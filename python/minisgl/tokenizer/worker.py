@@ -30,7 +30,7 @@ from minisgl.message import (
 from minisgl.tokenizer.detokenize import Detokenizer
 from minisgl.tokenizer.template import load_template
 from minisgl.tokenizer.tokenize import PromptEncoder
-from minisgl.tokenizer.tokenizer import load_tokenizer
+from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
@@ -59,6 +59,8 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     template = load_template(config.folder, tokenizer.special_tokens)
     encoder = PromptEncoder(tokenizer=tokenizer, template=template)
     detokenizer = Detokenizer(tokenizer)
+    if config.detokenizer:  # one of a server
+        warn_of_unknown_ids(tokenizer, config.folder)
     if config.dry_run:
         status.ready({})
         return

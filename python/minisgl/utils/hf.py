@@ -24,7 +24,7 @@ _WEIGHT_FILES = ["*.safetensors"]
 # Copies of the weights in other formats, which some repositories keep beside the ones that load.
 _IGNORED_FILES = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 _LFS_POINTER = b"version https://git-lfs"
-_MODEL_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_MODEL_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
 def resolve_checkpoint(
