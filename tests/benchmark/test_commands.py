@@ -236,6 +236,24 @@ def test_tiles_cannot_be_tuned_without_gpu_and_triton(
     assert says in told
 
 
+def test_results_that_could_not_be_written_are_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    for path, says in ((tmp_path, "is no file to write to"), (tmp_path / "a/b", "be written")):
+        with pytest.raises(SystemExit):
+            main(["watermark", "--json", str(path)])
+        assert says in capsys.readouterr().err
+    (tmp_path / "a").touch()  # meanwhile
+    with pytest.raises(ConfigError, match=r"the results cannot be written to .*a/b"):
+        report.write_json(tmp_path / "a/b", {})
+
+
+def test_ctrl_c_makes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "main", Mock(side_effect=KeyboardInterrupt))
+    assert main(["compare"]) == 130
+
+
 def test_a_server_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["startup", "--runs", "1", "--", "--model", "/nowhere"]) == 2
     told = capfd.readouterr().err

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> int:
         except MinisglError as error:
             print(f"python -m minisgl.benchmark {argv[0]}: {error}", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            return 130
         except BrokenPipeError:  # nobody reads on, as behind `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ __all__ = [
     "json_object",
     "natural",
     "naturals",
+    "result_file",
     "server_root",
 ]
 
@@ -48,6 +50,17 @@ class _Help(argparse.HelpFormatter):
             default = between.join(map(str, default))
         said = f"{default:g}" if isinstance(default, float) else default
         return f"{text} (default: {said})"
+
+
+def result_file(text: str) -> Path:
+    """A file that can be written, as far as one can tell: what took minutes must not be lost."""
+    path = Path(text)
+    if not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file to write to")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
 
 
 def naturals(text: str) -> list[int]:

@@ -14,12 +14,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arguments import above_zero, benchmark_parser, from_zero, natural, naturals
+from minisgl.benchmark.arguments import (
+    above_zero,
+    benchmark_parser,
+    from_zero,
+    natural,
+    naturals,
+    result_file,
+)
 from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import write_json
 from minisgl.core import Event, Plan, SamplingParams
@@ -133,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
         add(name, type=above_zero, default=default, help=what)
     add("--spread-ms", type=from_zero, default=0.0, help="within which requests arrive; 0: at once")
     add("--draws", type=natural, default=1, help="of the times at which they arrive")
-    add("--json", type=Path, default=None, help="where to write the results")
+    add("--json", type=result_file, help="where to write the results")
     args = parser.parse_args(argv)
     speed = Speed(
         step_s=args.step_ms / 1e3,

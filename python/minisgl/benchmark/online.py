@@ -26,6 +26,7 @@ from minisgl.benchmark.arguments import (
     integer,
     json_object,
     natural,
+    result_file,
     server_root,
 )
 from minisgl.benchmark.client import Target
@@ -100,7 +101,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--repeat", type=natural, default=1, help="runs with new prompts")
     add("--client-processes", type=natural, default=1, help="processes of this client")
     add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
-    add("--json", metavar="FILE", help="write the results there")
+    add("--json", type=result_file, metavar="FILE", help="write the results there")
     args = parser.parse_args(argv)
     if (args.workload == "trace") != (args.trace is not None):
         parser.error("--workload trace and --trace FILE go together")

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from minisgl.errors import ConfigError
+
 BUSY_SHARE = 0.2  # of two cores, a server and its client are left with less than one each
 
 _PACKAGES = (
@@ -62,13 +64,19 @@ def machine_load() -> dict[str, float]:
 
 
 def write_json(path: str | Path, results: dict[str, Any], *, is_whole: bool = True) -> None:
-    """`results` with the environment, at `path`. Not whole: some, in case no more follow."""
+    """`results` with the environment, at `path`. Not whole: some, in case no more follow.
+
+    Raises ConfigError where that cannot be written.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"environment": environment(), **results}, indent=2)
     # A line for each number of a list would make most of the file.
     content = re.sub(r'\[[^]["{}]*\]', lambda found: " ".join(found[0].split()), content)
-    path.write_text(content + "\n", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the results cannot be written to {path} ({error})") from error
     if is_whole:
         print(f"wrote {path}")
 
