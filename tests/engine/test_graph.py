@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,21 @@ def make_runner(
     runner = GraphRunner(max_rows, max_prompt_tokens)
     runner.max_tokens = 2000
     return runner
+
+
+def test_a_step_that_failed_is_prepared_again_before_it_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = make_runner(monkeypatch, 8)
+    capture = Mock(return_value=(Mock(), torch.ones(1)))
+    monkeypatch.setattr(runner, "_capture", capture)
+    with pytest.raises(MemoryError):
+        runner.run("shape", Mock(side_effect=MemoryError))
+    compute = Mock(return_value=torch.zeros(1))
+    assert runner.run("shape", compute) == 0
+    assert not capture.called
+    assert runner.run("shape", compute) == 1
+    assert compute.call_count == 1
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,22 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from test_equalities import VOCAB, make_scheduler
 
-from minisgl.core import Failed, Finished, Plan, SamplingParams
+from minisgl.core import (
+    Failed,
+    Finished,
+    Plan,
+    SamplingParams,
+    StepFailed,
+    StepOutcome,
+    StepResult,
+)
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import EngineError
 from minisgl.message import AbortBackendMsg, SchedulerMsg, UserMsg, ids_to_bytes
@@ -105,6 +114,23 @@ def test_a_slot_that_nobody_wrote(engine: Engine) -> None:
     engine.launch(plan([(2, 8, 9)], [(2, 0, 50), (2, 1, 51), (2, 2, 70)])).wait()
     with pytest.raises(EngineError, match="step 7: NaN in the logits: a row read a slot that"):
         engine.launch(plan([(3, 8, 9)], [(3, 0, 60), (3, 1, 61), (3, 2, 71)])).wait()
+
+
+def test_what_a_failed_step_did_not_write_is_no_wrong_page(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step behind it was launched before anybody knew, and does not count."""
+
+    def launch(reads: Plan) -> StepOutcome:
+        return engine.launch(reads).wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "forward", Mock(side_effect=MemoryError))
+        assert isinstance(launch(plan([(0, 0, 8)], [(0, 0, 50), (0, 1, 51)])), StepFailed)
+    behind = dataclasses.replace(plan([(0, 8, 9)], [(0, 2, 52)]), begins=[])
+    assert isinstance(launch(behind), StepResult)
+    with pytest.raises(EngineError, match="NaN in the logits"):
+        launch(dataclasses.replace(plan([(0, 9, 10)], []), begins=[]))
 
 
 def test_a_page_that_two_rows_have_is_not_written(engine: Engine) -> None:

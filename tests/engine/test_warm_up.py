@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from minisgl.builtin import model_path
 from minisgl.core import Plan
 from minisgl.engine import Engine, EngineConfig, probe, warm_up
 from minisgl.engine.cpu import CpuDevice
+from minisgl.models.spec import MoeSpec
 
 
 @pytest.mark.parametrize("num_pages", [8, 64])
@@ -63,6 +65,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
     [
         {"dtype": "bfloat16"},
         {"max_running": 5},
+        {"max_seq_len": 1000},  # the page table is narrower
         # Less is compiled where less fits.
         {"num_pages": 3},
         {"max_seq_len": 40},
@@ -83,6 +86,30 @@ def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[s
             engine.close()
 
     assert marks() == marks() != marks(**other)
+
+
+def test_marks_tell_models_of_one_shape_apart() -> None:
+    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    with closing(engine):
+        spec, plans = engine.model.spec, [probe.probe_plan(engine, 1)]
+        sparse = (True,) * len(spec.windows)
+
+        def mixture(renormalise: bool) -> MoeSpec:
+            return MoeSpec(
+                num_experts=8, top_k=2, inner_size=16, renormalise=renormalise, is_sparse=sparse,
+                names=lambda layer: pytest.fail("nothing is loaded"),
+            )  # fmt: skip
+
+        marks = set()
+        for other in (
+            spec,
+            replace(spec, windows=(5,) * len(spec.windows)),
+            replace(spec, moe=mixture(True)),
+            replace(spec, moe=mixture(False)),
+        ):
+            engine.model.spec = other
+            marks.add(warm_up._markers(engine, plans)[0])
+    assert len(marks) == 4
 
 
 def test_kernels_are_compiled_again_where_a_folder_of_them_is_gone(

@@ -189,6 +189,23 @@ def test_a_prefix_that_arrives_twice_is_computed_once() -> None:
     assert spans(scheduler.plan()) == [(0, 16, 18), (1, 16, 18)]
 
 
+def test_a_prompt_whose_last_token_is_left_alone_is_computed_once_too() -> None:
+    """It goes with the decodes; its page is full, and its tokens took two steps."""
+    scheduler = make(max_prefill_tokens=3)
+    add(scheduler, 0, list(range(8)), max_tokens=1)
+    for span in ((0, 3), (3, 4), (4, 7)):
+        plan = scheduler.plan()
+        assert spans(plan) == [(0, *span)]
+        settle(scheduler, plan)
+    last = scheduler.plan()
+    assert spans(last) == [(0, 7, 8)]
+    add(scheduler, 1, [*range(8), 9], max_tokens=1)
+    assert spans(scheduler.plan()) == [(1, 8, 9)]
+    *_, end = settle(scheduler, last)
+    assert isinstance(end, Finished)
+    assert end.num_chunks == 4
+
+
 def test_one_token_is_left_to_compute_of_a_cached_prompt() -> None:
     scheduler = make()
     for uid in range(2):

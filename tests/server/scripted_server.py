@@ -154,7 +154,7 @@ class ScriptedServer:
                 if self.silent.is_set():
                     continue
                 if isinstance(message, PingMsg):
-                    self._outbox.put([PongMsg(seq=message.seq)])
+                    self._outbox.put([PongMsg(seq=message.seq)] * self._num_ranks)
                 elif isinstance(message, ProfileMsg):
                     answers = [msgspec.structs.replace(r, seq=message.seq) for r in self.profiling]
                     self._outbox.put(answers)

@@ -116,6 +116,13 @@ def test_ranks_serve_as_one_and_end_together(
         cut = complete(client, PROMPTS[-1], stop=stop)
         assert cut.choices[0].text == alone[-1][: alone[-1].index(stop)]
 
+        if rank:  # idle, nothing else would tell that one does nothing
+            os.kill(server.pid("engine-1"), signal.SIGSTOP)
+            with pytest.raises(openai.APIStatusError, match="no answer from the workers within 3"):
+                client.get("/../ready", cast_to=object)
+            os.kill(server.pid("engine-1"), signal.SIGCONT)
+            assert client.get("/../ready", cast_to=object) == {"status": "ready"}
+
         if rank:  # each rank has news of its own; what requests do is told once
             assert client.post("/../start_profile", cast_to=object) == {"status": "profiling"}
             complete(client, PROMPTS[1])

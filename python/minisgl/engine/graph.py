@@ -92,8 +92,9 @@ class GraphRunner(Runner):
         if shape is None:
             return compute()
         if shape not in self._seen:
-            self._seen.add(shape)
-            return compute()
+            output = compute()
+            self._seen.add(shape)  # not one that failed: a capture wants what it has prepared
+            return output
         if shape not in self._graphs:
             self._graphs[shape] = self._capture(shape, compute)
         graph, output = self._graphs[shape]

@@ -27,9 +27,12 @@ class PageGuard:
         self._holders: dict[int, set[int]] = {}  # by page, since it was given out anew
         self._pages: dict[int, dict[int, int]] = {}  # by table row: index in it -> page
         self._saw_nan = torch.zeros((), dtype=torch.bool, device=self._layers[0].k.device)
+        self._is_in_step = False
+        self._follows_a_failed_one = False
 
     def before(self, plan: Plan) -> None:
         """Take in whose pages are whose; fill new ones. Raises EngineError for a shared write."""
+        self._follows_a_failed_one, self._is_in_step = self._is_in_step, True
         for table_idx, _ in plan.begins:
             for page in self._pages.pop(table_idx, {}).values():
                 self._holders[page].discard(table_idx)
@@ -63,10 +66,14 @@ class PageGuard:
         self._saw_nan.logical_or_((logits_SV.isnan().any(-1) & ~is_padding_S).any())
 
     def after(self, plan: Plan) -> None:
-        """Raises EngineError if the step read what nobody had written."""
+        """Raises EngineError if the step read what nobody had written. Behind a step that failed,
+        which left out what it should have written, that may be: such a step does not count (docs/
+        decisions/0005)."""
+        self._is_in_step = False
         if bool(self._saw_nan):
             self._saw_nan.zero_()
-            raise EngineError(
-                f"step {plan.step}: NaN in the logits: a row read a slot that nobody wrote, or the "
-                "model computes NaN by itself"
-            )
+            if not self._follows_a_failed_one:
+                raise EngineError(
+                    f"step {plan.step}: NaN in the logits: a row read a slot that nobody wrote, or "
+                    "the model computes NaN by itself"
+                )

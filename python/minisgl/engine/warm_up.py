@@ -85,13 +85,17 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
     for path in sorted((*sources, *Path(moe.__file__ or "").parent.iterdir(), Path(__file__))):
         if path.is_file():
             kernels.update(path.read_bytes())
-    mixture = engine.model.spec.moe
+    spec = engine.model.spec
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
-        engine.attn_name, engine.dtype, engine.comm.size, engine.page_size, engine.max_running,
+        env.jit_disabled(), engine.attn_name, engine.dtype, engine.page_size, engine.max_running,
+        # A constant of the kernels that read the page table: its width.
+        -(-engine.max_seq_len // engine.page_size),
+        engine.comm.size, type(engine.comm).__name__, engine.comm.can_halve,
         config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
         sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
-        mixture and mixture.top_k,
+        sorted({window is not None for window in spec.windows}),
+        spec.moe and (spec.moe.top_k, spec.moe.renormalise),
         [(plan.num_decodes, plan.starts, plan.ends, engine.runner.padded(plan)) for plan in plans],
     )  # fmt: skip
     name = f"minisgl-warm-{hashlib.sha256(repr(depends).encode()).hexdigest()[:16]}"

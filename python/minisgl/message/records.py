@@ -85,7 +85,8 @@ class AbortMsg(_Record, frozen=True, kw_only=True):
 
 
 class PingMsg(_Record, frozen=True, kw_only=True):
-    """Goes round the whole pipeline and comes back as `PongMsg`: the loop makes progress."""
+    """Goes round the whole pipeline and comes back as `PongMsg`, one from each rank of node 0: the
+    loops make progress."""
 
     seq: int
 

@@ -74,12 +74,10 @@ class ZmqOutbox:
 
 
 class FollowerOutbox(ZmqOutbox):
-    """Of a rank that follows: rank 0 has sent the same events, but each rank has its own news."""
+    """Of a rank that follows: rank 0 has sent the same events, but each rank has its own news, and
+    says that it lives."""
 
     def send(self, events: list[Event]) -> None:
-        pass
-
-    def pong(self, seq: int) -> None:
         pass
 
 

@@ -197,8 +197,12 @@ class Scheduler:
             num_prompt, output = len(req.prompt), req.output
             if known != num_prompt + len(output):
                 token = PROMISED
-            else:  # a chunk may have left just the last prompt token
-                token = output[-1] if output else int(req.prompt[-1])
+            elif output:
+                token = output[-1]
+            else:  # a chunk has left just the last prompt token
+                token = int(req.prompt[-1])
+                req.num_chunks += 1
+                self._cache.publish(req, known, self._step)
             plan.uids.append(req.uid)
             plan.table_idxs.append(req.table_idx)
             plan.starts.append(start)

@@ -143,7 +143,8 @@ class Frontend:
     """Hands prompts to the tokenizers and replies to the calls that wait for them.
 
     tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
-    messages keep their order. num_ranks: of this machine, each of which answers a `ProfileMsg`.
+    messages keep their order. num_ranks: of this machine, each of which answers a `ProfileMsg`
+    and a `PingMsg`.
     max_queued: requests that the scheduler lets wait. `context_length`: tokens of one request at
     most, set once the engine is ready. `observer` is told of everything. `failure` is set once a
     worker is gone, for good.
@@ -229,8 +230,9 @@ class Frontend:
                 self._dispatch(reply, now)
 
     async def ping(self, timeout_s: float) -> bool:
-        """Whether a message by way of each tokenizer gets round the whole pipeline in time."""
-        num = len(self._tokenizers)
+        """Whether a message by way of each tokenizer gets round the whole pipeline in time, all
+        ranks of this machine included."""
+        num = len(self._tokenizers) * self._num_ranks
         message = PingMsg(seq=next(self._uids))
         try:
             return len(await self._ask(message, self._tokenizers, num, timeout_s)) == num
