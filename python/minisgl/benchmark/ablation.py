@@ -24,7 +24,7 @@ import psutil
 from rich.console import Console
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.arguments import above_zero, benchmark_parser, integer, natural, result_file
+from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, integer, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
@@ -208,7 +208,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--start", type=integer(0), default=0, help="radix: first request")
     parser.add_argument("--requests", type=natural, default=1000, help="radix: how many")
-    parser.add_argument("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     args = parser.parse_args(argv)
     variants = VARIANTS[args.name]
     runs: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}

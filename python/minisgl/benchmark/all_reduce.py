@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import benchmark_parser, integer, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, integer, natural
 from minisgl.benchmark.gpu_time import events_s
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.distributed import DistributedInfo, create_communicator
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max-bytes", type=integer(MIN_BYTES), default=MAX_BYTES, help="of the largest tensor"
     )
-    parser.add_argument("--json", type=result_file, help="where to write the results")
+    add_json(parser)
     args = parser.parse_args(argv)
     if gpus and args.ranks > gpus:
         parser.error(f"--ranks {args.ranks}: this machine has {gpus} GPUs")

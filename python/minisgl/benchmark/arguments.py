@@ -13,13 +13,13 @@ from minisgl.server.args import integer
 
 __all__ = [
     "above_zero",
+    "add_json",
     "benchmark_parser",
     "from_zero",
     "integer",
     "json_object",
     "natural",
     "naturals",
-    "result_file",
     "server_root",
 ]
 
@@ -52,7 +52,14 @@ class _Help(argparse.HelpFormatter):
         return f"{text} (default: {said})"
 
 
-def result_file(text: str) -> Path:
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json FILE`, for `report.write_json`."""
+    parser.add_argument(
+        "--json", type=_result_file, metavar="FILE", help="write the results there as well"
+    )
+
+
+def _result_file(text: str) -> Path:
     """A file that can be written, as far as one can tell: what took minutes must not be lost."""
     path = Path(text)
     if not text or path.is_dir():

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
-from minisgl.benchmark.arguments import benchmark_parser, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser
 from minisgl.benchmark.gpu_time import captured, card_rates, events_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, Context, Plan
@@ -268,7 +268,7 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 def main(argv: list[str]) -> int:
     parser = benchmark_parser("attention", __doc__)
-    parser.add_argument("--json", type=result_file, help="write the results here as well")
+    add_json(parser)
     every = [f"{q}/{kv}" for q, kv in HEADS]
     parser.add_argument(
         "--heads", nargs="+", choices=every, default=every, help="query/key heads (default: all)"

@@ -20,11 +20,11 @@ import numpy as np
 
 from minisgl.benchmark.arguments import (
     above_zero,
+    add_json,
     benchmark_parser,
     from_zero,
     natural,
     naturals,
-    result_file,
 )
 from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import write_json
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
         add(name, type=above_zero, default=default, help=what)
     add("--spread-ms", type=from_zero, default=0.0, help="within which requests arrive; 0: at once")
     add("--draws", type=natural, default=1, help="of the times at which they arrive")
-    add("--json", type=result_file, help="where to write the results")
+    add_json(parser)
     args = parser.parse_args(argv)
     speed = Speed(
         step_s=args.step_ms / 1e3,

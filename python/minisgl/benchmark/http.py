@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.benchmark import workload as workloads
-from minisgl.benchmark.arguments import above_zero, benchmark_parser, natural, result_file
+from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.online import token_span
 from minisgl.benchmark.report import machine_load, write_json
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--client-processes", type=natural, default=1, help="processes of the client")
     add("--repeat", type=natural, default=3, help="runs, after one to warm up")
-    add("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     args = parser.parse_args(argv)
     if args.input[1] + args.output[1] > CONTEXT:
         parser.error(f"--input and --output together are at most {CONTEXT:,} tokens")

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
-from minisgl.benchmark.arguments import benchmark_parser, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
 from minisgl.kernel.ops import Ops
@@ -296,7 +296,7 @@ def ops(rounds: int) -> Iterator[Comparison]:
 
 def main(argv: list[str]) -> int:
     parser = benchmark_parser("kernels", __doc__)
-    parser.add_argument("--json", type=result_file, help="write the results here as well")
+    add_json(parser)
     parser.add_argument("--rounds", type=natural, default=15, help="of each comparison")
     parser.add_argument(
         "--threads",

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import benchmark_parser, natural, naturals, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.kernels import compare
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dtypes", type=_dtypes, default="bfloat16", help="of a CPU's comparison")
     parser.add_argument("--rounds", type=natural, default=15, help="of a CPU's comparison")
     parser.add_argument("--tune", type=Path, default=None, help="the table to update")
-    parser.add_argument("--json", type=result_file, help="where to write the results")
+    add_json(parser)
     args = parser.parse_args(argv)
     gpu = torch.cuda.is_available()
     shapes = args.shapes or _shapes("qwen3-30b-a3b" if gpu else "small,slice")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arguments import benchmark_parser, integer, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, integer, natural
 from minisgl.benchmark.floor import Shape, floor_s
 from minisgl.benchmark.gpu_time import card_rates, need_gpu
 from minisgl.benchmark.lengths import lengths_of
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
         "--max-prefill-length", type=natural, default=None, help="default: from the measured rate"
     )
     parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
-    parser.add_argument("--json", type=result_file, help="where to write the results")
+    add_json(parser)
     args = parser.parse_args(argv)
     setup_logging("offline")
 

@@ -21,12 +21,12 @@ from rich.table import Table
 from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.arguments import (
     above_zero,
+    add_json,
     benchmark_parser,
     from_zero,
     integer,
     json_object,
     natural,
-    result_file,
     server_root,
 )
 from minisgl.benchmark.client import Target
@@ -101,7 +101,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--repeat", type=natural, default=1, help="runs with new prompts")
     add("--client-processes", type=natural, default=1, help="processes of this client")
     add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
-    add("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     args = parser.parse_args(argv)
     if (args.workload == "trace") != (args.trace is not None):
         parser.error("--workload trace and --trace FILE go together")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import benchmark_parser, naturals, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
 from minisgl.benchmark.decode_steps import measure_steps
 from minisgl.benchmark.floor import product_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
     parser.add_argument("--contexts", type=naturals, default=[100], help="of --steps, with commas")
-    parser.add_argument("--json", type=result_file, help="where to write the results")
+    add_json(parser)
     args = parser.parse_args(argv)
     need_gpu()
     setup_logging("products")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.arguments import benchmark_parser, naturals, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import BatchSamplingArgs
@@ -103,7 +103,7 @@ def measure(kind: str, num_rows: int, copy_tb_s: float, device: torch.device) ->
 
 def main(argv: list[str]) -> int:
     parser = benchmark_parser("sampling", __doc__)
-    parser.add_argument("--json", type=result_file, help="write the results here as well")
+    add_json(parser)
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     args = parser.parse_args(argv)
     need_gpu()

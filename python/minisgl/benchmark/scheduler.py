@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.benchmark.arguments import benchmark_parser, integer, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, integer, natural
 from minisgl.benchmark.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--steps", type=integer(2), default=400, help="steps of each case")
     parser.add_argument("--rounds", type=natural, default=3, help="rounds of all cases")
-    parser.add_argument("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     args = parser.parse_args(argv)
     load = machine_load()
     cases = [(kind, count) for kind in ("decode", "mixed") for count in args.running]

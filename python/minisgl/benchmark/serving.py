@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark.arguments import benchmark_parser, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     add("--repeats", type=natural, default=3, help="runs, after one to warm up")
     add("--client-processes", type=natural, default=4, help="processes of the client")
     add("--dummy-weight", action="store_true", help="no weights on disk, as for a large shape")
-    add("--json", type=result_file, help="where to write the results")
+    add_json(parser)
     add("server", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from minisgl.benchmark.arguments import benchmark_parser, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
@@ -28,7 +28,7 @@ TIMEOUT_S = 120.0
 def main(argv: list[str]) -> None:
     parser = benchmark_parser("startup", __doc__)
     parser.add_argument("--runs", type=natural, default=5, help="servers to start")
-    parser.add_argument("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     parser.add_argument("server", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minisgl.benchmark.arguments import benchmark_parser, natural, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--input", type=natural, default=64, help="prompt tokens")
     parser.add_argument("--output", type=natural, default=64, help="output tokens")
     parser.add_argument("--rounds", type=natural, default=5, help="rounds of each")
-    parser.add_argument("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     args = parser.parse_args(argv)
 
     load = machine_load()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from minisgl.benchmark.arguments import benchmark_parser, integer, result_file
+from minisgl.benchmark.arguments import add_json, benchmark_parser, integer
 from minisgl.benchmark.report import write_json
 from minisgl.core import Plan, SamplingParams, StepResult
 from minisgl.message import UserMsg, ids_to_bytes
@@ -25,7 +25,7 @@ SEEDS = (0, 1, 2)
 def main(argv: list[str]) -> None:
     parser = benchmark_parser("watermark", __doc__)
     parser.add_argument("--page-size", type=integer(1, POOL_TOKENS), default=16, help="tokens")
-    parser.add_argument("--json", type=result_file, metavar="FILE", help="write the results there")
+    add_json(parser)
     args = parser.parse_args(argv)
     rows = []
     print("watermark  retractions  prefilled tokens  cost")

@@ -25,8 +25,8 @@ HELP: Final = """\
 Ctrl-C         stop the answer"""
 
 
-_OBEYED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters by which a terminal does something: nothing that a model may say."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys instead of showing them; lines and tabs are no harm."""
 
 
 def run_shell(url: str) -> int:
@@ -98,7 +98,7 @@ def _answer(line: str, chat: Chat, console: Console) -> bool:
     try:
         for piece in pieces:
             # Not through rich, which would make spaces of tabs.
-            console.file.write(_OBEYED.sub("", piece) if console.is_terminal else piece)
+            console.file.write(_CONTROL.sub("", piece) if console.is_terminal else piece)
             console.file.flush()
             has_begun = True
         console.print()
