@@ -21,10 +21,14 @@ def make(page_size: int = 1) -> RadixPrefixCache:
 
 
 def insert(
-    cache: RadixPrefixCache, values: list[int], pages: list[int], step: int = 0
+    cache: RadixPrefixCache,
+    values: list[int],
+    pages: list[int],
+    step: int = 0,
+    namespace: str = "",
 ) -> list[int]:
     """Insert from the root; returns the pages that the cache did not take."""
-    return cache.insert(cache.match(ids([])), ids(values), pages, step)[1]
+    return cache.insert(cache.match(ids([]), namespace), ids(values), pages, step)[1]
 
 
 def test_match_is_the_longest_prefix_in_whole_pages() -> None:
@@ -88,34 +92,51 @@ def test_drop_takes_the_pages_of_failed_steps() -> None:
     assert cache.match(ids([1, 2, 3])).pages() == [0, 1]
 
 
+def test_namespaces_share_nothing_and_leave_nothing() -> None:
+    cache = make()
+    empty = cache.match(ids([]), "a")  # found before the namespace has anything
+    insert(cache, [1, 2], [0, 1], namespace="a")
+    insert(cache, [1, 2], [2, 3], namespace="b")
+    assert cache.match(ids([1, 2])).num_tokens == 0
+    assert cache.match(ids([1, 2]), "a").pages() == [0, 1]
+    assert cache.num_cached(ids([1, 2, 3]), "b") == 2
+    assert cache.insert(empty, ids([1, 2, 4]), [7, 8, 4], 0)[1] == [7, 8]
+    assert sorted(cache.evict(10)) == [0, 1, 2, 3, 4]
+    assert cache._roots == {}
+    assert cache.insert(empty, ids([1]), [5], 0)[0].pages() == [5]  # the position is still good
+    assert cache.match(ids([1]), "a").pages() == [5]
+
+
 @pytest.mark.parametrize("page_size", [1, 3])
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations(seed: int, page_size: int) -> None:
-    """The oracle: the set of all page-aligned prefixes that are held, each with its page."""
+    """The oracle: each page-aligned prefix that a namespace holds, with its page."""
     rng = random.Random(seed)
     cache = make(page_size)
-    held: dict[tuple[int, ...], int] = {}
-    locked: list[tuple[object, tuple[int, ...]]] = []
+    Prefix = tuple[str | int, ...]  # the namespace, then ids
+    held: dict[Prefix, int] = {}
+    locked: list[tuple[object, Prefix]] = []
     next_page = 0
     for _ in range(300):
         values = [rng.randrange(3) for _ in range(page_size * rng.randint(0, 6))]
+        namespace = rng.choice(["", "", "a", "b"])
         match rng.random():
             case roll if roll < 0.5:
                 pages = list(range(next_page, next_page + len(values) // page_size))
                 next_page += len(pages)
-                refused = insert(cache, values, pages)
+                refused = insert(cache, values, pages, namespace=namespace)
                 for index, page in enumerate(pages):
-                    prefix = tuple(values[: (index + 1) * page_size])
+                    prefix = (namespace, *values[: (index + 1) * page_size])
                     assert (prefix in held) == (page in refused)
                     held.setdefault(prefix, page)
             case roll if roll < 0.7:
-                num_cached = cache.num_cached(ids(values))
-                handle = cache.match(ids(values))
+                num_cached = cache.num_cached(ids(values), namespace)
+                handle = cache.match(ids(values), namespace)
                 assert handle.num_tokens == num_cached
                 expected = [
-                    tuple(values[:end])
+                    (namespace, *values[:end])
                     for end in range(page_size, len(values) + 1, page_size)
-                    if tuple(values[:end]) in held
+                    if (namespace, *values[:end]) in held
                 ]
                 assert handle.pages() == [held[prefix] for prefix in expected]
                 if expected and rng.random() < 0.5:
@@ -136,3 +157,4 @@ def test_random_operations(seed: int, page_size: int) -> None:
             prefix for prefix in held if not any(k[: len(prefix)] == prefix for _, k in locked)
         }
         assert cache.num_evictable == len(unlocked)
+        assert set(cache._roots) == {prefix[0] for prefix in held}

@@ -173,6 +173,16 @@ def test_stop_string(llm: LLM) -> None:
     assert "6" not in output.text
 
 
+def test_only_calls_with_one_cache_salt_share_a_prefix(llm: LLM) -> None:
+    prompt = "Tenants share no cache. " * 8
+    salts = ["alice", "bob", "", "alice"]
+    outputs = [llm.generate(prompt, GREEDY, cache_salt=salt)[0] for salt in salts]
+    assert [output.num_cached_tokens > 0 for output in outputs] == [False, False, False, True]
+    assert len({output.text for output in outputs}) == 1
+    with pytest.raises(InvalidRequest, match="at most 256 characters"):
+        llm.generate(prompt, GREEDY, cache_salt="x" * 257)
+
+
 def test_the_second_turn_is_cached(llm: LLM) -> None:
     turns = ask("What is a radix cache?")
     (first,) = llm.chat(turns, GREEDY)

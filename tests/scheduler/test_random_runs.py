@@ -87,6 +87,7 @@ class RandomInbox:
                     ids=ids_to_bytes(case.prompt),
                     sampling=case.sampling,
                     priority=rng.choice([0, 0, 0, -1, 1]),
+                    namespace=rng.choice(["", "", "tenant"]),
                 )
             )
             self.sent += 1

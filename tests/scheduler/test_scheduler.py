@@ -27,13 +27,20 @@ def make(**changes: Any) -> Scheduler:
 
 
 def add(
-    scheduler: Scheduler, uid: int, prompt: list[int], *, priority: int = 0, **sampling: Any
+    scheduler: Scheduler,
+    uid: int,
+    prompt: list[int],
+    *,
+    priority: int = 0,
+    namespace: str = "",
+    **sampling: Any,
 ) -> Accepted | Failed:
     message = UserMsg(
         uid=uid,
         ids=ids_to_bytes(prompt),
         sampling=SamplingParams(**sampling),
         priority=priority,
+        namespace=namespace,
     )
     return scheduler.add(message)
 
@@ -213,6 +220,14 @@ def test_one_token_is_left_to_compute_of_a_cached_prompt() -> None:
         plan = scheduler.plan()
         assert spans(plan) == [(uid, 12 if uid else 0, 16)]
         settle(scheduler, plan)
+
+
+def test_only_requests_of_one_namespace_share_a_prefix() -> None:
+    scheduler = make()
+    for uid, namespace in enumerate(["alice", "bob", "", "alice"]):
+        add(scheduler, uid, [1] * 12, namespace=namespace)
+    assert spans(scheduler.plan()) == [(0, 0, 12), (1, 0, 12), (2, 0, 8)]
+    assert spans(scheduler.plan())[2:] == [(2, 8, 12), (3, 8, 12)]
 
 
 def test_promised_tokens_are_not_planned_past_the_end() -> None:

@@ -153,6 +153,7 @@ def test_every_sampling_field_arrives(client: openai.OpenAI, server: ScriptedSer
             "stop_token_ids": [3, 4],
             "skip_special_tokens": False,
             "priority": -3,
+            "cache_salt": "tenant 1",
             "chat_template_kwargs": {"enable_thinking": False},
         },
     )
@@ -164,6 +165,7 @@ def test_every_sampling_field_arrives(client: openai.OpenAI, server: ScriptedSer
     assert sampling.ignore_eos
     assert not sampling.skip_special_tokens
     assert message.priority == -3
+    assert message.namespace == "tenant 1"
     assert isinstance(message.prompt, ChatPrompt)
     assert message.prompt.template_args == {"enable_thinking": False}
 

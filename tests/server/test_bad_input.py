@@ -92,6 +92,8 @@ def hello(**fields: Any) -> dict[str, Any]:
         (CHAT, hello(seed=2**64), "seed", "64 bits"),
         (CHAT, hello(seed=10**400), "seed", "64 bits"),
         (CHAT, hello(priority=2**31), "priority", "<="),
+        (CHAT, hello(cache_salt="x" * 257), "cache_salt", "length <= 256"),
+        (CHAT, hello(cache_salt=5), "cache_salt", "expected a string or null, got an integer"),
         (CHAT, hello(stop=5), "stop", "expected a string, an array or null, got an integer"),
         (CHAT, hello(stop=""), "stop", "characters"),
         (CHAT, hello(stop=["x"] * 17), "stop", "at most 16"),

@@ -35,10 +35,11 @@ def encoder(tmp_path_factory: Any) -> PromptEncoder:
 
 
 def _ids(encoder: PromptEncoder, prompt: Any) -> list[int]:
-    message = TokenizeMsg(uid=5, prompt=prompt, sampling=SAMPLING, priority=-2)
+    message = TokenizeMsg(uid=5, prompt=prompt, sampling=SAMPLING, priority=-2, namespace="n")
     answer = encoder.tokenize(message)
     assert isinstance(answer, UserMsg)
     assert (answer.uid, answer.sampling, answer.priority) == (5, SAMPLING, -2)
+    assert answer.namespace == "n"
     return [int(token) for token in ids_from_bytes(answer.ids)]
 
 

@@ -33,6 +33,7 @@ class Req:
 
     prompt: int32 ids. max_len: prompt plus the output tokens allowed; fits the context and the
     pool. order: (priority, arrival), lower goes first. stop_ids: output ids that end the request.
+    namespace: only requests with the same one share pages of the prefix cache.
     pages: the request's page table, one page id per `page_size` tokens that have room.
     handle: what the prefix cache keeps locked for this request while it holds pages.
     table_idx: its row in the engine's page table and token table, -1 while not running.
@@ -48,6 +49,7 @@ class Req:
     max_len: int
     order: tuple[int, int]
     stop_ids: frozenset[int]
+    namespace: str = ""
 
     output: list[int] = field(default_factory=list)
     num_known: int = 0

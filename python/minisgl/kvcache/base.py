@@ -38,12 +38,12 @@ class BasePrefixCache(ABC):
         """Pages that nobody has locked."""
 
     @abstractmethod
-    def match(self, ids: IdArray) -> BaseCacheHandle:
-        """The longest cached prefix of `ids` in whole pages. Not locked."""
+    def match(self, ids: IdArray, namespace: str = "") -> BaseCacheHandle:
+        """The longest prefix of `ids` that `namespace` has cached, in whole pages. Not locked."""
 
     @abstractmethod
-    def num_cached(self, ids: IdArray) -> int:
-        """The tokens that `match` would find. Nothing is used by it, nor changed."""
+    def num_cached(self, ids: IdArray, namespace: str = "") -> int:
+        """The number of tokens that `match` would find. Changes nothing, the LRU order included."""
 
     @abstractmethod
     def insert(

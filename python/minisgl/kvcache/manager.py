@@ -55,14 +55,14 @@ class CacheManager:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def num_cached(self, ids: IdArray) -> int:
-        """What `attach` would give of these, in tokens."""
-        return self._prefix_cache.num_cached(ids)
+    def num_cached(self, req: Req, ids: IdArray) -> int:
+        """The number of tokens that `attach` would find."""
+        return self._prefix_cache.num_cached(ids, req.namespace)
 
     def attach(self, req: Req, ids: IdArray) -> int:
         """Give `req`, which holds nothing, the cached prefix of `ids`; returns its tokens."""
         assert req.handle is None, "it holds pages already"
-        position = self._prefix_cache.match(ids)
+        position = self._prefix_cache.match(ids, req.namespace)
         self._prefix_cache.lock(position)
         req.handle = _Holding(position)
         req.pages = position.pages()

@@ -25,10 +25,10 @@ class NaivePrefixCache(BasePrefixCache):
         self.page_size = page_size
         self._nothing = _Nothing()
 
-    def match(self, ids: IdArray) -> BaseCacheHandle:
+    def match(self, ids: IdArray, namespace: str = "") -> BaseCacheHandle:
         return self._nothing
 
-    def num_cached(self, ids: IdArray) -> int:
+    def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return 0
 
     def insert(

@@ -14,6 +14,9 @@ form as in Morrison's PATRICIA (1968).
 Why not a hash per page: a chain of hashes finds a prefix as fast, but says nothing about which
 pages can be evicted without orphaning others; the tree does.
 
+Each namespace has a root of its own, so requests of two namespaces share nothing. A root exists as
+long as it has children. Eviction looks at all namespaces alike.
+
 "Recently" is counted in operations, never in seconds: every rank must evict the same pages.
 """
 
@@ -32,10 +35,20 @@ class _Node:
     """One edge and the position at its end.
 
     ids: int32, a multiple of the page size. locks: handles locked at or below this node.
-    step: the step that wrote these pages; never smaller than the parent's.
+    step: the step that wrote these pages; never smaller than the parent's. namespace: of a root.
     """
 
-    __slots__ = ("children", "ids", "in_heap", "last_used", "locks", "pages", "parent", "step")
+    __slots__ = (
+        "children",
+        "ids",
+        "in_heap",
+        "last_used",
+        "locks",
+        "namespace",
+        "pages",
+        "parent",
+        "step",
+    )
 
     def __init__(self, ids: IdArray, pages: list[int], parent: _Node | None, step: int) -> None:
         self.ids = ids
@@ -46,6 +59,7 @@ class _Node:
         self.locks = 0
         self.last_used = 0
         self.in_heap = False
+        self.namespace = ""
 
 
 class RadixHandle(BaseCacheHandle):
@@ -74,7 +88,7 @@ class RadixPrefixCache(BasePrefixCache):
     def __init__(self, page_size: int, common_prefix: Callable[[IdArray, IdArray], int]) -> None:
         self.page_size = page_size
         self._common_prefix = common_prefix
-        self._root = _Node(np.empty(0, np.int32), [], None, -1)
+        self._roots: dict[str, _Node] = {}
         self._evictable = 0
         self._clock = 0
         self._heap: list[tuple[int, int, _Node]] = []
@@ -84,12 +98,12 @@ class RadixPrefixCache(BasePrefixCache):
     def num_evictable(self) -> int:
         return self._evictable
 
-    def match(self, ids: IdArray) -> RadixHandle:
-        node, matched = self._walk(self._root, ids)
+    def match(self, ids: IdArray, namespace: str = "") -> RadixHandle:
+        node, matched = self._walk(self._root(namespace), ids)
         return RadixHandle(node, matched)
 
-    def num_cached(self, ids: IdArray) -> int:
-        node, matched = self._root, 0
+    def num_cached(self, ids: IdArray, namespace: str = "") -> int:
+        node, matched = self._root(namespace), 0
         end = len(ids) // self.page_size * self.page_size
         while matched < end and (child := node.children.get(self._key(ids[matched:]))):
             common = self._common_prefix(child.ids, ids[matched:end])
@@ -104,13 +118,17 @@ class RadixPrefixCache(BasePrefixCache):
     ) -> tuple[RadixHandle, list[int]]:
         assert isinstance(handle, RadixHandle)
         assert len(ids) == len(pages) * self.page_size, (len(ids), len(pages), self.page_size)
-        node, matched = self._walk(handle.node, ids)
+        is_root = handle.node.parent is None
+        start = self._root(handle.node.namespace) if is_root else handle.node
+        node, matched = self._walk(start, ids)
         num_old = matched // self.page_size
         if matched < len(ids):
             # A copy: `ids` may be a view of a prompt, which must not outlive its request here.
             leaf = _Node(ids[matched:].copy(), pages[num_old:], node, step)
             leaf.last_used = self._clock
             node.children[self._key(leaf.ids)] = leaf
+            if node.parent is None:
+                self._roots[node.namespace] = node
             self._evictable += len(leaf.pages)
             self._offer(leaf)
             node = leaf
@@ -172,6 +190,14 @@ class RadixPrefixCache(BasePrefixCache):
             for page in node.pages:
                 yield page, node.locks
 
+    def _root(self, namespace: str) -> _Node:
+        """The namespace's root; a new one if it has none. `insert` adds it with its first child."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = _Node(np.empty(0, np.int32), [], None, -1)
+            root.namespace = namespace
+        return root
+
     def _walk(self, node: _Node, ids: IdArray) -> tuple[_Node, int]:
         """Follow `ids` down from the end of `node` as far as whole pages agree."""
         page_size = self.page_size
@@ -228,11 +254,13 @@ class RadixPrefixCache(BasePrefixCache):
         assert parent is not None
         del parent.children[self._key(node.ids)]
         node.parent = None
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.namespace]
         self._offer(parent)
 
     def _nodes(self) -> Iterator[_Node]:
-        """Every node but the root, children before parents."""
-        stack = list(self._root.children.values())
+        """Every node but the roots, children before parents."""
+        stack = [node for root in self._roots.values() for node in root.children.values()]
         order: list[_Node] = []
         while stack:
             node = stack.pop()

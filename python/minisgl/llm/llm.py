@@ -26,12 +26,19 @@ from minisgl.engine.config import (
     DTypeName,
     check_integer,
 )
-from minisgl.errors import ConfigError, InvalidRequest
+from minisgl.errors import ConfigError, InvalidRequest, brief
 from minisgl.kvcache import CacheKind
 from minisgl.llm.engines import LLMEngine, OwnEngine, OwnRanks
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.session import Session
-from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, UserMsg, ids_to_bytes
+from minisgl.message import (
+    MAX_NAMESPACE,
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    UserMsg,
+    ids_to_bytes,
+)
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer import (
     Detokenizer,
@@ -150,11 +157,14 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Complete each prompt: a text, or token ids; or a list of such, which run as one batch.
 
         sampling_params: one for all, or one for each; None takes the checkpoint's recommendation
-        (`default_sampling_params`). Raises RequestError, which names the prompt, when one cannot
+        (`default_sampling_params`). cache_salt: only calls with the same one share the prefix
+        cache. Raises RequestError, which names the prompt, when one cannot
         be served; nothing of the call is left then.
         """
         batch: list[Any] = [prompts] if isinstance(prompts, str) else _items(prompts)
@@ -166,24 +176,27 @@ class LLM:
             else TokenPrompt(ids=ids_to_bytes(_checked_ids(prompt)))
             for prompt in batch
         )
-        return self._run(self._encode(records, len(batch)), sampling_params)
+        return self._run(self._encode(records, len(batch)), sampling_params, cache_salt)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
         **template_args: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
-        `template_args` are further variables for the checkpoint's chat template.
+        cache_salt: as for `generate`. `template_args` are further variables for the checkpoint's
+        chat template.
         """
         batch = _conversations(messages)
         records = (
             ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
             for turns in batch
         )
-        return self._run(self._encode(records, len(batch)), sampling_params)
+        return self._run(self._encode(records, len(batch)), sampling_params, cache_salt)
 
     def close(self) -> None:
         """Give memory and threads back. A second call does nothing."""
@@ -219,8 +232,17 @@ class LLM:
         return encoded
 
     def _run(
-        self, prompts: list[bytes], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: list[bytes],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_salt: str,
     ) -> list[RequestOutput]:
+        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
+            raise InvalidRequest(
+                f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
+                f"{brief(cache_salt)}",
+                param="cache_salt",
+            )
         if params is None:
             params = self.default_sampling_params
         if isinstance(params, SamplingParams):
@@ -240,7 +262,12 @@ class LLM:
             if self._is_closed:
                 raise ConfigError("this LLM is closed; make a new one")
             requests = [
-                UserMsg(uid=self._num_requests + index, ids=ids, sampling=_with_seed(sampling))
+                UserMsg(
+                    uid=self._num_requests + index,
+                    ids=ids,
+                    sampling=_with_seed(sampling),
+                    namespace=cache_salt,
+                )
                 for index, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
             ]
             self._num_requests += len(requests)

@@ -6,6 +6,7 @@ ill-typed field is an error at the door of the receiver. What it does not know: 
 """
 
 from minisgl.message.records import (
+    MAX_NAMESPACE,
     AbortBackendMsg,
     AbortMsg,
     AcceptedReply,
@@ -17,6 +18,7 @@ from minisgl.message.records import (
     FailedReply,
     FinishedReply,
     FrontendMsg,
+    Namespace,
     PingMsg,
     PlanCheck,
     PongMsg,
@@ -40,6 +42,7 @@ from minisgl.message.records import (
 )
 
 __all__ = [
+    "MAX_NAMESPACE",
     "AbortBackendMsg",
     "AbortMsg",
     "AcceptedReply",
@@ -51,6 +54,7 @@ __all__ = [
     "FailedReply",
     "FinishedReply",
     "FrontendMsg",
+    "Namespace",
     "PingMsg",
     "PlanCheck",
     "PongMsg",

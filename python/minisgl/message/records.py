@@ -27,6 +27,9 @@ from minisgl.core.sampling import SamplingParams
 
 Uid = Annotated[int, msgspec.Meta(ge=0)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+MAX_NAMESPACE = 256
+"""Characters of a namespace: enough for a hash or a tenant's id."""
+Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -69,12 +72,14 @@ class TokenizeMsg(_Record, frozen=True, kw_only=True):
 
     context_length: tokens of prompt and answer at most. The scheduler is who refuses more, but the
     tokenizer need not count the tokens of a text that is far too long. None: not known.
+    namespace: of the prefix cache (`cache_salt` of the API).
     """
 
     uid: Uid
     prompt: Prompt
     sampling: SamplingParams
     priority: Priority = 0
+    namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
@@ -105,12 +110,16 @@ FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg
 
 
 class UserMsg(_Record, frozen=True, kw_only=True):
-    """A request as ids (little-endian int32 bytes), to be admitted or refused."""
+    """A request as ids (little-endian int32 bytes), to be admitted or refused.
+
+    Only requests of one `namespace` share a cached prefix.
+    """
 
     uid: Uid
     ids: bytes
     sampling: SamplingParams
     priority: Priority = 0
+    namespace: Namespace = ""
 
 
 class AbortBackendMsg(_Record, frozen=True, kw_only=True):

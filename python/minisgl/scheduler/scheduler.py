@@ -97,6 +97,7 @@ class Scheduler:
             max_len=len(prompt) + max_tokens,
             order=(message.priority, self._arrivals),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
+            namespace=message.namespace,
             num_known=len(prompt),
             accepted_at=self._clock(),
         )
@@ -165,7 +166,7 @@ class Scheduler:
         if behind is not None:
             yield behind, behind.num_known - behind.num_computed
         for req in self._waiting[: len(self._free_table_idxs)]:
-            num_cached = self._cache.num_cached(req.token_ids(0, req.num_tokens - 1))
+            num_cached = self._cache.num_cached(req, req.token_ids(0, req.num_tokens - 1))
             yield req, req.num_tokens - num_cached
 
     def _count_stalls(self, plan: PlanBuilder) -> None:

@@ -180,6 +180,8 @@ class Frontend:
         sampling: SamplingParams,
         priority: int = 0,
         origin: Origin | None = None,
+        *,
+        namespace: str = "",
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
@@ -207,6 +209,7 @@ class Frontend:
                 prompt=prompt,
                 sampling=params,
                 priority=priority,
+                namespace=namespace,
                 context_length=self.context_length,
             )
             by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)

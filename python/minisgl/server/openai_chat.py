@@ -44,6 +44,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             [asked.prompt],
             asked.sampling(model.defaults),
             priority=asked.priority,
+            cache_salt=asked.cache_salt,
             stream=asked.stream,
             shape=shape,
             prompt_field="messages",

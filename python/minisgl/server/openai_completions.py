@@ -33,6 +33,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             prompts,
             asked.sampling(model.defaults),
             priority=asked.priority,
+            cache_salt=asked.cache_salt,
             stream=asked.stream,
             shape=shape,
             prompt_field="prompt",

@@ -21,6 +21,7 @@ from minisgl.errors import InvalidRequest, shortened
 from minisgl.message import (
     ChatPrompt,
     FinishedReply,
+    Namespace,
     Priority,
     Prompt,
     TextPrompt,
@@ -107,6 +108,10 @@ class SamplingFields(_Json, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: Annotated[
         Priority | None, Meta(description="Lower is served first; the default is 0.")
+    ] = None
+    cache_salt: Annotated[
+        Namespace | None,
+        Meta(description="Only requests with the same salt share cached prefixes."),
     ] = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:

@@ -89,6 +89,7 @@ async def respond(
     sampling: SamplingParams,
     *,
     priority: int | None,
+    cache_salt: str | None,
     stream: bool | None,
     shape: Shape,
     prompt_field: str,
@@ -103,7 +104,7 @@ async def respond(
         traceparent=request.headers.get("traceparent"),
         tracestate=request.headers.get("tracestate"),
     )
-    call = frontend.submit(prompts, sampling, priority or 0, origin)
+    call = frontend.submit(prompts, sampling, priority or 0, origin, namespace=cache_salt or "")
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     try:
         await call.accepted()

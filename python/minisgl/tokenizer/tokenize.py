@@ -69,7 +69,11 @@ class PromptEncoder:
         except Exception as error:
             return failed_reply(Failed.of(message.uid, error))
         return UserMsg(
-            uid=message.uid, ids=ids, sampling=message.sampling, priority=message.priority
+            uid=message.uid,
+            ids=ids,
+            sampling=message.sampling,
+            priority=message.priority,
+            namespace=message.namespace,
         )
 
     def _check_text(self, text: str, context_length: int | None) -> None:
