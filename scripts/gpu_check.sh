@@ -69,12 +69,12 @@ offline() {
 }
 
 kernels() {
-    "$python" -m minisgl.benchmark attention --json "$out/attention.json"
-    "$python" -m minisgl.benchmark moe --json "$out/moe-h200.json" \
+    "$python" -m benchmarks attention --json "$out/attention.json"
+    "$python" -m benchmarks moe --json "$out/moe-h200.json" \
         --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
-    "$python" -m minisgl.benchmark products --json "$out/products.json"
-    "$python" -m minisgl.benchmark sampling --json "$out/sampling.json"
-    "$python" -m minisgl.benchmark products --steps --shapes qwen3-0.6b,qwen3-14b \
+    "$python" -m benchmarks products --json "$out/products.json"
+    "$python" -m benchmarks sampling --json "$out/sampling.json"
+    "$python" -m benchmarks products --steps --shapes qwen3-0.6b,qwen3-14b \
         --json "$out/decode-steps.json"
 }
 
@@ -86,7 +86,7 @@ serving() {
 ranks() {
     for tp in 2 4; do
         [ "$gpus" -ge "$tp" ] || continue
-        "$python" -m minisgl.benchmark all_reduce --ranks "$tp" \
+        "$python" -m benchmarks all_reduce --ranks "$tp" \
             --json "$out/all-reduce-tp$tp.json"
         "$python" -m minisgl.benchmark serving --shape qwen3-32b --tp "$tp" --dummy-weight \
             --starts 2 --client-processes 6 --repeats "$repeats" \

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from stub_thread import StubThread
 
-from minisgl.benchmark.stub import Script
+from benchmarks.stub import Script
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from minisgl.benchmark.stub import Script, StubServer
+from benchmarks.stub import Script, StubServer
 
 
 class StubThread:

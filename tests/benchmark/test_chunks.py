@@ -1,4 +1,4 @@
-"""`benchmark chunks`: times that can be added up by hand, and what the scheduler's sizes do."""
+"""`benchmarks chunks`: times that can be added up by hand, and what the scheduler's sizes do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minisgl.benchmark import chunks
+from benchmarks import chunks
+from benchmarks.chunks import Speed, simulate
 from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.chunks import Speed, simulate
 from minisgl.core import Plan
 
 SPEED = Speed(
@@ -53,8 +53,8 @@ def test_the_command(
 ) -> None:
     monkeypatch.setattr(chunks, "lengths_of", lambda workload: [(100, 4)] * 3)
     path = tmp_path / "chunks.json"
-    assert main(["chunks", "--chunks", "64,128", "--json", str(path)]) == 0
+    assert main(["chunks", "--chunks", "64,128", "--json", str(path)], "benchmarks") == 0
     assert len(json.loads(path.read_text())["rows"]) == 6
     assert capsys.readouterr().out.count("ITL p50/p99/max") == 6
-    assert main(["chunks", "--workloads", "all"]) == 2
+    assert main(["chunks", "--workloads", "all"], "benchmarks") == 2
     assert "there is no workload 'all'" in capsys.readouterr().err

@@ -11,10 +11,10 @@ import openai
 import pytest
 from stub_thread import StubThread
 
+from benchmarks.stub import Script, StubServer
 from minisgl.benchmark import workload
 from minisgl.benchmark.client import Client, SseReader, Target
 from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.stub import Script, StubServer
 from minisgl.benchmark.summary import Record
 from minisgl.benchmark.workload import Session
 from minisgl.errors import ConfigError

@@ -16,20 +16,11 @@ import pytest
 import torch
 from stub_thread import StubThread
 
-from minisgl.benchmark import (
-    compare,
-    counters,
-    http,
-    moe,
-    online,
-    plots,
-    prefix_tree,
-    report,
-    scheduler,
-    timeline,
-)
-from minisgl.benchmark.__main__ import benchmarks, main
-from minisgl.benchmark.stub import Script
+from benchmarks import http, moe, plots, prefix_tree, scheduler, timeline
+from benchmarks.stub import Script
+from minisgl.benchmark import compare, counters, online, report
+from minisgl.benchmark.__main__ import benchmarks
+from minisgl.benchmark.__main__ import main as run_main
 from minisgl.benchmark.table import RESULTS
 from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
@@ -38,6 +29,15 @@ from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.meter import PARTS, LoopMeter, StepRecord
 from minisgl.scheduler.report import StepLog
 from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
+
+PACKAGES = {
+    name: package for package in ("minisgl.benchmark", "benchmarks") for name in benchmarks(package)
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark argv[0] of the package that has it."""
+    return run_main(argv, PACKAGES.get(argv[0], "minisgl.benchmark"))
 
 
 def online_json(tmp_path: Path, stub: StubThread, name: str, *flags: str) -> Path:
@@ -217,8 +217,8 @@ def test_errors_that_are_ours_make_no_traceback(
     monkeypatch.setattr(scheduler, "main", fail)
     assert main(["scheduler"]) == 2
     told = capsys.readouterr().err
-    assert told == "python -m minisgl.benchmark scheduler: --device cuda: torch finds no CUDA " + (
-        "device here\n"
+    assert (
+        told == "python -m benchmarks scheduler: --device cuda: torch finds no CUDA device here\n"
     )
 
 
@@ -232,7 +232,7 @@ def test_tiles_cannot_be_tuned_without_gpu_and_triton(
     monkeypatch.setattr(moe, "find_spec", lambda name: None)
     assert main(["moe", "--tune", "/no/such/table"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("python -m minisgl.benchmark moe: --tune ")
+    assert told.startswith("python -m benchmarks moe: --tune ")
     assert says in told
 
 
@@ -240,7 +240,10 @@ def test_results_that_could_not_be_written_are_told_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
-    for path, says in ((tmp_path, "is no file to write to"), (tmp_path / "a/b", "be written")):
+    for path, says in (
+        (tmp_path, "is not a file that can"),
+        (tmp_path / "a/b", "be written"),
+    ):
         with pytest.raises(SystemExit):
             main(["watermark", "--json", str(path)])
         assert says in capsys.readouterr().err
@@ -358,7 +361,7 @@ def nothing(*_: Any, **__: Any) -> list[Any]:
 def test_results_say_how_busy_the_machine_was(
     command: str, measuring: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module(f"minisgl.benchmark.{command.split()[0]}")
+    module = importlib.import_module(f"{PACKAGES[command.split()[0]]}.{command.split()[0]}")
     monkeypatch.setattr(module, "machine_load", lambda: LOAD)
     monkeypatch.setattr(module, "setup_logging", Mock(), raising=False)  # it is the process's
     for name, stub in measuring.items():
@@ -442,9 +445,12 @@ def test_what_http_costs_small(tmp_path: Path) -> None:
 
 
 def test_every_benchmark_says_what_it_is() -> None:
-    found = benchmarks()
-    assert {"online", "scheduler", "stub", "compare", "plots", "ablation"} <= set(found)
-    assert all(found.values())
+    users, ours = benchmarks(), benchmarks("benchmarks")
+    assert {"online", "offline", "serving", "compare"} <= set(users)
+    assert {"scheduler", "stub", "plots", "ablation"} <= set(ours)
+    assert all(users.values())
+    assert all(ours.values())
+    assert not set(users) & set(ours)
 
 
 def test_the_steps_of_a_real_loop_are_drawn(
@@ -512,7 +518,7 @@ def test_a_step_file_of_another_version_is_told(
     assert told.endswith(message.replace(" ", ""))
 
 
-@pytest.mark.parametrize("name", benchmarks())
+@pytest.mark.parametrize("name", PACKAGES)
 def test_every_benchmark_and_flag_has_help(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,9 +533,9 @@ def test_every_benchmark_and_flag_has_help(
     with pytest.raises(SystemExit) as exit_info:
         main([name, "--help"])
     assert exit_info.value.code == 0
-    assert f"python -m minisgl.benchmark {name}" in capsys.readouterr().out
+    assert f"python -m {PACKAGES[name]} {name}" in capsys.readouterr().out
     (parser,) = parsers
-    assert parser.description == benchmarks()[name]
+    assert parser.description == benchmarks(PACKAGES[name])[name]
     assert [action.dest for action in parser._actions if not action.help] == []
 
 

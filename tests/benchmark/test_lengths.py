@@ -28,7 +28,8 @@ def test_the_workloads_are_those_of_the_tables() -> None:
 def test_another_one_is_told_before_anything_starts(
     command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "--workloads", f"throughput,{name}"]) == 2
+    package = "benchmarks" if command == "chunks" else "minisgl.benchmark"
+    assert main([command, "--workloads", f"throughput,{name}"], package) == 2
     out = capsys.readouterr()
     assert f"there is no workload {name!r}; there are: throughput" in out.err
     assert out.out == ""

@@ -1,4 +1,4 @@
-"""`benchmark products` as far as a CPU goes: sizes, floors, refusals, and steps of an engine."""
+"""`benchmarks products` as far as a CPU goes: sizes, floors, refusals, and steps of an engine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from minisgl.benchmark import decode_steps, products
+from benchmarks import decode_steps, products
+from benchmarks.products import SHAPES, Layer
 from minisgl.benchmark.__main__ import main
 from minisgl.benchmark.floor import product_floor_s
-from minisgl.benchmark.products import SHAPES, Layer
 from minisgl.builtin import model_path
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import ConfigError
@@ -66,7 +66,7 @@ def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
 )
 def test_wrong_flags_are_told(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        main(["products", *flags.split()])
+        main(["products", *flags.split()], "benchmarks")
     assert exit_info.value.code == 2
     assert says in " ".join(capsys.readouterr().err.split())
 
@@ -76,10 +76,11 @@ def test_without_a_gpu_it_is_a_sentence(
     flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["products", *flags.split()]) == 2
+    assert main(["products", *flags.split()], "benchmarks") == 2
     assert capsys.readouterr().err == (
-        "python -m minisgl.benchmark products: this times a GPU, and torch finds no CUDA device "
-        "here; `benchmark kernels` and `benchmark versus_transformers` time a CPU\n"
+        "python -m benchmarks products: this times a GPU, and torch finds no CUDA device "
+        "here; `python -m benchmarks kernels` and "
+        "`python -m minisgl.benchmark versus_transformers` time a CPU\n"
     )
 
 

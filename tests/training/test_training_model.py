@@ -5,11 +5,10 @@ import json
 import random
 import struct
 
+from minisgl.builtin import model_path
 from training.corpus import training_stream
 from training.source import common_words, is_reserved_word
 from training.tokenizer import SPECIAL, Encoder, load
-
-from minisgl.builtin import model_path
 
 MAX_BYTES = 13_000_000
 MAX_PARAMETERS = 6_200_000

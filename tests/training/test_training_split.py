@@ -4,13 +4,12 @@ import itertools
 import random
 import re
 
+from training import talk
 from training.conversation import Conversation, Message
 from training.corpus import suite, training_stream
 from training.phrasing import normal, phrases
 from training.source import Source, is_reserved_word
 from training.split import is_held_pair
-
-from training import talk
 
 NUM_CONVERSATIONS = 4000
 

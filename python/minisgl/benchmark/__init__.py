@@ -1,6 +1,7 @@
-"""Measures: the engine, the scheduler, kernels, start-up, and any OpenAI-compatible server.
+"""Benchmarks that a user runs against a model or a server, and tools that read their results.
 
-What it is for: numbers that others can reproduce; each writes JSON with hardware, versions and
-commit. What it does not know: nobody imports it. `python -m minisgl.benchmark` lists what there
-is; each name is a module here with a `main(argv)`. Read next: `docs/performance.md`.
+What it is for: numbers that others can reproduce. Each benchmark writes JSON with the hardware,
+the versions and the commit. `python -m minisgl.benchmark` lists them; each name is a module here
+with a `main(argv)`. What it does not know: no other package imports it. Benchmarks of kernels and
+of the scheduler are outside the package, in `benchmarks/`. Read next: `docs/benchmarks.md`.
 """

@@ -1,4 +1,4 @@
-"""`python -m minisgl.benchmark NAME [flags]`: runs `main(argv)` of the module of that name."""
+"""`python -m minisgl.benchmark NAME [flags]` runs `main(argv)` of the module NAME."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 
 from minisgl.errors import MinisglError
 
-_FOLDER = Path(__file__).parent
+PACKAGE = "minisgl.benchmark"
 
 
-def benchmarks() -> dict[str, str]:
-    """Name and first line of each module here with a `main`; none is imported (torch is slow)."""
+def benchmarks(package: str = PACKAGE) -> dict[str, str]:
+    """Return the name and the first docstring line of each module of `package` with a `main`.
+
+    The modules are parsed and not imported, because importing torch takes seconds.
+    """
     found = {}
-    for path in sorted(_FOLDER.glob("*.py")):
+    for path in sorted(Path(importlib.import_module(package).__path__[0]).glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         if "main" in functions and path.stem != "__main__":
@@ -24,24 +27,25 @@ def benchmarks() -> dict[str, str]:
     return found
 
 
-def main(argv: list[str]) -> int:
-    found = benchmarks()
+def main(argv: list[str], package: str = PACKAGE) -> int:
+    """Run the benchmark that argv[0] names, or list the benchmarks. Returns the exit status."""
+    found = benchmarks(package)
     if argv and argv[0] in found:
-        module = importlib.import_module(f"minisgl.benchmark.{argv[0]}")
+        module = importlib.import_module(f"{package}.{argv[0]}")
         try:
             return int(module.main(argv[1:]) or 0)
         except MinisglError as error:
-            print(f"python -m minisgl.benchmark {argv[0]}: {error}", file=sys.stderr)
+            print(f"python -m {package} {argv[0]}: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             return 130
-        except BrokenPipeError:  # nobody reads on, as behind `| head`
+        except BrokenPipeError:  # the reader has left, as in `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
     is_known = argv in ([], ["--help"], ["-h"])
     if not is_known:
         print(f"there is no benchmark {argv[0]!r}\n", file=sys.stderr)
-    print("python -m minisgl.benchmark NAME [--help], where NAME is one of\n")
+    print(f"python -m {package} NAME [--help], where NAME is one of\n")
     for name, line in found.items():
         print(f"  {name:<20} {line}")
     return 0 if is_known else 2

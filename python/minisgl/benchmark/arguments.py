@@ -1,4 +1,4 @@
-"""A benchmark's flags; values are refused where they are read instead of where they divide."""
+"""Parsers for the flags of benchmarks. Each refuses a bad value while the flags are read."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ __all__ = [
 natural: Final = integer(1)
 
 
-def benchmark_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """doc: of the benchmark's module; its first line says what it measures."""
+def benchmark_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark, for its module's `__name__` and `__doc__`.
+
+    The first line of the docstring is the description.
+    """
+    package, _, name = module.rpartition(".")
     return argparse.ArgumentParser(
-        prog=f"python -m minisgl.benchmark {name}",
+        prog=f"python -m {package} {name}",
         description=(doc or "").partition("\n")[0],
         formatter_class=_Help,
     )
 
 
 class _Help(argparse.HelpFormatter):
-    """Says each default, as one would type it, where the help does not."""
+    """Adds the default, as a user would type it, to each help text that does not name it."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         default, text = action.default, action.help or ""
@@ -53,17 +57,17 @@ class _Help(argparse.HelpFormatter):
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """`--json FILE`, for `report.write_json`."""
+    """Add `--json FILE`, for `report.write_json`."""
     parser.add_argument(
-        "--json", type=_result_file, metavar="FILE", help="write the results there as well"
+        "--json", type=_result_file, metavar="FILE", help="also write the results to this file"
     )
 
 
 def _result_file(text: str) -> Path:
-    """A file that can be written, as far as one can tell: what took minutes must not be lost."""
+    """Return the path. Refuses one that cannot be written, before the benchmark takes minutes."""
     path = Path(text)
     if not text or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file to write to")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file that can be written")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
@@ -71,7 +75,7 @@ def _result_file(text: str) -> Path:
 
 
 def naturals(text: str) -> list[int]:
-    """With commas between."""
+    """Parse positive integers with commas between them."""
     return [natural(value) for value in text.split(",")]
 
 
@@ -95,7 +99,7 @@ def _float(text: str) -> float:
 
 
 def server_root(text: str) -> str:
-    """OpenAI's clients are told of a server with /v1, which our paths have."""
+    """Return the URL without /v1, which our paths contain and OpenAI's base URLs end with."""
     return text.rstrip("/").removesuffix("/v1")
 
 

@@ -170,7 +170,7 @@ def _expression(text: str) -> re.Pattern[str]:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("compare", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("a", metavar="A.json", help="a result of any benchmark, before")
     parser.add_argument("b", metavar="B.json", help="of the same benchmark, after")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Time on the GPU's own clock, by events on torch's current stream; graphs; a card's rates."""
+"""GPU time by CUDA events on the current stream, CUDA graphs, and the rates of a GPU."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from minisgl.errors import ConfigError
 
 ROUNDS = 7
-ROUND_S = 5e-3  # of one side of a round: long against the events
+ROUND_S = 5e-3  # of one run in a round; CUDA events resolve 0.5 us
 
 Result = TypeVar("Result")
 
 
 def need_gpu() -> None:
-    """Raise ConfigError where there is none."""
+    """Raise ConfigError if torch finds no CUDA device."""
     if not torch.cuda.is_available():
         raise ConfigError(
-            "this times a GPU, and torch finds no CUDA device here; `benchmark kernels` and "
-            "`benchmark versus_transformers` time a CPU"
+            "this times a GPU, and torch finds no CUDA device here; `python -m benchmarks kernels` "
+            "and `python -m minisgl.benchmark versus_transformers` time a CPU"
         )
 
 
 def events_s(run: Callable[[], object], count: int = 1) -> float:
-    """Seconds of one of `count` runs; waits for them."""
+    """Run `count` times and wait. Returns the seconds of one run."""
     events: Any = torch.cuda  # whose events have no annotations
     start, end = events.Event(enable_timing=True), events.Event(enable_timing=True)
     start.record()
@@ -38,7 +38,7 @@ def events_s(run: Callable[[], object], count: int = 1) -> float:
 
 
 def captured(run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-    """(a replay of `run` as a CUDA graph, what `run` returned, written anew by each replay)."""
+    """Capture `run` as a CUDA graph. Returns (replay, its result, which each replay overwrites)."""
     with torch.inference_mode():
         run()  # compiles
         graph = torch.cuda.CUDAGraph()
@@ -49,7 +49,7 @@ def captured(run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
 
 
 def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each run; all take their turn in a round, so that a drift is everyone's."""
+    """Return the median seconds of each run. Rounds interleave the runs, so a drift meets all."""
     counts = {name: max(1, int(ROUND_S / events_s(run))) for name, run in runs.items()}
     rounds = [
         {name: events_s(run, counts[name]) for name, run in runs.items()} for _ in range(ROUNDS)
@@ -58,7 +58,7 @@ def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def card_rates() -> dict[str, float]:
-    """Measured here and now: copy bandwidth (read plus written) and bf16 products of 8,192."""
+    """Measure copy bandwidth (read plus written) and a bf16 GEMM of 8,192 cubed on this GPU."""
     source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)

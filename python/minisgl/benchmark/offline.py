@@ -110,7 +110,7 @@ def workloads() -> list[Workload]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("offline", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
     parser.add_argument(
         "--workloads",

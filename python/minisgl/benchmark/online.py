@@ -43,7 +43,7 @@ CLIENT_BUSY = 0.8  # of a core: above it the client's own time may be in the num
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    parser = benchmark_parser("online", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     url = "http://127.0.0.1:1919"
     add("--url", type=server_root, default=url, help="the server")

@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its numbers: machine, versions, commit, command."""
+"""Write results as JSON, with the machine, the versions, the commit and the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 
 from minisgl.errors import ConfigError
 
-BUSY_SHARE = 0.2  # of two cores, a server and its client are left with less than one each
+BUSY_SHARE = 0.2  # above it, a server and its client have less than one of two cores each
 
 _PACKAGES = (
     "torch",
@@ -32,7 +32,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Where and with what something was measured. Imports torch only if the caller did."""
+    """Return machine, versions, commit and command. Does not import torch."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
             continue
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", "minisgl.benchmark", *map(_portable, sys.argv[1:])]),
+        "command": " ".join(["python", "-m", _program(), *map(_portable, sys.argv[1:])]),
         "commit": _commit(),
         "python": platform.python_version(),
         "cpu": _cpu_name(),
@@ -52,25 +52,27 @@ def environment() -> dict[str, Any]:
 
 
 def machine_load() -> dict[str, float]:
-    """How busy the machine is before a measurement; a warning is printed when it is.
+    """Return how busy the machine is before a measurement. Prints a warning above `BUSY_SHARE`.
 
-    busy_share: of all cores, over half a second. load_1min: runnable tasks (0 where unknown).
+    busy_share: the busy share of all cores, over half a second. load_1min: the mean number of
+    runnable tasks of the last minute (0 where the system does not say).
     """
     busy = psutil.cpu_percent(interval=0.5) / 100
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > BUSY_SHARE:
-        print(f"note: other work takes {busy:.0%} of this machine; timings will show it")
+        print(f"note: other processes use {busy:.0%} of this machine, which distorts timings")
     return {"busy_share": round(busy, 3), "load_1min": round(load, 2)}
 
 
 def write_json(path: str | Path, results: dict[str, Any], *, is_whole: bool = True) -> None:
-    """`results` with the environment, at `path`. Not whole: some, in case no more follow.
+    """Write `results` and the environment to `path`. Prints the path if they are whole.
 
-    Raises ConfigError where that cannot be written.
+    A benchmark may write partial results first, in case it is interrupted. Raises ConfigError if
+    the file cannot be written.
     """
     path = Path(path)
     content = json.dumps({"environment": environment(), **results}, indent=2)
-    # A line for each number of a list would make most of the file.
+    # Put a list of numbers on one line; one line per number would be most of the file.
     content = re.sub(r'\[[^]["{}]*\]', lambda found: " ".join(found[0].split()), content)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,12 +84,22 @@ def write_json(path: str | Path, results: dict[str, Any], *, is_whole: bool = Tr
 
 
 def _portable(argument: str) -> str:
-    """An absolute path says more about a machine than about a measurement."""
+    """Return the last part of an absolute path, which would describe the machine."""
     return Path(argument).name if argument.startswith("/") else argument
 
 
+def _program() -> str:
+    """Return what follows `python -m`: `minisgl.benchmark` or `benchmarks`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec else ""
+    return name if name == "benchmarks" else "minisgl.benchmark"
+
+
 def _commit() -> str | None:
-    """The checkout's commit, "+" when there are changes; MINISGL_COMMIT wins, for a copy of one."""
+    """Return the checkout's commit, with "+" if it has changes.
+
+    MINISGL_COMMIT replaces it, for a copy of a checkout without git.
+    """
     if named := os.environ.get("MINISGL_COMMIT"):
         return named
     folder = Path(__file__).parent

@@ -40,7 +40,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("serving", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
     add(

@@ -26,7 +26,7 @@ TIMEOUT_S = 120.0
 
 
 def main(argv: list[str]) -> None:
-    parser = benchmark_parser("startup", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--runs", type=natural, default=5, help="servers to start")
     add_json(parser)
     parser.add_argument("server", nargs="*", help="flags of the server, after --")

@@ -105,7 +105,7 @@ def with_table(page: str, table: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("table", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--write", type=Path, metavar="PAGE.md", help="put it there")
     args = parser.parse_args(argv)

@@ -38,7 +38,7 @@ QWEN3_0_6B: dict[str, Any] = {
 
 
 def main(argv: list[str]) -> None:
-    parser = benchmark_parser("versus_transformers", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument(
         "--model",
         choices=("builtin", "qwen3-0.6b"),

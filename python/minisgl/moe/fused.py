@@ -3,7 +3,7 @@
 On Hopper the products of many pairs are `minisgl.kernel.grouped`'s, where it takes them.
 
 `tuned.json` holds, by device and by the size of an expert's matrices on a rank, which tiles were
-fastest up to how many tokens an expert gets on average; `python -m minisgl.benchmark moe --tune`
+fastest up to how many tokens an expert gets on average; `python -m benchmarks moe --tune`
 makes it (docs/moe.md). Other devices and sizes take `DEFAULT`, and the log says so once.
 """
 

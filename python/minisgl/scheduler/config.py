@@ -16,7 +16,7 @@ class SchedulerConfig:
     (see `minisgl.scheduler.budget`); None is as many. eos_ids: end-of-sequence tokens of the
     model. max_queued: waiting requests at most, None for no limit. watermark_tokens: growth, per
     running request, that must still have room after an admission; without it a full pool admits a
-    request only to retract it at the next page boundary. `python -m minisgl.benchmark watermark`
+    request only to retract it at the next page boundary. `python -m benchmarks watermark`
     compares: 8 to 32 cost least, of which 32 retracts least.
     """
 

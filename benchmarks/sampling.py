@@ -102,7 +102,7 @@ def measure(kind: str, num_rows: int, copy_tb_s: float, device: torch.device) ->
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("sampling", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add_json(parser)
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     args = parser.parse_args(argv)

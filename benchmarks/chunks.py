@@ -121,7 +121,7 @@ class _Flight:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("chunks", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     add(
         "--chunks", type=naturals, default="1024,2048,4096,8192", help="while more decode than wait"

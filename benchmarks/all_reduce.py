@@ -34,7 +34,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("all_reduce", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=natural, default=gpus or 2, help="default: every GPU")
     parser.add_argument("--calls", type=natural, default=100, help="in a graph; fewer above 1 MB")

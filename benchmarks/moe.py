@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kernels import compare
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.gpu_time import captured, events_s
-from minisgl.benchmark.kernels import compare
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
 from minisgl.kernel.cpu import CpuOps
@@ -63,7 +63,7 @@ SHAPES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("moe", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--shapes", type=_shapes, help=f"some of {','.join(SHAPES)}")
     parser.add_argument("--tokens", type=naturals, help="counts, with commas between")
     parser.add_argument("--dtypes", type=_dtypes, default="bfloat16", help="of a CPU's comparison")
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     tokens = args.tokens
     if args.tune:
         _check_tunable(gpu)
-        from minisgl.benchmark.moe_tiles import tune
+        from benchmarks.moe_tiles import tune
 
         tune(shapes, tokens or GPU_TOKENS[2:], args.tune)
         return 0

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.plots import STYLE
 from minisgl.benchmark.arguments import benchmark_parser, from_zero
-from minisgl.benchmark.plots import STYLE
 from minisgl.errors import ConfigError
 from minisgl.scheduler.meter import PARTS, StepRecord
 
@@ -176,7 +176,7 @@ def page(records: list[StepRecord], png: bytes, title: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("timeline", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("steps", type=Path, metavar="STEPS.jsonl", help="a file of --log-steps")
     parser.add_argument("--out", type=Path, default=None, help="folder (default: beside the file)")
     parser.add_argument(

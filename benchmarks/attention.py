@@ -267,7 +267,7 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("attention", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add_json(parser)
     every = [f"{q}/{kv}" for q, kv in HEADS]
     parser.add_argument(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.moe import Shape, gpu_layers, graph_s, make_inputs
+from benchmarks.moe import Shape, gpu_layers, graph_s, make_inputs
 from minisgl.kernel.triton import moe
 from minisgl.kernel.triton.moe import Tile
 from minisgl.moe import Experts
@@ -113,9 +113,7 @@ def _best(shape: Shape, layers: list[Experts], tokens: int) -> tuple[float, list
 
 def _compile_all(shapes: dict[str, Shape]) -> None:
     parts = max((os.cpu_count() or 2) - 1, 1)
-    code = (
-        "import sys; from minisgl.benchmark.moe_tiles import compile_part; compile_part(sys.argv)"
-    )
+    code = "import sys; from benchmarks.moe_tiles import compile_part; compile_part(sys.argv)"
     workers = [
         subprocess.Popen([sys.executable, "-c", code, str(part), str(parts), *shapes])
         for part in range(parts)
@@ -126,7 +124,7 @@ def _compile_all(shapes: dict[str, Shape]) -> None:
 
 def compile_part(arguments: list[str]) -> None:
     """One process's share of the candidates; arguments: (program, part, parts, shapes' names)."""
-    from minisgl.benchmark.moe import SHAPES
+    from benchmarks.moe import SHAPES
 
     part, parts = int(arguments[1]), int(arguments[2])
     jobs = [

@@ -23,12 +23,12 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from benchmarks.scheduler import measure_overlap
 from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, integer, natural
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
-from minisgl.benchmark.scheduler import measure_overlap
 from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.startup import wait_for_url
 from minisgl.benchmark.summary import Slo, summarize
@@ -194,7 +194,7 @@ def run_variant(
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("ablation", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("name", choices=ABLATIONS, help="the mechanism")
     parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
     parser.add_argument("--rounds", type=natural, default=3, help="of both sides")

@@ -20,9 +20,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.scheduler import PARTS
 from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.compare import read_result
-from minisgl.benchmark.scheduler import PARTS
 from minisgl.errors import ConfigError
 
 Results = dict[str, dict[str, Any]]
@@ -251,7 +251,7 @@ def names_of(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("plots", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULT.json", help="of any benchmarks"
     )

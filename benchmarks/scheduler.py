@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.arguments import add_json, benchmark_parser, integer, natural
-from minisgl.benchmark.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
 from minisgl.core.executor import Executor, Flight
@@ -38,7 +38,7 @@ CHUNK_TOKENS = 2048  # prompt tokens a step; all prompts here are whole chunks o
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("scheduler", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument(
         "--running", type=natural, nargs="+", default=[1, 64, 256, 1024], help="requests"
     )

@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)
 
 
 def main(argv: list[str]) -> None:
-    parser = benchmark_parser("watermark", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--page-size", type=integer(1, POOL_TOKENS), default=16, help="tokens")
     add_json(parser)
     args = parser.parse_args(argv)

@@ -224,7 +224,7 @@ async def _serve(script: Script, port: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("stub", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument(
         "--port", type=integer(0, 65535), default=0, help="0 is any free one (default)"
     )

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.decode_steps import measure_steps
 from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
-from minisgl.benchmark.decode_steps import measure_steps
 from minisgl.benchmark.floor import product_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
 from minisgl.benchmark.offline import SHAPES as MODELS
@@ -91,7 +91,7 @@ class Layer:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("products", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")

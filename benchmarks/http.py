@@ -56,7 +56,7 @@ VOCAB_SIZE = 1000  # of prompts; the built-in tokenizer has more
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser("http", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     # Qwen3-0.6B on one H200: 5.57 s in 1,036 steps (benchmarks/results/offline-qwen3-0.6b.json).
     add("--step-ms", type=above_zero, default=5.5, help="what a step takes")

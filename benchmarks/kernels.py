@@ -295,7 +295,7 @@ def ops(rounds: int) -> Iterator[Comparison]:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser("kernels", __doc__)
+    parser = benchmark_parser(__name__, __doc__)
     add_json(parser)
     parser.add_argument("--rounds", type=natural, default=15, help="of each comparison")
     parser.add_argument(
