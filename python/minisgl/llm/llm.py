@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -30,15 +29,9 @@ from minisgl.errors import ConfigError, InvalidRequest, brief
 from minisgl.kvcache import CacheKind
 from minisgl.llm.engines import LLMEngine, OwnEngine, OwnRanks
 from minisgl.llm.output import RequestOutput
+from minisgl.llm.prompts import as_batch, as_conversations, ids_of_prompt
 from minisgl.llm.session import Session
-from minisgl.message import (
-    MAX_NAMESPACE,
-    ChatPrompt,
-    TextPrompt,
-    TokenPrompt,
-    UserMsg,
-    ids_to_bytes,
-)
+from minisgl.message import MAX_NAMESPACE, ChatPrompt, TextPrompt, TokenPrompt, UserMsg
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer import (
     Detokenizer,
@@ -167,13 +160,11 @@ class LLM:
         cache. Raises RequestError, which names the prompt, when one cannot
         be served; nothing of the call is left then.
         """
-        batch: list[Any] = [prompts] if isinstance(prompts, str) else _items(prompts)
-        if batch and all(isinstance(item, Integral) for item in batch):
-            batch = [batch]
+        batch = as_batch(prompts)
         records = (
             TextPrompt(text=prompt)
             if isinstance(prompt, str)
-            else TokenPrompt(ids=ids_to_bytes(_checked_ids(prompt)))
+            else TokenPrompt(ids=ids_of_prompt(prompt))
             for prompt in batch
         )
         return self._run(self._encode(records, len(batch)), sampling_params, cache_salt)
@@ -191,7 +182,7 @@ class LLM:
         cache_salt: as for `generate`. `template_args` are further variables for the checkpoint's
         chat template.
         """
-        batch = _conversations(messages)
+        batch = as_conversations(messages)
         records = (
             ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
             for turns in batch
@@ -326,41 +317,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _conversations(messages: Any) -> list[Any]:
-    if _is_list(messages):
-        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        batch = [messages] if is_one else list(messages)
-        if all(_is_list(turns) and all(isinstance(t, Mapping) for t in turns) for turns in batch):
-            return batch
-    raise InvalidRequest(
-        'messages must be a list like [{"role": "user", "content": "Hi"}], or several of them, '
-        f"got {messages!r}",
-        param="messages",
-    )
-
-
 def _own(value: T) -> T:
     """One of NumPy's numbers as Python's own: others divide and overflow in another way."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _items(prompt: Any) -> list[Any]:
-    """What a list, a tuple or an array holds: a prompt's ids, or prompts."""
-    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(items, str | bytes) or not isinstance(items, Sequence):
-        raise InvalidRequest(
-            f"a prompt is a text or a list of token ids, got {prompt!r}", param="prompts"
-        )
-    return list(items)
-
-
-def _checked_ids(prompt: Any) -> list[int]:
-    ids = _items(prompt)
-    for token_id in ids:
-        is_number = isinstance(token_id, Integral) and not isinstance(token_id, bool)
-        if not is_number or not 0 <= int(token_id) < 2**31:
-            raise InvalidRequest(
-                f"a prompt is a text or a list of token ids, got {token_id!r} in one",
-                param="prompts",
-            )
-    return ids

@@ -28,6 +28,9 @@ from minisgl.tokenizer import Detokenizer
 class Session:
     """The loop's inbox and outbox for a fixed set of requests. Mutable.
 
+    `on_tokens` is called with the number of new tokens once a turn of the loop: a call a token took
+    a quarter of the host's time at 256 requests.
+
     The first refusal or failure aborts the others and is kept in `error`; so does Ctrl-C. Either
     way the loop runs until every request has ended, so nothing is left in the scheduler.
     """
@@ -62,12 +65,13 @@ class Session:
     def send(self, events: list[Event]) -> None:
         replies, stops = self._detokenizer.handle(events)
         self._outgoing += stops
+        num_tokens = 0
         for reply in replies:
             match reply:
                 case TextReply():
-                    self._add(reply.uid, reply.text, reply.token_ids)
+                    num_tokens += self._add(reply.uid, reply.text, reply.token_ids)
                 case FinishedReply():
-                    self._add(reply.uid, reply.text, reply.token_ids)
+                    num_tokens += self._add(reply.uid, reply.text, reply.token_ids)
                     self._finished[reply.uid] = reply
                     self._open.discard(reply.uid)
                 case FailedReply():
@@ -75,6 +79,8 @@ class Session:
                     self.error = self.error or self._error(reply)
                 case AcceptedReply() | PongMsg():
                     pass
+        if num_tokens:
+            self._on_tokens(num_tokens)
 
     def pong(self, seq: int) -> None:
         raise AssertionError("nobody pings an offline engine")
@@ -83,10 +89,11 @@ class Session:
         """In the order of the requests; all of them have finished."""
         return [self._output(uid) for uid in self._order]
 
-    def _add(self, uid: int, text: str, token_ids: list[int]) -> None:
+    def _add(self, uid: int, text: str, token_ids: list[int]) -> int:
+        """Keep a piece of a request's output. Returns the number of its tokens."""
         self._texts[uid].append(text)
         self._ids[uid] += token_ids
-        self._on_tokens(len(token_ids))
+        return len(token_ids)
 
     def _error(self, reply: FailedReply) -> RequestError | EngineError:
         message = reply.message

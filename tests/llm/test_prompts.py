@@ -1,0 +1,93 @@
+"""Intake of prompts: every form gives the same bytes, and wrong ids are refused in each form."""
+
+from __future__ import annotations
+
+import time
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.errors import InvalidRequest
+from minisgl.llm.prompts import as_batch, ids_of_prompt
+
+IDS = [5, 0, 1, 2**31 - 1, 77]
+DATA = np.array(IDS, "<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        IDS,
+        tuple(IDS),
+        [np.int64(item) for item in IDS],
+        np.array(IDS),
+        np.array(IDS, np.uint64),
+        np.array(IDS, object),
+        np.array([IDS, IDS]).T[:, 0],
+        torch.tensor(IDS),
+        torch.tensor(IDS, dtype=torch.int32),
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_every_form_gives_the_same_bytes(prompt: Any) -> None:
+    assert ids_of_prompt(prompt) == DATA
+    (one,) = as_batch(prompt)
+    assert ids_of_prompt(one) == DATA
+    if isinstance(prompt, list | tuple):
+        assert [ids_of_prompt(item) for item in as_batch([prompt, prompt])] == [DATA, DATA]
+
+
+def test_a_matrix_is_a_batch() -> None:
+    for matrix in (np.array([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]])):
+        batch = [np.frombuffer(ids_of_prompt(row), "<i4").tolist() for row in as_batch(matrix)]
+        assert batch == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ([3, True], "True in one"),
+        ([3, False], "False in one"),
+        ([3, np.True_], "True_? in one"),
+        ([3, -1], "-1 in one"),
+        ([3, 2**31], "2147483648 in one"),
+        ([3, 2**80], "in one"),
+        ([3, 1.0], "1.0 in one"),
+        ([3, "4"], "'4' in one"),
+        ([3, None], "None in one"),
+        (np.array([3, -1]), "-1 in one"),
+        (np.array([3, 2**31]), "2147483648 in one"),
+        (np.array([3, 2**63], np.uint64), "9223372036854775808 in one"),
+        (np.array([3.0]), r"\[3.0\]"),
+        (np.array([True]), r"\[True\]"),
+        (np.array([3, True], object), "True in one"),
+        (torch.tensor([3, -1]), "-1 in one"),
+        (torch.tensor([3.0], dtype=torch.bfloat16), r"\[3.0\]"),
+        (torch.tensor([True]), r"\[True\]"),
+        (np.array(3), "3"),
+        (b"ab", "b'ab'"),
+        (None, "None"),
+    ],
+)
+def test_wrong_ids_are_refused_by_value(prompt: Any, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"a text or a list of token ids, got .*{named}"):
+        ids_of_prompt(prompt)
+
+
+def test_no_id_is_checked_by_itself() -> None:
+    """A loop over the ids takes some 40 times as long; a third is left for a busy machine."""
+    ids = list(range(1000, 401_000))
+
+    def seconds(check: Any) -> float:
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            check()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    loop_s = seconds(lambda: all(isinstance(i, Integral) and 0 <= int(i) < 2**31 for i in ids))
+    assert seconds(lambda: ids_of_prompt(ids)) < loop_s / 3
