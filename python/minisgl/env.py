@@ -3,8 +3,6 @@
 MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
 MINISGL_CHECK_PLANS=1                 compare every plan of the ranks, not each 64th
 MINISGL_CHECK_PAGES=1                 search every step for pages that it should not touch: slow
-MINISGL_HALVES=0 or 1                 compute no or all prompt steps of 2,048 tokens and more in two
-                                      halves, on many GPUs, instead of measuring what is faster
 MINISGL_LOG_LEVEL=info                debug, info, warning or error
 MINISGL_LOG_FORMAT=text               text or json
 MINISGL_CACHE_DIR                     where compiled kernels are kept
@@ -23,7 +21,7 @@ from minisgl.errors import ConfigError
 def check() -> None:
     """Raise ConfigError if one of them has a value that it cannot have: before what it changes has
     begun, and also where that would not."""
-    for read in (overlap_disabled, check_plans, check_pages, halves, jit_disabled, log_format):
+    for read in (overlap_disabled, check_plans, check_pages, jit_disabled, log_format):
         read()
     log_level()
 
@@ -45,11 +43,6 @@ def check_plans() -> bool:
 
 def check_pages() -> bool:
     return _flag("MINISGL_CHECK_PAGES")
-
-
-def halves() -> bool | None:
-    """None where it is measured."""
-    return _flag("MINISGL_HALVES") if os.environ.get("MINISGL_HALVES") else None
 
 
 def jit_disabled() -> bool:

@@ -80,47 +80,6 @@ def test_a_cpus_start_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize(
-    ("launch_ms", "wanted"),
-    [(1, 2048), (20, 4096), (30, 8192), (50, None)],  # the device: 100 ms for 8,192 tokens
-)
-def test_steps_go_in_halves_from_where_that_is_faster(
-    launch_ms: float, wanted: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = SimpleNamespace(
-        comm=SimpleNamespace(rank=0, all_min=lambda value: value, halve_from=None),
-        memory=SimpleNamespace(num_tokens=100_000),
-        runner=SimpleNamespace(max_tokens=0),
-        max_prefill_tokens=8192,
-        max_seq_len=40_960,
-    )
-
-    def prefill_s(_: object, num_tokens: int) -> float:
-        device_s = num_tokens / 8192 / 10
-        if engine.comm.halve_from is None:
-            return max(launch_ms / 1e3, device_s)
-        assert num_tokens >= engine.comm.halve_from
-        return max(2 * launch_ms / 1e3, 0.9 * device_s)
-
-    monkeypatch.setattr(probe, "_prefill_s", prefill_s)
-    monkeypatch.delenv("MINISGL_HALVES", raising=False)
-    probe.choose_halves(cast(Engine, engine))
-    assert engine.comm.halve_from == wanted
-    for value, asked in (("1", 2048), ("0", None)):
-        monkeypatch.setenv("MINISGL_HALVES", value)
-        probe.choose_halves(cast(Engine, engine))
-        assert engine.comm.halve_from == asked
-    # No step that is replayed is halved.
-    engine.runner.max_tokens = 4352
-    monkeypatch.delenv("MINISGL_HALVES")
-    probe.choose_halves(cast(Engine, engine))
-    assert engine.comm.halve_from == (8192 if wanted else None)
-    assert engine.runner.max_tokens == 4352
-    monkeypatch.setenv("MINISGL_HALVES", "1")
-    probe.choose_halves(cast(Engine, engine))
-    assert engine.runner.max_tokens < engine.comm.halve_from == 2048
-
-
-@pytest.mark.parametrize(
     ("launch_ms", "rate", "wanted"),
     [
         (10.5, 400_000, 4200),

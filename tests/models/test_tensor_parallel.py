@@ -34,12 +34,10 @@ from transformers import (
 from minisgl.distributed import (
     DistributedCommunicator,
     DistributedInfo,
-    PendingSum,
     SingleRank,
 )
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
-from minisgl.layers import LinearRowParallel
 from minisgl.models import ModelConfig, build_model
 
 
@@ -76,48 +74,18 @@ class ThreadRank(DistributedCommunicator):
         return int(self._exchange(torch.tensor(value), lambda slots: torch.stack(slots).min()))
 
 
-class BegunSum(PendingSum):
-    """Made where it is waited for."""
-
-    def __init__(self, comm: ThreadRank, x: torch.Tensor) -> None:
-        self.comm, self.x = comm, x
-
-    def wait(self) -> torch.Tensor:
-        self.comm.waited += 1
-        return self.comm.all_reduce(self.x)
-
-
-class HalvesRank(ThreadRank):
-    """Whose tokens go in two halves, one a token larger or two. waited: sums that had begun. log:
-    products whose parts are to be summed, and sums that begin, in order."""
-
-    def __init__(self, rank: int, slots: list[torch.Tensor], barrier: threading.Barrier) -> None:
-        super().__init__(rank, slots, barrier)
-        self.waited = 0
-        self.log: list[str] = []
-
-    def halves(self, num_rows: int, row_bytes: int) -> list[int]:
-        first = num_rows // 2 + 1
-        return [first, num_rows - first] if num_rows > 2 else [num_rows]
-
-    def begin_sum(self, x: torch.Tensor) -> PendingSum:
-        self.log.append("sum")
-        return BegunSum(self, x)
-
-
-class SharesRank(HalvesRank):
-    """Which leaves a rank its share of the residual, as a kernel does that sums rows by shares."""
+class SharesRank(ThreadRank):
+    """A rank that keeps only its share of the residual, as a kernel does that all-reduces rows by
+    shares."""
 
     def add_norm(
         self,
         ops: Ops,
-        x_TD: torch.Tensor | PendingSum,
+        x_TD: torch.Tensor,
         residual_TD: torch.Tensor | None,
         weight: torch.Tensor,
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if isinstance(x_TD, PendingSum):
-            return super().add_norm(ops, x_TD, residual_TD, weight, eps)
         if residual_TD is not None:
             whole = residual_TD.new_zeros(x_TD.shape)
             share = self.info.share(len(x_TD))
@@ -172,34 +140,10 @@ def test_two_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     check(config_class, changes, 2, page_size, tmp_path)
 
 
-@pytest.mark.parametrize("kind", [HalvesRank, SharesRank])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
-def test_tokens_in_halves_are_the_same_tokens(
-    name: str, kind: type[ThreadRank], tmp_path: Path
-) -> None:
+def test_ranks_may_keep_shares_of_the_residual(name: str, tmp_path: Path) -> None:
     config_class, changes, page_size, _ = CASES[name]
-    comms = check(config_class, changes, 2, page_size, tmp_path, kind=kind)
-    for comm in comms:
-        assert isinstance(comm, HalvesRank)
-        assert comm.waited > 10
-
-
-def test_a_halfs_sum_begins_before_the_other_halfs_product(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = LinearRowParallel.forward
-
-    def logged(self: LinearRowParallel, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.comm, HalvesRank):
-            self.comm.log.append("product")
-        return forward(self, x)
-
-    monkeypatch.setattr(LinearRowParallel, "forward", logged)
-    config_class, changes, page_size, _ = CASES["qwen3"]
-    for comm in check(config_class, changes, 2, page_size, tmp_path, kind=HalvesRank):
-        assert isinstance(comm, HalvesRank)
-        of_a_block = ["product", "sum"] * 2 * 2  # attention's, then the MLP's
-        assert comm.log[:8] == of_a_block
+    check(config_class, changes, 2, page_size, tmp_path, kind=SharesRank)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -141,7 +141,7 @@ def test_who_is_refused(pool: Background, tmp_path: Path) -> None:
         ({"folder": tmp_path / "m"}, "the checkpoint is [0-9a-f]{12} there, [0-9a-f]{12} on"),
         ({"settings": {"the version of torch": "9"}}, "the version of torch is 9 there, 2"),
         ({"settings": {"MINISGL_CHECK_PLANS": "1"}}, "MINISGL_CHECK_PLANS is 1 there, 0 on"),
-        ({"settings": {"MINISGL_HALVES": "0"}}, "MINISGL_HALVES is 0 there, unset on node 0"),
+        ({"settings": {"MINISGL_CHECK_PAGES": "1"}}, "MINISGL_CHECK_PAGES is 1 there, 0 on node 0"),
         ({"settings": {"--new-flag": "7"}}, "--new-flag is 7 there, None on node 0"),
     ):
         with pytest.raises(ConfigError, match=f"node 0 refuses this node: {says}"):

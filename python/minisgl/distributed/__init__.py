@@ -9,8 +9,6 @@ processes start. Read next: `minisgl.distributed.communicator`, `minisgl.layers.
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
     DistributedInfo,
-    MadeSum,
-    PendingSum,
     SingleRank,
 )
 from minisgl.distributed.create import create_communicator
@@ -18,8 +16,6 @@ from minisgl.distributed.create import create_communicator
 __all__ = [
     "DistributedCommunicator",
     "DistributedInfo",
-    "MadeSum",
-    "PendingSum",
     "SingleRank",
     "create_communicator",
 ]

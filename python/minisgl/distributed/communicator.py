@@ -44,47 +44,19 @@ class DistributedInfo:
         return x[share.start : share.stop]
 
 
-class PendingSum(ABC):
-    """A sum over the ranks that was begun.
-
-    Until it is waited for nobody may write its part, and no other collective may be enqueued than
-    one more such sum: its kernels could hold the multiprocessors that another rank's sum needs.
-    """
-
-    @abstractmethod
-    def wait(self) -> Tensor:
-        """The sum, on each rank, for what is enqueued after this on the stream that began it; good
-        until the next but one is begun."""
-
-
-class MadeSum(PendingSum):
-    """One that is made."""
-
-    def __init__(self, total: Tensor) -> None:
-        self._total = total
-
-    def wait(self) -> Tensor:
-        return self._total
-
-
 class DistributedCommunicator(ABC):
     """Collectives between the ranks; every rank must make the same calls in the same order.
 
-    Tensors have one shape and dtype on every rank: that is trusted. A call may work in place, so
-    the caller uses what it returns and forgets what it gave. On a GPU the calls are enqueued on
-    torch's current stream. A rank that is gone makes `PeerLost` of every call that waits on the
-    host; on a GPU, what is enqueued may never end, and who supervises the ranks has to end them.
-
-    halve_from: in steps of how many rows `halves` gives two, where it `can_halve`; whoever sets it
-    sets the same on every rank.
+    Tensors must have the same shape and dtype on every rank; this is trusted. A call may overwrite
+    its argument, so the caller goes on with the returned tensor. On a GPU the calls are enqueued on
+    torch's current stream. If a rank is gone, every call that waits on the host raises `PeerLost`;
+    enqueued GPU work may then never end, and the supervisor of the ranks must end them.
     """
 
     def __init__(self, info: DistributedInfo) -> None:
         self.info = info
         self.rank = info.rank
         self.size = info.size
-        self.can_halve = False
-        self.halve_from: int | None = None
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -108,39 +80,28 @@ class DistributedCommunicator(ABC):
         """From each rank's columns of all rows to [S / size, size * V], all ranks' columns of this
         rank's share of the rows. S: a multiple of the size, not 0."""
 
-    def reserve(self, num_rows: int, row_bytes: int) -> None:  # noqa: B027 - most need none
-        """Take memory to halve steps of up to so many rows; `can_halve` says whether there is."""
-
-    def halves(self, num_rows: int, row_bytes: int) -> list[int]:
-        """How many rows to compute at a time, so that the sum of some can run beside the products
-        of others: all, or two halves, which each begin a sum, one after the other."""
-        return [num_rows]
-
-    def begin_sum(self, x_TD: Tensor) -> PendingSum:
-        """Begin the sum of one of `halves`, for `add_norm`."""
-        return MadeSum(self.all_reduce(x_TD))
-
     def add_norm(
         self,
         ops: Ops,
-        x_TD: Tensor | PendingSum,
+        x_TD: Tensor,
         residual_TD: Tensor | None,
         weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        """`Ops.add_rms_norm` of the ranks' sum of x; without a residual, `Ops.rms_norm`.
+        """All-reduce x, then `Ops.add_rms_norm`; `Ops.rms_norm` if there is no residual.
 
-        The residual that comes back may be this rank's share of the rows alone, which is then for
-        the next call, of as many rows, and for `take_rows`; with a sum that was begun it is not.
+        Returns (normed, residual). The returned residual may hold only this rank's share of the
+        rows. Pass it on to the next call with the same number of rows, or to `take_rows`.
         """
-        x_TD = x_TD.wait() if isinstance(x_TD, PendingSum) else self.all_reduce(x_TD)
-        assert residual_TD is None or residual_TD.shape == x_TD.shape
+        x_TD = self.all_reduce(x_TD)
         if residual_TD is None:
             return ops.rms_norm(x_TD, weight, eps), x_TD
+        assert residual_TD.shape == x_TD.shape
         return ops.add_rms_norm(x_TD, residual_TD, weight, eps)
 
     def take_rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
-        """residual[rows], [S, D], on each rank, of what `add_norm` gave of `num_rows` rows."""
+        """Returns rows rows_S of the residual [S, D], on each rank. residual: from an `add_norm` of
+        `num_rows` rows."""
         if len(residual) == num_rows:
             return residual[rows_S]
         share = self.info.share(num_rows)

@@ -3,8 +3,7 @@
 Both run on torch's current stream, can be captured in CUDA graphs, and talk as hosts over gloo.
 Ours skips what a process group adds to each call (events, a record for its watchdog, which polls
 from a thread of its own), and sends small sums through memory that the GPUs share
-(`minisgl.distributed.peer`), and those of prompts by the copy engines
-(`minisgl.distributed.copies`). It needs a C++ compiler; torch's is what remains without one.
+(`minisgl.distributed.peer`). It needs a C++ compiler; torch's is what remains without one.
 
 Closing waits for nobody: an abort takes a communicator apart alone. What it would wait for is a
 CUDA graph that captured its calls (NCCL 2.26 and later); one that an error's traceback still holds
@@ -25,21 +24,14 @@ from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed lea
 
 from minisgl.distributed.communicator import (
     DistributedCommunicator,
-    PendingSum,
     join_gathered,
     room_to_exchange,
 )
-from minisgl.distributed.copies import CopySums
 from minisgl.distributed.gloo import GlooCommunicator
 from minisgl.distributed.peer import PeerAllReduce
 from minisgl.distributed.rendezvous import TIMEOUT
-from minisgl.distributed.shared import connect
 from minisgl.errors import PeerLost
-from minisgl.kernel.all_reduce import PACK_BYTES
 from minisgl.kernel.ops import Ops
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
 
 _dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
 
@@ -122,13 +114,11 @@ class TorchNcclCommunicator(_NcclCommunicator):
 
 
 class PyNcclCommunicator(_NcclCommunicator):
-    """NCCL called through `library` (`minisgl.kernel.jit.CUDA`); `peer` takes small sums, and after
-    `reserve` the copy engines those of many rows."""
+    """NCCL called through `library` (`minisgl.kernel.jit.CUDA`); `peer` does small all-reduces."""
 
     def __init__(self, host: GlooCommunicator, library: Any, peer: PeerAllReduce | None) -> None:
         super().__init__(host)
         self._library, self._peer = library, peer
-        self._copies: CopySums | None = None
         with _errors_named(self):
             unique_id = library.nccl_unique_id() if self.rank == 0 else bytes(128)
             shared = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
@@ -146,45 +136,16 @@ class PyNcclCommunicator(_NcclCommunicator):
         )
         return x
 
-    def reserve(self, num_rows: int, row_bytes: int) -> None:
-        if self._peer is None or row_bytes % PACK_BYTES:
-            return
-        assert self._copies is None
-        device = torch.device("cuda", torch.cuda.current_device())
-        max_rows = max(CopySums.split(num_rows))
-        self._copies = connect(
-            self._host,
-            lambda: CopySums(
-                self.info, device, self._library, max_rows=max_rows, row_bytes=row_bytes
-            ),
-            otherwise="sums of prompts do not run beside products",
-        )
-        self.can_halve = self._copies is not None
-        if self._copies and self.rank == 0:
-            logger.info("sums of prompts take %d MiB of each GPU", self._copies.num_bytes >> 20)
-
-    def halves(self, num_rows: int, row_bytes: int) -> list[int]:
-        if self._copies is None or self.halve_from is None or num_rows < self.halve_from:
-            return [num_rows]
-        if torch.cuda.is_current_stream_capturing():  # a graph would repeat the counts
-            return [num_rows]
-        return self._copies.halves(num_rows, row_bytes)
-
-    def begin_sum(self, x_TD: Tensor) -> PendingSum:
-        return self._copies.begin(x_TD) if self._copies else super().begin_sum(x_TD)
-
     def add_norm(
         self,
         ops: Ops,
-        x_TD: Tensor | PendingSum,
+        x_TD: Tensor,
         residual_TD: Tensor | None,
         weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        if self._peer and isinstance(x_TD, Tensor):
-            algorithm = self._peer.row_algorithm(x_TD)
-            if algorithm:
-                return self._peer.add_norm(x_TD, residual_TD, weight, eps, algorithm)
+        if self._peer and (algorithm := self._peer.row_algorithm(x_TD)):
+            return self._peer.add_norm(x_TD, residual_TD, weight, eps, algorithm)
         return super().add_norm(ops, x_TD, residual_TD, weight, eps)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -210,9 +171,8 @@ class PyNcclCommunicator(_NcclCommunicator):
         return join_gathered(gathered, -1)
 
     def close(self) -> None:
-        for shared in (self._copies, self._peer):
-            if shared:
-                shared.close()
+        if self._peer:
+            self._peer.close()
         _run_briefly(partial(self._library.nccl_abort, self._comm))
         super().close()
 

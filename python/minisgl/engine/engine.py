@@ -144,8 +144,6 @@ class Engine:
             probe.choose_prompt_graphs(self)
         if not config.max_prefill_tokens:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
-        if self.comm.can_halve:
-            probe.choose_halves(self)
         clock.lap("measuring")
         probe.capture_prompts(self)
         clock.lap("graphs")
@@ -325,11 +323,8 @@ def plan_engine_memory(
 ) -> MemoryPlan:
     """The memory table of a model that is not loaded yet; what `--dry-run` shows.
 
-    Every rank's pool has as many pages as the smallest. What `comm` needs for halves of prompts is
-    taken before, once.
+    Every rank's pool has as many pages as the smallest.
     """
-    if env.halves() is not False and _max_step_tokens(config) >= probe.MIN_HALVED_TOKENS:
-        comm.reserve(_max_step_tokens(config), model.hidden_size * dtype.itemsize)
     max_seq_len = model.max_context
     if config.max_seq_len is not None:
         if config.max_seq_len > model.max_context:

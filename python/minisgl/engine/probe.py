@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minisgl import env
 from minisgl.core import Plan, SamplingParams, StepFailed
 from minisgl.utils.logger import get_logger
 
@@ -26,12 +25,6 @@ notices but does not mind, and how long a new request may wait for its first ste
 
 MAX_PREFILL_TOKENS = 8192
 """No larger chunk even where it would be fast: activations grow with it, throughput does not."""
-
-MIN_HALVED_TOKENS = 2048
-"""Products of half of fewer lose more than their sums take: 32B on two H200s, 2,048 tokens took 116
-ms and in halves 114 to 116, 1,024 took 59 and in halves 61 to 110."""
-
-WORTH_HALVING = 0.99  # of the time of the whole: else chance would decide at each start
 
 CHUNK_MULTIPLE = 64  # tokens; a measured chunk is rounded to it or to a power of two
 
@@ -163,33 +156,6 @@ def capture_prompts(engine: Engine) -> None:
             if fits(engine, plan) and engine.runner.padded(plan):
                 for _ in range(2):  # the second is captured
                     run_probe(engine, plan)
-
-
-def choose_halves(engine: Engine) -> None:
-    """From how many tokens a step is computed in two halves (`DistributedCommunicator.halves`),
-    which takes the host twice the launches: as few as it is faster with, and with all more.
-
-    Measured with one prompt: a model of shorter contexts is never halved.
-    """
-    comm, runner, halves = engine.comm, engine.runner, env.halves()
-    if halves is not None:
-        comm.halve_from = MIN_HALVED_TOKENS if halves else None
-        if halves:  # no graph has any
-            runner.max_tokens = min(runner.max_tokens, MIN_HALVED_TOKENS - 1)
-        return
-    least = max(MIN_HALVED_TOKENS, runner.max_tokens + 1)
-    size = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
-    chosen = None
-    while size >= least:
-        comm.halve_from = None
-        whole_s = _prefill_s(engine, size)
-        comm.halve_from = size
-        if not comm.all_min(int(_prefill_s(engine, size) < WORTH_HALVING * whole_s)):
-            break
-        chosen, size = size, size // 2
-    comm.halve_from = chosen
-    if comm.rank == 0 and chosen:
-        logger.info("steps of %s tokens and more are computed in two halves", f"{chosen:,}")
 
 
 def _probe_sizes(engine: Engine) -> list[int]:

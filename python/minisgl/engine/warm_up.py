@@ -91,7 +91,7 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
         env.jit_disabled(), engine.attn_name, engine.dtype, engine.page_size, engine.max_running,
         # A constant of the kernels that read the page table: its width.
         -(-engine.max_seq_len // engine.page_size),
-        engine.comm.size, type(engine.comm).__name__, engine.comm.can_halve,
+        engine.comm.size, type(engine.comm).__name__,
         config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
         sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
         sorted({window is not None for window in spec.windows}),

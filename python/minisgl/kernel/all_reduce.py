@@ -35,10 +35,8 @@ class Rows(ctypes.Structure):
 
 
 def all_reduce_cubin(device: torch.device, num_ranks: int) -> bytes:
-    """Kernels "ALGORITHM_TYPE", "add_norm_ALGORITHM_TYPE" and "add_up_TYPE" for this device and so
-    many ranks.
-
-    Raises JitUnavailable.
+    """Compile the kernels "ALGORITHM_TYPE" and "add_norm_ALGORITHM_TYPE" for this device and number
+    of ranks. Returns a cubin. Raises JitUnavailable.
     """
     major, minor = torch.cuda.get_device_capability(device)
     defines = (f"NUM_RANKS={num_ranks}", f"NUM_THREADS={THREADS}", f"ROW_THREADS={ROW_THREADS}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.distributed import PendingSum
 from minisgl.kernel.ops import Activation
 from minisgl.layers.base import BaseOP, BuildContext, Part
 from minisgl.layers.norm import RMSNormFused
@@ -36,14 +35,15 @@ class _Linear(BaseOP):
     def forward_normed(
         self,
         norm: RMSNormFused,
-        x: Tensor | PendingSum,
+        x: Tensor,
         residual: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What `norm` gives, with this layer, and what it is a gate of, after its first: on one
-        rank as one op, and with the sum over several ranks as two."""
+        """Apply norm, then the projection, then the gated activation. Returns (output, residual).
+
+        One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.
+        """
         if self.comm.size == 1:
-            assert isinstance(x, Tensor)
             return self.ops.norm_linear(
                 x, residual, norm.weight, norm.eps, self.weight, self.bias, gate
             )

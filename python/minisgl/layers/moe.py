@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minisgl.distributed import PendingSum
 from minisgl.layers.base import BaseOP, BuildContext, Part, Stack
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
@@ -103,9 +102,9 @@ class MoE(BaseOP):
         self.declare("down", build.dtype, *down, stacked=len(held))
 
     def forward(
-        self, norm: RMSNormFused, x_TD: Tensor | PendingSum, residual_TD: Tensor | None
+        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the output for norm(sum(x) + residual); and that residual."""
+        """Apply norm, then the experts. Returns (output, residual)."""
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
         experts = Experts(
             gate_up_LGD=self.gate_up,

@@ -1,15 +1,15 @@
-"""RMS norm (Zhang & Sennrich 2019), alone and fused with the residual addition before it."""
+"""RMS norm (Zhang & Sennrich 2019): alone, and fused with the all-reduce and the residual addition
+before it."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.distributed import PendingSum
 from minisgl.layers.base import BaseOP, BuildContext, Part
 
 
 class _Norm(BaseOP):
-    """Of the last axis, which has `size` elements. name: of the weight in the checkpoint."""
+    """Norms the last axis. size: elements of it. name: the weight's name in the checkpoint."""
 
     weight: Tensor
 
@@ -20,27 +20,28 @@ class _Norm(BaseOP):
 
 
 class RMSNorm(_Norm):
-    """[..., size] -> the same shape, of any leading axes."""
+    """[..., size] -> the same shape."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
 
 class RMSNormFused(_Norm):
-    """Sums x over the ranks, adds the residual, then norms: where it can, in one kernel.
+    """All-reduce x, add the residual, then norm; in one kernel where there is one.
 
-    So what a block passes on is this rank's part of a sum, and a residual of which a rank may have
-    its share of the rows alone (see `DistributedCommunicator.add_norm`).
+    So a block passes on this rank's partial sum, and a residual of which a rank may hold only its
+    share of the rows (see `DistributedCommunicator.add_norm`).
     """
 
     def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
         super().__init__(build, size=size, eps=eps, name=name)
         self.comm = build.comm
 
-    def forward(self, x: Tensor | PendingSum, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm(sum(x) + residual), sum(x) + residual). No residual before the first block."""
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """With s = all_reduce(x) + residual, returns (norm(s), s). The first block passes no
+        residual."""
         return self.comm.add_norm(self.ops, x, residual, self.weight, self.eps)
 
     def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
-        """[S, D] of a residual that `forward` gave of `num_rows` rows."""
+        """Returns rows rows_S [S, D] of a residual that `forward` returned for `num_rows` rows."""
         return self.comm.take_rows(residual, rows_S, num_rows)

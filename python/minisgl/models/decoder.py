@@ -1,10 +1,8 @@
 """One decoder for every family: pre-norm blocks of attention and gated MLP, built from a spec.
 
-Norms are fused with what comes before them, the sum over the ranks and the residual addition, so a
-block passes on two tensors: this rank's part of what the last step computed, and the residual that
-the sum is still to be added to. Of a long prompt's tokens on many ranks it passes on two halves:
-the sum of one runs beside the products of the other (`DistributedCommunicator.halves`). They meet
-where tokens attend to each other.
+A norm also does the all-reduce and the residual addition before it, which lets a kernel fuse the
+three. So a block passes on two tensors: x, this rank's partial sum of the last layer's output, and
+the residual, to which the all-reduced x is not added yet.
 
 Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 """
@@ -12,14 +10,11 @@ Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer
-from minisgl.distributed import MadeSum, PendingSum
 from minisgl.layers import (
     AttentionLayer,
     BaseOP,
@@ -48,10 +43,6 @@ if TYPE_CHECKING:
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
-Half = tuple[Tensor | PendingSum, Tensor | None]
-"""(x, residual) [T, D] of half of the tokens, or of all. x: this rank's part of a sum that the next
-norm makes; where there are halves, that sum, already begun."""
-
 
 class BaseLLMModel(BaseOP, ABC):
     """What the engine knows of a model."""
@@ -67,20 +58,24 @@ class BaseLLMModel(BaseOP, ABC):
     @property
     @abstractmethod
     def num_kv_heads(self) -> int:
-        """Key/value heads that this rank caches, in each layer."""
+        """Key/value heads that this rank caches in each layer."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """What `logits` takes, [S, D], of `batch.sample_positions`; writes the step's KV."""
+        """Write the step's KV. Returns the final hidden states [S, D] at
+        `batch.sample_positions`."""
 
     @abstractmethod
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        """[S, V], as `Ops.logits` makes them; shared: of this rank's share of the rows alone, of a
-        number that `DistributedCommunicator.shares_rows`."""
+        """The logits [S, V] (see `Ops.logits`) of hidden states x_SD.
+
+        shared: return only this rank's share of the rows; `DistributedCommunicator.shares_rows`
+        must hold for S.
+        """
 
 
 class Decoder(BaseLLMModel):
-    """num_positions: how many positions the rotary table has."""
+    """Embedding, blocks, final norm and LM head. num_positions: rows of the rotary table."""
 
     def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
         super().__init__(spec)
@@ -113,20 +108,17 @@ class Decoder(BaseLLMModel):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embedding.forward(batch.input_ids)
-        halves: list[Half] = [(x_TD, None)]
-        sizes = self.comm.halves(len(x_TD), x_TD.shape[1] * x_TD.itemsize)
-        if len(sizes) > 1:
-            total_TD = self.comm.all_reduce(x_TD)
-            halves = [(MadeSum(x), None) for x in torch.split(total_TD, sizes)]
+        residual_TD: Tensor | None = None
         *blocks, last = self.blocks
         for block in blocks:
-            halves = block.forward(halves, batch)
-        # After the last attention nobody asks for tokens that do not sample. As many as tokens:
-        # every token samples, in order.
-        rows = batch.sample_positions
-        halves = last.forward(halves, batch, rows if len(rows) < len(x_TD) else None)
-        outputs = [self.norm.forward(x, residual)[0] for x, residual in halves]
-        return _join(outputs)
+            x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
+        # After the last attention only the tokens that sample are needed. If there are as many as
+        # tokens, every token samples, in order.
+        rows_S = batch.sample_positions
+        x_SD, residual_SD = last.forward(
+            x_TD, residual_TD, batch, rows_S if len(rows_S) < len(x_TD) else None
+        )
+        return self.norm.forward(x_SD, residual_SD)[0]
 
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
         return self.lm_head.forward(x_SD, shared)
@@ -146,7 +138,6 @@ class Block(BaseOP):
         index: int,
     ) -> None:
         super().__init__()
-        self.comm = build.comm
         size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, f"model.layers.{index}"
         self.attention_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.input_layernorm.weight"
@@ -160,19 +151,21 @@ class Block(BaseOP):
         else:
             self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
 
-    def forward(self, halves: list[Half], batch: Batch, rows_S: Tensor | None = None) -> list[Half]:
-        """rows_S: which of the tokens are wanted, as one; all by default. All tokens' KV is
-        stored."""
-        attended = self.attention.forward(self.attention_norm, halves, batch, rows_S)
-        halves = self._begin_sums(attended, len(halves) if rows_S is None else 1)
-        outputs = (self.mlp.forward(self.mlp_norm, x, residual) for x, residual in halves)
-        return self._begin_sums(outputs, len(halves))
+    def forward(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Apply norm, attention, norm, MLP. Returns (output, residual).
 
-    def _begin_sums(self, outputs: Iterator[tuple[Tensor, Tensor]], count: int) -> list[Half]:
-        """Of halves, each before the next is computed; the sum of one alone is left to its norm."""
-        if count == 1:
-            return list(outputs)
-        return [(self.comm.begin_sum(x), residual) for x, residual in outputs]
+        rows_S: the tokens to return, in this order; None is all. The KV of all tokens is stored.
+        """
+        x_TD, residual_TD = self.attention.forward(
+            self.attention_norm, x_TD, residual_TD, batch, rows_S
+        )
+        return self.mlp.forward(self.mlp_norm, x_TD, residual_TD)
 
 
 class Attention(BaseOP):
@@ -225,25 +218,19 @@ class Attention(BaseOP):
     def forward(
         self,
         norm: RMSNormFused,
-        halves: list[Half],
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
         batch: Batch,
         rows_S: Tensor | None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's part of the output for norm(sum(x) + residual); and that residual.
-
-        Both of the tokens rows_S, as one, or of each half, which is computed when it is asked for.
-        """
-        projected, residuals = zip(
-            *(self.qkv.forward_normed(norm, x, residual) for x, residual in halves), strict=True
-        )
-        attended = self.attend.forward(_join(projected), batch)
+    ) -> tuple[Tensor, Tensor]:
+        """Apply norm, q/k/v projection, attention and output projection. Returns (output, residual)
+        of the tokens rows_S, of all for None."""
+        qkv, residual_TD = self.qkv.forward_normed(norm, x_TD, residual_TD)
+        attended = self.attend.forward(qkv, batch)
         if rows_S is not None:
-            residual = norm.rows(_join(residuals), rows_S, len(attended))
-            yield self.out.forward(attended[rows_S]), residual
-            return
-        parts = _split(attended, [len(qkv) for qkv in projected])
-        for part, residual in zip(parts, residuals, strict=True):
-            yield self.out.forward(part), residual
+            residual_TD = norm.rows(residual_TD, rows_S, len(attended))
+            attended = attended[rows_S]
+        return self.out.forward(attended), residual_TD
 
 
 class GatedMLP(BaseOP):
@@ -270,21 +257,11 @@ class GatedMLP(BaseOP):
         )
 
     def forward(
-        self, norm: RMSNormFused, x_TD: Tensor | PendingSum, residual_TD: Tensor | None
+        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the output for norm(sum(x) + residual); and that residual."""
+        """Apply norm, then the gated MLP. Returns (output, residual)."""
         x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.activation)
         return self.down.forward(x_TF), residual_TD
-
-
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    """One after another; of one itself."""
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
-
-
-def _split(x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """What `_join` has joined."""
-    return (x,) if len(sizes) == 1 else torch.split(x, list(sizes))
 
 
 def _mixture(

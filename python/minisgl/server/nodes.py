@@ -167,11 +167,10 @@ def settings_of(args: ServerArgs, folder: Path) -> dict[str, str]:
     return flags | {
         "the version of minisgl": __version__,
         "the version of torch": version("torch"),
-        "MINISGL_DISABLE_OVERLAP_SCHEDULING": _told(env.overlap_disabled()),
-        "MINISGL_CHECK_PLANS": _told(env.check_plans()),
-        "MINISGL_CHECK_PAGES": _told(env.check_pages()),
-        "MINISGL_HALVES": _told(env.halves()),
-        "MINISGL_DISABLE_JIT": _told(env.jit_disabled()),
+        "MINISGL_DISABLE_OVERLAP_SCHEDULING": str(int(env.overlap_disabled())),
+        "MINISGL_CHECK_PLANS": str(int(env.check_plans())),
+        "MINISGL_CHECK_PAGES": str(int(env.check_pages())),
+        "MINISGL_DISABLE_JIT": str(int(env.jit_disabled())),
         "the checkpoint": _digest(folder, weights=not args.dummy_weight),
     }
 
@@ -186,10 +185,6 @@ def given_of_node_0(args: ServerArgs) -> list[str]:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _told(value: bool | None) -> str:
-    return "unset" if value is None else str(int(value))
 
 
 def _digest(folder: Path, *, weights: bool) -> str:

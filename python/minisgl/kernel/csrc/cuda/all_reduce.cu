@@ -410,21 +410,6 @@ __device__ void add_norm_two_shot(const Rows& rows, const Ranks& ranks) {
   }
 }
 
-// --- shares that the copy engines have brought (copies.py) -----------------------------------------
-
-// total[i]: `own[i]` in this rank's place among `parts[r * stride + i]`, summed in the ranks' order.
-template <class T>
-__device__ void add_up(Pack* total, const Pack* own, const Pack* parts, long long count,
-                       long long stride, long long rank) {
-  const long long step = (long long)(gridDim.x) * NUM_THREADS;
-  for (long long i = (long long)(blockIdx.x) * NUM_THREADS + threadIdx.x; i < count; i += step) {
-    Pack packs[N];
-#pragma unroll
-    for (int r = 0; r < N; ++r) packs[r] = r == rank ? own[i] : parts[r * stride + i];
-    total[i] = sum<T>(packs);
-  }
-}
-
 #define KERNEL(algorithm, T)                                                                     \
   extern "C" __global__ void __launch_bounds__(NUM_THREADS)                                      \
       algorithm##_##T(Pack* x, long long count, const __grid_constant__ Ranks ranks) {           \
@@ -442,13 +427,3 @@ KERNEL(one_shot, Float16)
 KERNEL(two_shot, Float32)
 KERNEL(two_shot, BFloat16)
 KERNEL(two_shot, Float16)
-
-#define ADD_UP(T)                                                                                \
-  extern "C" __global__ void __launch_bounds__(NUM_THREADS)                                      \
-      add_up_##T(Pack* total, const Pack* own, const Pack* parts, long long count,               \
-                 long long stride, long long rank) {                                             \
-    add_up<T>(total, own, parts, count, stride, rank);                                           \
-  }
-ADD_UP(Float32)
-ADD_UP(BFloat16)
-ADD_UP(Float16)

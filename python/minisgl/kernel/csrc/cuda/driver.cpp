@@ -47,9 +47,6 @@ struct Driver : SharedObject {
   int (*get_handle)(IpcHandle*, Address);
   int (*open_handle)(Address*, IpcHandle, unsigned);
   int (*close_handle)(Address);
-  int (*copy)(Address, Address, size_t, Stream*);
-  int (*write_value)(Stream*, Address, unsigned, unsigned);
-  int (*wait_value)(Stream*, Address, unsigned, unsigned);
   int (*load)(Module**, const void*);
   int (*get_function)(Function**, Module*, const char*);
   int (*set_attribute)(Function*, int, int);
@@ -66,9 +63,6 @@ struct Driver : SharedObject {
     find("cuIpcGetMemHandle", get_handle);
     find("cuIpcOpenMemHandle_v2", open_handle);
     find("cuIpcCloseMemHandle", close_handle);
-    find("cuMemcpyDtoDAsync_v2", copy);
-    find("cuStreamWriteValue32_v2", write_value);
-    find("cuStreamWaitValue32_v2", wait_value);
     find("cuModuleLoadData", load);
     find("cuModuleGetFunction", get_function);
     find("cuFuncSetAttribute", set_attribute);
@@ -133,27 +127,6 @@ int64_t memory_open(Bytes bytes) {
 
 void memory_close(int64_t address) {
   driver().check(driver().close_handle(Address(address)), "cuIpcCloseMemHandle");
-}
-
-void memory_copy(int64_t to, int64_t from, int64_t num_bytes, int64_t stream) {
-  int result = driver().copy(Address(to), Address(from), size_t(num_bytes), pointer<Stream>(stream));
-  driver().check(result, "cuMemcpyDtoDAsync");
-}
-
-// Writes a word when what was enqueued before is done, and visible to whoever sees the word.
-void stream_write(int64_t address, int64_t word, int64_t stream) {
-  constexpr unsigned kWithBarrier = 0;
-  int result = driver().write_value(pointer<Stream>(stream), Address(address), unsigned(word),
-                                    kWithBarrier);
-  driver().check(result, "cuStreamWriteValue32");
-}
-
-// What is enqueued after waits until the word there is this one or a later one, counted cyclically.
-void stream_wait(int64_t address, int64_t word, int64_t stream) {
-  constexpr unsigned kGreaterOrEqual = 0;
-  int result = driver().wait_value(pointer<Stream>(stream), Address(address), unsigned(word),
-                                   kGreaterOrEqual);
-  driver().check(result, "cuStreamWaitValue32");
 }
 
 // The kernels of a cubin; they stay loaded until the process ends.
@@ -227,9 +200,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_free, memory_free);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_handle, memory_handle);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_open, memory_open);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_close, memory_close);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_copy, memory_copy);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(stream_write, stream_write);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(stream_wait, stream_wait);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_load, cubin_load);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_kernel, cubin_kernel);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_allow, kernel_allow);
