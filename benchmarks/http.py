@@ -39,9 +39,9 @@ from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.server.address import bind, url_of
+from minisgl.server.api.models import ServedModel
 from minisgl.server.args import ServerArgs
 from minisgl.server.launch import Server
-from minisgl.server.models import ServedModel
 from minisgl.server.workers import Workers
 from minisgl.testing import ListInbox, ListOutbox, PacedExecutor
 from minisgl.tokenizer.tokenizer import load_tokenizer

@@ -35,11 +35,11 @@ from minisgl.message import (
     ids_from_bytes,
 )
 from minisgl.server.address import bind, listen, url_of
+from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
-from minisgl.server.models import ServedModel
-from minisgl.server.observe import Observer
+from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
 MODEL = "scripted"

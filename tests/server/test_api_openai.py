@@ -26,7 +26,7 @@ from minisgl.message import (
     ids_from_bytes,
 )
 from minisgl.server.frontend import Frontend
-from minisgl.server.observe import Observer
+from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
 

@@ -19,8 +19,8 @@ from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.meter import PARTS, LoopMeter, StepRecord
 from minisgl.scheduler.report import StatusLine, StepLog
-from minisgl.server.metrics import MetricsPage
-from minisgl.server.observe import LONG, Histogram, Observer
+from minisgl.server.telemetry.metrics import MetricsPage
+from minisgl.server.telemetry.observe import LONG, Histogram, Observer
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
 

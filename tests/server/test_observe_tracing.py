@@ -16,8 +16,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from scripted_server import MODEL, ScriptedServer
 
 from minisgl.errors import ConfigError
-from minisgl.server.observe import Observer
-from minisgl.server.tracing import Tracer, create_tracer
+from minisgl.server.telemetry.observe import Observer
+from minisgl.server.telemetry.tracing import Tracer, create_tracer
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -165,7 +165,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     plain_import = builtins.__import__
 
     def no_otel(name: str, *args: Any) -> Any:
-        if name == "minisgl.server.otel":
+        if name == "minisgl.server.telemetry.otel":
             raise ImportError("No module named 'opentelemetry'")
         return plain_import(name, *args)
 

@@ -11,10 +11,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
-from minisgl.server import errors, generate, metrics, models, openai_chat, openai_completions
+from minisgl.server import errors
+from minisgl.server.api import chat, completions, generate, models
+from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
-from minisgl.server.models import ServedModel
 from minisgl.server.openapi import DocumentedAPI
+from minisgl.server.telemetry import metrics
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -26,8 +28,8 @@ READY_TIMEOUT_S: Final = 3.0
 def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
     app = DocumentedAPI(title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
-    app.include_router(openai_chat.router(frontend, model))
-    app.include_router(openai_completions.router(frontend, model))
+    app.include_router(chat.router(frontend, model))
+    app.include_router(completions.router(frontend, model))
     app.include_router(generate.router(frontend, model))
     app.include_router(models.router(model))
     app.include_router(metrics.router(frontend, model))

@@ -12,8 +12,8 @@ import msgspec
 from fastapi import Request
 
 from minisgl.errors import InvalidRequest, brief, shortened
+from minisgl.server.api.schema import SamplingFields
 from minisgl.server.errors import refusal
-from minisgl.server.protocol import SamplingFields
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
 # Between two pieces of a body: its client is gone, or wants to hold a connection.

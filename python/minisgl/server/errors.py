@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
-from minisgl.server.observe import Observer
-from minisgl.server.protocol import ErrorBody, ErrorObject
+from minisgl.server.api.schema import ErrorBody, ErrorObject
+from minisgl.server.telemetry.observe import Observer
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:

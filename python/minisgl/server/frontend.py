@@ -38,8 +38,8 @@ from minisgl.message import (
     TokenizeMsg,
     UserReply,
 )
-from minisgl.server.observe import Observer
-from minisgl.server.tracing import Origin
+from minisgl.server.telemetry.observe import Observer
+from minisgl.server.telemetry.tracing import Origin
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 

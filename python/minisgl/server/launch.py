@@ -49,7 +49,7 @@ from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
-    from minisgl.server.models import ServedModel
+    from minisgl.server.api.models import ServedModel
 
 logger = get_logger(__name__)
 
@@ -119,7 +119,7 @@ def _serve(
         workers.start_text(folder, args.num_tokenizer)
 
         with held():  # the import system swallows what a signal raises in its callbacks
-            from minisgl.server.models import ServedModel  # FastAPI, while the workers start
+            from minisgl.server.api.models import ServedModel  # FastAPI, while the workers start
 
             model = ServedModel(name=name, defaults=found.defaults, created=int(time.time()))
             server = Server(workers, bound, model, args)
@@ -183,8 +183,8 @@ class Server:
         from minisgl.server.api_server import create_app
         from minisgl.server.frontend import Frontend
         from minisgl.server.http import HttpServer
-        from minisgl.server.observe import Observer
-        from minisgl.server.tracing import create_tracer
+        from minisgl.server.telemetry.observe import Observer
+        from minisgl.server.telemetry.tracing import create_tracer
 
         self._workers = workers
         self._socket = bound

@@ -7,20 +7,20 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI
 
-from minisgl.server import protocol
-from minisgl.server.protocol import ErrorBody
+from minisgl.server.api import schema
+from minisgl.server.api.schema import ErrorBody
 
 _REF: Final = "#/components/schemas/{name}"
 _ROOTS: Final = (
-    protocol.ChatRequest,
-    protocol.ChatCompletion,
-    protocol.ChatCompletionChunk,
-    protocol.CompletionRequest,
-    protocol.Completion,
-    protocol.GenerateRequest,
-    protocol.Generated,
-    protocol.GeneratedChunk,
-    protocol.ModelList,
+    schema.ChatRequest,
+    schema.ChatCompletion,
+    schema.ChatCompletionChunk,
+    schema.CompletionRequest,
+    schema.Completion,
+    schema.GenerateRequest,
+    schema.Generated,
+    schema.GeneratedChunk,
+    schema.ModelList,
     ErrorBody,
 )
 
@@ -29,10 +29,10 @@ class DocumentedAPI(FastAPI):
     """A FastAPI whose schema knows our records."""
 
     def openapi(self) -> dict[str, Any]:
-        schema = super().openapi()
+        page = super().openapi()
         _, components = msgspec.json.schema_components(_ROOTS, ref_template=_REF)
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
-        return schema
+        page.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        return page
 
 
 def operation(

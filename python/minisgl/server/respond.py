@@ -25,8 +25,8 @@ from minisgl.errors import EngineError, RequestError
 from minisgl.message import FinishedReply, Prompt, TextReply
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
-from minisgl.server.observe import Observer
-from minisgl.server.tracing import Origin
+from minisgl.server.telemetry.observe import Observer
+from minisgl.server.telemetry.tracing import Origin
 
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -10,10 +10,10 @@ from msgspec import UNSET, UnsetType
 
 from minisgl.message import FinishedReply, TextReply
 from minisgl.server import body
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.schema import Completion, CompletionRequest, TextChoice, Timings, Usage
 from minisgl.server.frontend import Frontend
-from minisgl.server.models import ServedModel
 from minisgl.server.openapi import operation
-from minisgl.server.protocol import Completion, CompletionRequest, TextChoice, Timings, Usage
 from minisgl.server.respond import Output, TextEvent, event, respond
 
 

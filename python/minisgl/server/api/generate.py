@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl.message import FinishedReply, TextReply
 from minisgl.server import body
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.schema import Generated, GeneratedChunk, GenerateRequest, Timings, Usage
 from minisgl.server.frontend import Frontend
-from minisgl.server.models import ServedModel
 from minisgl.server.openapi import operation
-from minisgl.server.protocol import Generated, GeneratedChunk, GenerateRequest, Timings, Usage
 from minisgl.server.respond import Output, event, respond
 
 

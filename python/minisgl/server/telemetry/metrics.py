@@ -1,8 +1,8 @@
 """GET /metrics for Prometheus, POST /start_profile and /stop_profile.
 
-The official client library writes the page, from counters that others keep: the API process's own
-(`minisgl.server.observe`) and each rank's last report (`minisgl.scheduler.meter`), which is a
-second old at most while there is work. docs/observability.md explains every metric.
+The official client library writes the page from counters that others keep: the API process's own
+(`minisgl.server.telemetry.observe`) and each rank's last report (`minisgl.scheduler.meter`), which
+is at most a second old while there is work. docs/observability.md explains every metric.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from minisgl import __version__
 from minisgl.errors import EngineError, MinisglError
 from minisgl.message import ProfileReply
 from minisgl.scheduler.meter import PARTS
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.schema import ErrorObject
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Frontend
-from minisgl.server.models import ServedModel
-from minisgl.server.observe import Histogram, Observer
-from minisgl.server.protocol import ErrorObject
+from minisgl.server.telemetry.observe import Histogram, Observer
 
 # To start takes 1.3 s on 2 cores, once; to stop, as long as writing a trace of many steps.
 START_TIMEOUT_S: Final = 30.0

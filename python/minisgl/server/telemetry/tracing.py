@@ -52,7 +52,7 @@ def create_tracer(endpoint: str, model: str) -> Tracer:
     """
     url = urlsplit(endpoint)
     try:
-        from minisgl.server.otel import OtlpTracer
+        from minisgl.server.telemetry.otel import OtlpTracer
     except ImportError as error:
         raise ConfigError(
             "--otlp-endpoint needs OpenTelemetry's SDK and its OTLP exporter over HTTP "

@@ -10,10 +10,8 @@ from msgspec import UNSET
 
 from minisgl.message import FinishedReply, TextReply
 from minisgl.server import body
-from minisgl.server.frontend import Frontend
-from minisgl.server.models import ServedModel
-from minisgl.server.openapi import operation
-from minisgl.server.protocol import (
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.schema import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -24,6 +22,8 @@ from minisgl.server.protocol import (
     Timings,
     Usage,
 )
+from minisgl.server.frontend import Frontend
+from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
 
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ModelNotFound, brief
+from minisgl.server.api.schema import Model, ModelList
 from minisgl.server.openapi import operation
-from minisgl.server.protocol import Model, ModelList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 from minisgl import __version__
 from minisgl.core import SamplingParams
 from minisgl.message import FinishedReply
-from minisgl.server.tracing import Origin
+from minisgl.server.telemetry.tracing import Origin
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -42,7 +42,7 @@ _OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_c
 
 
 class OtlpTracer:
-    """See `minisgl.server.tracing.Tracer`. OTEL_* variables of the environment hold, too."""
+    """A `minisgl.server.telemetry.tracing.Tracer`. Honours the environment's OTEL_* variables."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         # It logs every failure with a traceback; `_Exporter` says it once.

@@ -1,9 +1,9 @@
 """What the API process knows of each request and of all of them: times, ends, errors.
 
-Plain counters, turned into a Prometheus page by `minisgl.server.metrics` when somebody asks. Times
-are what a client sees but for the network: from the request's hand-over to the tokenizer to the
-arrival of its text. The library's own histogram takes a lock and several calls per value, which
-at a piece of text each would be the costliest line of the API process.
+Plain counters; `minisgl.server.telemetry.metrics` turns them into a Prometheus page on request.
+Times are what a client sees without the network: from handing the request to the tokenizer to the
+arrival of its text. The library's own histogram takes a lock and several calls per value: with one
+value per piece of text, it would be the costliest line of the API process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from minisgl.core import SamplingParams
 from minisgl.message import FinishedReply, StatusReply
-from minisgl.server.tracing import Origin, Tracer
+from minisgl.server.telemetry.tracing import Origin, Tracer
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
