@@ -53,6 +53,7 @@ def drive(
     overlap: bool = True,
     scheduler: Scheduler | None = None,
     first_uid: int = 0,
+    outbox: ListOutbox | None = None,
     **options: Any,
 ) -> list[list[int]]:
     """Tokens of each request. `turns[i]` is the loop's turn at which request i arrives."""
@@ -61,7 +62,7 @@ def drive(
     for index, (prompt, sampling) in enumerate(requests):
         message = UserMsg(uid=first_uid + index, ids=ids_to_bytes(prompt), sampling=sampling)
         arrivals[turns[index] if turns else 0].append(message)
-    outbox = ListOutbox()
+    outbox = outbox or ListOutbox()
     inbox = ListInbox(arrivals, more=lambda: [] if scheduler.runnable else None)
     run(scheduler, engine, inbox, outbox, overlap=overlap)
     scheduler.check()

@@ -108,8 +108,9 @@ def make_requests(count: int, rng: random.Random) -> list[Request]:
     ]
 
 
-@pytest.fixture
-def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
+def replay_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engines run padded steps as a `ReplayRunner` does."""
+
     def choose(engine: Engine) -> None:
         runner = engine.runner
         runner.max_tokens = runner.prompt_sizes[-1] + runner.beside_prompts[-1]
@@ -133,7 +134,6 @@ def test_replays_give_the_same_tokens(
     max_graph_rows: int,
     max_prefill: int,
     folder: Path,
-    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
@@ -155,7 +155,7 @@ def test_replays_give_the_same_tokens(
             engine.close()
 
     expected, _ = answers()
-    request.getfixturevalue("replaying")
+    replay_steps(monkeypatch)
     got, shapes = answers()
     assert got == expected
     sizes = {shape for shape in shapes if isinstance(shape, StepSize)}

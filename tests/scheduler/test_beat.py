@@ -151,7 +151,11 @@ def test_all_ranks_plan_the_same(seed: int, overlap: bool) -> None:
 
 # --- when they differ ----------------------------------------------------------------------------
 
-ASK = UserMsg(uid=0, ids=ids_to_bytes([4] * 12), sampling=SamplingParams(max_tokens=4, seed=0))
+ASK = UserMsg(
+    uid=0,
+    ids=ids_to_bytes([4] * 12),
+    sampling=SamplingParams(max_tokens=4, seed=0, logprobs=True),
+)
 
 
 def follow_alone(

@@ -20,7 +20,14 @@ from minisgl.errors import EngineError, InvalidRequest, RequestError
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+class _Record(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag=True,
+):
     uid: int
 
 
@@ -35,10 +42,14 @@ class Accepted(_Record, frozen=True, kw_only=True):
 
 
 class Token(_Record, frozen=True, kw_only=True):
-    """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text."""
+    """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text.
+
+    logprob: natural logarithm; None unless the request asks for it (`SamplingParams.logprobs`).
+    """
 
     id: int
     silent: bool = False
+    logprob: float | None = None
 
 
 class Finished(_Record, frozen=True, kw_only=True):

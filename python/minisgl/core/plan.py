@@ -33,6 +33,7 @@ class Plan:
     token_ids: int32, the rows' spans one after another; `PROMISED` where the host does not know.
     sample_rows: indices of rows whose last position yields a token, ascending.
     output_idxs: for each of `sample_rows`, which output token of its request that is (from 0).
+    logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
     new_pages: (table_idx, index in that page table row, page id), to be written before the step.
     begins: (table_idx, sampling) of requests that take a row of the tables with this step;
         seeds are resolved.
@@ -47,6 +48,7 @@ class Plan:
     num_decodes: int
     sample_rows: list[int]
     output_idxs: list[int]
+    logprob_rows: list[int] = field(default_factory=list)
     new_pages: list[tuple[int, int, int]] = field(default_factory=list)
     begins: list[tuple[int, SamplingParams]] = field(default_factory=list)
 
@@ -61,9 +63,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step gave. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``."""
+    """The output of a step. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``.
+
+    logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. With
+    several ranks only rank 0's values count; no plan depends on them.
+    """
 
     next_ids: list[int]
+    logprobs: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ class SamplingParams(
     stop: end where one of these strings, at most 16 of at most 1,024 characters, would appear in
     the text, which then stops before it.
     skip_special_tokens: leave special tokens out of the text.
+    logprobs: report the log-probability of each output token under the model's own distribution,
+    before temperature and filters.
 
     Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
     wrong type: ``stop="abc"`` would otherwise stop at each of the three letters.
@@ -49,6 +51,7 @@ class SamplingParams(
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         self._take_plain_values()
@@ -98,7 +101,7 @@ class SamplingParams(
         for name in ("top_k", "seed", "max_tokens"):
             if getattr(self, name) is not None or name == "top_k":
                 self._take(name, "a whole number", Integral, int)
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("ignore_eos", "skip_special_tokens", "logprobs"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidSampling(
                     f"{name} must be True or False, got {brief(value)}", param=name

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,7 +192,7 @@ class Engine:
         return arrays.shape, step
 
     def _step(self, plan: Plan) -> Tensor:
-        """One step, in stream order: int32 ids [S] of the rows that sample."""
+        """Run one step, in stream order. Returns the output of `_sample` without padding, flat."""
         if self._guard:
             self._guard.before(plan)
         size = self.runner.padded(plan)
@@ -199,11 +200,11 @@ class Engine:
         num_samples = len(plan.sample_rows)
         if plan.num_decodes < plan.num_rows:  # whose shape says nothing of what samples
             x_SD = self.runner.run(shape, lambda: self._forward(plan, size, step))
-            next_ids = self._sample(x_SD[:num_samples], step)
+            next_ids = self._sample(x_SD[:num_samples], step).flatten()
         else:
             next_ids = self.runner.run(
                 shape, lambda: self._sample(self._forward(plan, size, step), step)
-            )[:num_samples]
+            )[..., :num_samples].flatten()
         if self._guard:
             self._guard.after(plan)
         return next_ids
@@ -231,7 +232,8 @@ class Engine:
         return self.model.forward(batch)
 
     def _sample(self, x_SD: Tensor, step: StepTensors) -> Tensor:
-        """int32 ids [S], padding included; remembered as last tokens.
+        """int32 ids [S], padding included; remembered as last tokens. Where a row asks for
+        log-probabilities, [2, S]: the ids, and the bits of the float32 log-probabilities.
 
         Of many rows each rank samples its share, R, and tells the others; of few all do, and rank
         0's ids count: equal logits on two devices are likely, not promised.
@@ -246,7 +248,12 @@ class Engine:
         ids_R = self._ops.sample(logits_RV, step.sampling.take(rows))
         next_ids_S = self.comm.all_gather(ids_R, 0) if shared else self.comm.broadcast(ids_R)
         self._tables.last_token[step.sample_table_idxs] = next_ids_S
-        return next_ids_S
+        if not step.has_logprobs:
+            return next_ids_S
+        ids_R = next_ids_S[rows.start : rows.stop]
+        logprobs_R = self._ops.logprobs(logits_RV, ids_R).view(torch.int32)
+        logprobs_S = self.comm.all_gather(logprobs_R, 0) if shared else logprobs_R
+        return torch.stack((next_ids_S, logprobs_S))
 
     # --- start and end -------------------------------------------------------------------------
 
@@ -277,7 +284,7 @@ class ForwardOutput:
         a bug of ours and ends the worker. So does an allocation that fails on one of many ranks:
         the others wait in a collective that this one left out."""
         try:
-            return StepResult(next_ids=self.pending.wait())
+            return _result(self.plan, self.pending.wait())
         except Exception as error:
             if not self.device.is_out_of_memory(error):
                 raise
@@ -289,6 +296,18 @@ class ForwardOutput:
                 raise failure from error
             newest = self.plan.uids[self.plan.num_decodes :] or self.plan.uids[-1:]
             return StepFailed(error=failure, uids=tuple(newest))
+
+
+def _result(plan: Plan, values: list[int]) -> StepResult:
+    """values: S ids and, where a row asks for log-probabilities, the bits of S float32."""
+    if not plan.logprob_rows:
+        return StepResult(next_ids=values)
+    num_samples = len(plan.sample_rows)
+    logprobs = np.array(values[num_samples:], np.int32).view(np.float32).tolist()
+    return StepResult(
+        next_ids=values[:num_samples],
+        logprobs={index: logprobs[index] for index in plan.logprob_rows},
+    )
 
 
 def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:

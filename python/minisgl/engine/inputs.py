@@ -40,6 +40,7 @@ class StepShape:
     is_shared: bool
     all_greedy: bool
     is_filtered: bool
+    has_logprobs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class StepArrays:
     shape: StepShape | StepSize | None
     num_decodes: int
     arrays: list[Array]
+    has_logprobs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class StepTensors:
     new_pages: Tensor
     shared: Tensor | None
     sampling: BatchSamplingArgs
+    has_logprobs: bool
 
     @classmethod
     def of(cls, step: StepArrays, tensors: Sequence[Tensor]) -> StepTensors:
@@ -98,6 +101,7 @@ class StepTensors:
             new_pages=new_pages,
             shared=shared if len(shared) else None,
             sampling=sampling,
+            has_logprobs=step.has_logprobs,
         )
 
 
@@ -155,6 +159,7 @@ def make_arrays(
         is_shared=shared > 0,
         all_greedy=not draws,
         is_filtered=draws and bool(top_k.any() or (top_p < 1).any() or min_p.any()),
+        has_logprobs=bool(plan.logprob_rows),
     )
     # First what a graph of prompts reads, which thus is where it was; the last is no graph's.
     arrays: list[Array] = [
@@ -173,7 +178,10 @@ def make_arrays(
         arrays += [temperature, *filters, seed, output_idxs]
     arrays.append(new_pages.T)
     return StepArrays(
-        shape=shape if decodes_alone else padded, num_decodes=size.num_decodes, arrays=arrays
+        shape=shape if decodes_alone else padded,
+        num_decodes=size.num_decodes,
+        arrays=arrays,
+        has_logprobs=shape.has_logprobs,
     )
 
 

@@ -198,6 +198,12 @@ class Ops:
         noise_SV = gumbel_noise(args.seeds, args.output_idxs, x_SV.shape[1])
         return torch.where(is_greedy_S, greedy_S, (x_SV + noise_SV).argmax(-1)).int()
 
+    def logprobs(self, logits_SV: Tensor, ids_S: Tensor) -> Tensor:
+        """float32 [S]: the log-softmax of each row's logits, in float32, at the row's id."""
+        x_SV = logits_SV.float()
+        chosen_S = x_SV.gather(1, ids_S.long()[:, None])[:, 0]
+        return chosen_S - x_SV.logsumexp(-1)
+
 
 def _keep_top(x_SV: Tensor, top_ks: Tensor | None, top_ps: Tensor | None) -> Tensor:
     """-inf for what top-k and then top-p drop."""

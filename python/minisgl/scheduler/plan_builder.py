@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
 from minisgl.core.plan import Plan
@@ -10,10 +12,14 @@ from minisgl.core.sampling import SamplingParams
 
 
 class PlanBuilder:
-    """Lists that grow row by row. Short-lived and mutable; `Scheduler` appends decodes itself."""
+    """Lists that grow row by row. Short-lived and mutable; `Scheduler` appends decodes itself.
 
-    def __init__(self, step: int) -> None:
+    with_logprobs: table rows of the requests that ask for log-probabilities.
+    """
+
+    def __init__(self, step: int, *, with_logprobs: Set[int]) -> None:
         self.step = step
+        self._with_logprobs = with_logprobs
         self.uids: list[int] = []
         self.table_idxs: list[int] = []
         self.starts: list[int] = []
@@ -52,6 +58,14 @@ class PlanBuilder:
             num_decodes=len(self.decode_ids),
             sample_rows=self.sample_rows,
             output_idxs=self.output_idxs,
+            logprob_rows=self._samples_of(self._with_logprobs),
             new_pages=self.new_pages,
             begins=self.begins,
         )
+
+    def _samples_of(self, table_idxs: Set[int]) -> list[int]:
+        """Indices into `sample_rows` of the rows of these requests."""
+        if not table_idxs:
+            return []
+        rows = enumerate(self.sample_rows)
+        return [index for index, row in rows if self.table_idxs[row] in table_idxs]

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 
 import msgspec
 
@@ -53,6 +54,7 @@ class Scheduler:
         self._running: list[Req] = []  # by order
         self._leaving: dict[int, Req] = {}  # by uid; carried by a flight, not planned any more
         self._free_table_idxs = list(range(config.max_running - 1, -1, -1))
+        self._with_logprobs: set[int] = set()  # table rows
         self._step = 0
         self._arrivals = 0
         self._void_from: int | None = None  # a step failed: it and later ones do not count
@@ -124,7 +126,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed now."""
         if self._void_from is not None and not self._recover():
             return None
-        plan = PlanBuilder(self._step)
+        plan = PlanBuilder(self._step, with_logprobs=self._with_logprobs)
         behind = self._plan_decodes(plan)
         self._plan_prompts(plan, behind)
         if not plan.uids:
@@ -272,6 +274,8 @@ class Scheduler:
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         req.table_idx = self._free_table_idxs.pop()
+        if req.sampling.logprobs:
+            self._with_logprobs.add(req.table_idx)
         req.num_computed = num_cached
         plan.begins.append((req.table_idx, req.sampling))
         for index, page in enumerate(req.pages):
@@ -301,21 +305,26 @@ class Scheduler:
                         events.append(self._fail(requests[uid], outcome))
         elif self._void_from is None:
             now = self._clock()
-            num_late = 0
-            for row, token in zip(plan.sample_rows, outcome.next_ids, strict=True):
+            num_past_end = 0
+            logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
+            if plan.logprob_rows:
+                logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
+            for row, token, logprob in zip(
+                plan.sample_rows, outcome.next_ids, logprobs, strict=True
+            ):
                 req = rows[row]
                 if req.ended:
-                    num_late += 1  # sampled past the end: the price of overlap
+                    num_past_end += 1  # sampled past the end: the price of overlap
                     continue
                 output = req.output
                 output.append(token)
                 if len(output) == 1:
                     req.first_token_at = now
                 stop = token in req.stop_ids
-                events.append(Token(uid=req.uid, id=token, silent=stop))
+                events.append(Token(uid=req.uid, id=token, silent=stop, logprob=logprob))
                 if stop or len(req.prompt) + len(output) == req.max_len:
                     events.append(self._end(req, "stop" if stop else "length"))
-            self.stats.num_output_tokens += len(plan.sample_rows) - num_late
+            self.stats.num_output_tokens += len(plan.sample_rows) - num_past_end
         if self._leaving:
             for req in rows:
                 if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
@@ -381,6 +390,7 @@ class Scheduler:
             self._cache.publish(req, min(req.num_computed, req.num_tokens), self._step)
         self._cache.release(req)
         self._free_table_idxs.append(req.table_idx)
+        self._with_logprobs.discard(req.table_idx)
         req.table_idx = -1
         req.leaving = False
         if req.ended:

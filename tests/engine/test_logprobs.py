@@ -1,0 +1,148 @@
+"""Log-probabilities of sampled tokens: those of transformers' logits, for the rows that ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from test_engine_ranks import engines
+from test_equalities import Reference, Request, drive, make_engine, make_scheduler, prompts
+from test_inputs import arrays_of, make_plan
+from test_replay import replay_steps
+
+from minisgl.core import SamplingParams, Token
+from minisgl.engine import Engine
+from minisgl.engine.device import StepSize
+from minisgl.engine.inputs import StepShape
+from minisgl.testing import ListOutbox
+
+TOLERANCE = 1e-4  # of float32 computations in another order
+
+
+@pytest.fixture(scope="module", params=["torch", "cpu"])
+def engine(reference: Reference, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = make_engine(reference, attn=request.param, page_size=4)
+    yield engine
+    engine.close()
+
+
+def mixed_requests(count: int = 6, max_tokens: int = 16) -> list[Request]:
+    """Greedy and filtered requests; two of three ask for log-probabilities."""
+    return [
+        (
+            prompt,
+            SamplingParams(
+                temperature=0.0 if index % 2 else 1.5,
+                top_k=index * 5,
+                seed=index,
+                max_tokens=max_tokens,
+                logprobs=index % 3 > 0,
+            ),
+        )
+        for index, prompt in enumerate(prompts(count))
+    ]
+
+
+def check_logprobs(reference: Reference, requests: list[Request], outbox: ListOutbox) -> None:
+    """Compare with NumPy's log-softmax of the reference's logits before temperature and filters."""
+    for uid, (prompt, sampling) in enumerate(requests):
+        tokens = [event for event in outbox.events if isinstance(event, Token) and event.uid == uid]
+        assert len(tokens) == sampling.max_tokens
+        if not sampling.logprobs:
+            assert all(token.logprob is None for token in tokens)
+            continue
+        ids = [token.id for token in tokens]
+        with torch.inference_mode():
+            logits_TV = reference[1](torch.tensor([prompt + ids])).logits[0].double().numpy()
+        logits_TV = logits_TV[len(prompt) - 1 : -1]
+        largest_T1 = logits_TV.max(-1, keepdims=True)
+        log_sum_T1 = largest_T1 + np.log(np.exp(logits_TV - largest_T1).sum(-1, keepdims=True))
+        want = (logits_TV - log_sum_T1)[np.arange(len(ids)), ids]
+        got = np.array([token.logprob for token in tokens])
+        assert np.abs(got - want).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_logprobs_are_those_of_transformers_logits(
+    engine: Engine, reference: Reference, overlap: bool
+) -> None:
+    requests, outbox = mixed_requests(), ListOutbox()
+    drive(engine, requests, turns=[0, 1, 2, 5, 9, 9], overlap=overlap, outbox=outbox)
+    check_logprobs(reference, requests, outbox)
+
+
+def test_logprobs_of_retracted_requests(engine: Engine, reference: Reference) -> None:
+    requests, outbox = mixed_requests(max_tokens=40), ListOutbox()
+    longest = max(len(prompt) for prompt, _ in requests) + 40
+    scheduler = make_scheduler(engine, num_pages=longest // engine.page_size + 10)
+    drive(engine, requests, scheduler=scheduler, outbox=outbox)
+    assert scheduler.stats.num_retractions > 0
+    check_logprobs(reference, requests, outbox)
+
+
+def test_logprobs_of_replayed_steps(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay_steps(monkeypatch)
+    engine = make_engine(reference, device="cpu", attn="torch", page_size=4)
+    try:
+        requests, outbox = mixed_requests(), ListOutbox()
+        drive(engine, requests, turns=[0, 0, 0, 3, 9, 20], outbox=outbox)
+        captured = engine.runner.captured  # type: ignore[attr-defined]
+        shapes = [shape for shape in captured if isinstance(shape, StepShape)]
+        assert {shape.has_logprobs for shape in shapes} == {False, True}
+        check_logprobs(reference, requests, outbox)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])  # all ranks sample few rows, or each its share
+def test_logprobs_of_two_ranks(num_requests: int, reference: Reference, tmp_path: Path) -> None:
+    requests = [
+        ([index + 1] * 5, SamplingParams(seed=index, max_tokens=9, logprobs=index != 1))
+        for index in range(num_requests)
+    ]
+    outboxes = [ListOutbox(), ListOutbox()]
+    with engines(reference[0], tmp_path / "store", 2) as ranks, ThreadPoolExecutor(2) as pool:
+        assert ranks[0].comm.shares_rows(num_requests) == (num_requests == 8)
+        ours, theirs = pool.map(
+            lambda engine, outbox: drive(engine, requests, outbox=outbox), ranks, outboxes
+        )
+    assert ours == theirs
+    check_logprobs(reference, requests, outboxes[0])
+
+
+def test_a_request_without_logprobs_computes_and_downloads_none(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    enqueue = engine.device.enqueue
+
+    def watched(work: Any) -> Any:
+        pending = enqueue(work)
+        lengths.append(len(pending.wait()))
+        return pending
+
+    monkeypatch.setattr(engine.device, "enqueue", watched)
+    monkeypatch.setattr(engine._ops, "logprobs", None)
+    requests = [
+        (prompt, msgspec.structs.replace(sampling, logprobs=False))
+        for prompt, sampling in mixed_requests()
+    ]
+    drive(engine, requests, max_prefill_tokens=4096)
+    assert lengths == [len(requests)] * 16
+
+
+@pytest.mark.parametrize("size", [None, StepSize(8, 0, 0)])
+def test_a_step_with_logprobs_uploads_what_one_without_does(size: StepSize | None) -> None:
+    plan = make_plan(3, [], last_samples=True)
+    without = arrays_of(plan, size)
+    plan.logprob_rows = [1]
+    with_logprobs = arrays_of(plan, size)
+    assert without.keys() == with_logprobs.keys()
+    for name, array in without.items():
+        assert (with_logprobs[name] == array).all()
