@@ -13,9 +13,12 @@ than `TOLERANCE` ends the benchmark.
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +28,9 @@ from benchmarks.decode_steps import measure_steps
 from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
 from minisgl.benchmark.floor import product_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
-from minisgl.benchmark.offline import SHAPES as MODELS
-from minisgl.benchmark.offline import random_engine
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES as MODELS
+from minisgl.engine import Engine, EngineConfig
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.utils.logger import setup_logging
@@ -117,6 +120,13 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         write_json(args.json, {"load_before": load, **rates, "rows": rows})
     return 0
+
+
+def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
+    """Return an engine with random weights on a GPU. values: of a config.json."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(values))
+        return Engine(EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings))
 
 
 def _shapes(text: str) -> dict[str, dict[str, Any]]:

@@ -132,8 +132,8 @@ def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 def _name_of(item: dict[str, Any]) -> str | None:
     names = [item[key] for key in _NAMES if key in item]
     sizes = [f"{key} {item[key]}" for key in _SIZES if key in item]
-    dtype = [item["dtype"]] if "dtype" in item else []
-    return " ".join([*(names or sizes), *dtype]) or None
+    others = [item[key] for key in ("dtype", "door") if key in item]
+    return " ".join([*(names or sizes), *others]) or None
 
 
 def _verdict(name: str, a: list[float], b: list[float]) -> str:

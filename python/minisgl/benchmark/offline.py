@@ -1,235 +1,220 @@
-"""What the engine reaches on a GPU, without a server: throughput, one stream, prefill, a prefix.
+"""What a model reaches without a server: throughput, one stream, prefill, a common prefix.
 
-Random weights in real shapes: nothing is downloaded. Each workload runs once to compile, capture
-and warm up, then `--repeats` times with fresh ids and an empty prefix cache; the median counts.
-Beside each time stands the floor of `minisgl.benchmark.floor` and the share of it that was reached.
+The model has a real shape and random weights, so nothing is downloaded. The time is that of
+`LLM.generate` on lists of token ids, texts included. `--door loop` times the scheduler and the
+engine of the same `LLM` alone; its row is named so. Each workload runs once, which may meet shapes
+that are not compiled yet, then `--repeats` times with fresh ids; the median counts. Fresh ids find
+nothing in the prefix cache. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
+
+At the end both doors answer the same greedy prompts twice. Different ids are an error.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from minisgl.benchmark.arguments import add_json, benchmark_parser, integer, natural
+from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, integer, natural
+from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.floor import Shape, floor_s
-from minisgl.benchmark.gpu_time import card_rates, need_gpu
-from minisgl.benchmark.lengths import lengths_of
+from minisgl.benchmark.gpu_time import card_rates
+from minisgl.benchmark.lengths import Workload, offline_workloads
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES, shape_of
 from minisgl.core import SamplingParams
-from minisgl.engine import Engine, EngineConfig
-from minisgl.errors import ConfigError
+from minisgl.core.event import Token
+from minisgl.llm import LLM
+from minisgl.llm.engines import OwnEngine
 from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler import run
 from minisgl.testing import ListInbox, ListOutbox
 from minisgl.utils.logger import setup_logging
 
-FIRST_ID, LAST_ID = 1_000, 100_000  # ordinary tokens of the shapes' vocabulary
-
-_QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "vocab_size": 151_936,
-    "rope_theta": 1_000_000,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 40_960,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        **_QWEN3,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-14b": {
-        **_QWEN3,
-        "hidden_size": 5120,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "intermediate_size": 17_408,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-32b": {
-        **_QWEN3,
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "intermediate_size": 25_600,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-30b-a3b": {
-        **_QWEN3,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "tie_word_embeddings": False,
-    },
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """requests: (prompt, output) lengths. shared: how many first prompt tokens are the same."""
-
-    name: str
-    requests: tuple[tuple[int, int], ...]
-    temperature: float
-    shared: int = 0
-
-
-def workloads() -> list[Workload]:
-    def fixed(name: str, temperature: float) -> Workload:
-        return Workload(name=name, requests=tuple(lengths_of(name)), temperature=temperature)
-
-    return [
-        fixed("throughput", 0.6),
-        fixed("single", 0.0),
-        fixed("prefill", 0.0),
-        Workload(name="shared", requests=((4160, 32),) * 128, temperature=0.0, shared=4096),
-        Workload(name="long", requests=((32_768, 256),) * 8, temperature=0.0),
-    ]
+DOORS = {"llm": "LLM.generate", "loop": "inner loop"}
+TINY_SCALE = 1 / 16  # the workloads of `--shape tiny` take seconds on a CPU
+GREEDY = Workload(
+    name="greedy", requests=((5, 16), (100, 16), (300, 16), (700, 16)), temperature=0.0
+)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="shape of the model")
+    add(
         "--workloads",
         default="throughput,single,prefill,shared",
-        help="with commas; there is long, too",
+        help="with commas; there is also long",
     )
-    parser.add_argument("--repeats", type=natural, default=3, help="runs, after one to warm up")
-    parser.add_argument("--attn", default="auto", help="as the server's, like the next three")
-    parser.add_argument("--page-size", type=natural, default=16, help="tokens")
-    parser.add_argument(
-        "--max-prefill-length", type=natural, default=None, help="default: from the measured rate"
-    )
-    parser.add_argument("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
+    add("--door", type=_doors, default="llm", help="llm, loop, or both with a comma")
+    add("--repeats", type=natural, default=3, help="runs of each workload after the first")
+    add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
+    add("--attn", default="auto", help="as the server's flag, like the next three")
+    add("--page-size", type=natural, default=16, help="tokens")
+    add("--max-prefill-length", type=natural, default=None, help="default: from the measured rate")
+    add("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
     add_json(parser)
     args = parser.parse_args(argv)
     setup_logging("offline")
 
-    known, names = {work.name: work for work in workloads()}, args.workloads.split(",")
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"there is no workload {unknown[0]!r}; there are: {', '.join(known)}")
-    need_gpu()
-    chosen = [known[name] for name in names]
-    values = SHAPES[args.shape]
+    scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)
+    works = [work.scaled(scale) for work in offline_workloads(args.workloads.split(","))]
+    values, on_gpu = SHAPES[args.shape], torch.cuda.is_available()
     load = machine_load()
-    started = time.perf_counter()
-    engine = random_engine(
-        values,
-        attn=args.attn,
-        page_size=args.page_size,
-        max_prefill_tokens=args.max_prefill_length,
-        cuda_graph_max_bs=args.cuda_graph_max_bs,
-    )
-    build_s = time.perf_counter() - started
-    rates = card_rates()
-    print(f"{args.shape}: engine built in {build_s:.1f} s; {rates}")
-    rows = [_measure(engine, shape_of(values), work, args.repeats) for work in chosen]
-    if args.json:
-        result = {"load_before": load, "shape": args.shape, "attn": args.attn, "build_s": build_s}
-        write_json(args.json, {**result, **rates, "rows": rows})
-    engine.close()
-    return 0
-
-
-def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
-    """Of random weights, on a GPU. values: of a config.json; settings: of `EngineConfig`."""
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(values))
-        return Engine(EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings))
+        write_checkpoint(Path(name), values, weights=False)
+        started = time.perf_counter()
+        llm = LLM(
+            name,
+            dummy_weight=True,
+            attn=args.attn,
+            page_size=args.page_size,
+            max_prefill_length=args.max_prefill_length,
+            cuda_graph_max_bs=args.cuda_graph_max_bs,
+            progress=False,
+        )
+        build_s = time.perf_counter() - started
+    with llm:
+        rates = card_rates() if on_gpu else {}
+        print(f"{args.shape}: LLM ready in {build_s:.1f} s {rates or ''}")
+        bench = Bench(llm, values["vocab_size"])
+        rows = [
+            _measure(bench, door, work, args.repeats, shape_of(values) if on_gpu else None)
+            for door in args.door
+            for work in works
+        ]
+        greedy = bench.check_greedy()
+    print(f"greedy ids: {greedy}")
+    if args.json:
+        result = {"load_before": load, "shape": args.shape, "gpus": int(on_gpu), "scale": scale}
+        result |= {"attn": args.attn, "build_s": round(build_s, 2), "greedy": greedy}
+        write_json(args.json, {**result, **rates, "rows": rows})
+    return 0 if greedy["repeats_equal"] and greedy["doors_equal"] else 1
 
 
-def shape_of(values: dict[str, Any]) -> Shape:
-    """From a config.json's values; of a mixture one with all layers sparse."""
-    num_experts = values.get("num_experts", 0)
-    return Shape(
-        hidden_size=values["hidden_size"],
-        num_layers=values["num_hidden_layers"],
-        num_heads=values["num_attention_heads"],
-        num_kv_heads=values["num_key_value_heads"],
-        head_dim=values["head_dim"],
-        intermediate_size=values["moe_intermediate_size" if num_experts else "intermediate_size"],
-        num_experts=num_experts,
-        top_k=values["num_experts_per_tok"] if num_experts else 0,
-        vocab_size=values["vocab_size"],
-    )
+def _doors(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in DOORS]:
+        raise argparse.ArgumentTypeError(
+            f"there is no door {unknown[0]!r}; there are: {', '.join(DOORS)}"
+        )
+    return names
 
 
-def _measure(engine: Engine, shape: Shape, work: Workload, repeats: int) -> dict[str, Any]:
-    warm_s = _run(engine, work, seed=0)[0]
-    times, hosts = zip(*(_run(engine, work, seed=1 + i) for i in range(repeats)), strict=True)
+T = TypeVar("T")
+
+
+class Bench:
+    """Runs workloads through one of the doors of one `LLM`. Mutable: it counts the runs.
+
+    The inner loop uses the scheduler and the engine of the `LLM`, because a second engine would
+    share the memory and a second scheduler would reuse the pages of the first one's prefix cache.
+    """
+
+    def __init__(self, llm: LLM, vocab_size: int) -> None:
+        engine = llm._engine
+        assert isinstance(engine, OwnEngine), engine
+        self._llm, self._inner, self._vocab_size = llm, engine, vocab_size
+        self._num_runs = itertools.count()
+
+    def seconds(self, door: str, work: Workload) -> tuple[float, float]:
+        """Run the workload with fresh ids. Returns (wall seconds, CPU seconds of the process)."""
+        prompts = work.prompts(self._vocab_size, seed=next(self._num_runs))
+        answers, seconds = self._answer(door, prompts, _params(work))
+        assert [len(ids) for ids in answers] == [output for _, output in work.requests]
+        return seconds
+
+    def check_greedy(self) -> dict[str, Any]:
+        """Answer the prompts of `GREEDY` by both doors, twice each, always with a cold cache."""
+        prompts = GREEDY.prompts(self._vocab_size, seed=next(self._num_runs))
+        params = _params(GREEDY)
+        salts = itertools.count()
+        answers = {
+            door: [self._answer(door, prompts, params, f"{next(salts)}")[0] for _ in range(2)]
+            for door in DOORS
+        }
+        return {
+            "prompts": len(prompts),
+            "tokens": GREEDY.tokens,
+            "repeats_equal": all(first == second for first, second in answers.values()),
+            "doors_equal": answers["llm"] == answers["loop"],
+        }
+
+    def _answer(
+        self, door: str, prompts: list[list[int]], params: list[SamplingParams], salt: str = ""
+    ) -> tuple[list[list[int]], tuple[float, float]]:
+        """Returns (the ids of each answer, (wall seconds, CPU seconds))."""
+        if door == "llm":
+            outputs, seconds = _timed(lambda: self._llm.generate(prompts, params, cache_salt=salt))
+            return [output.token_ids for output in outputs], seconds
+        messages = [
+            UserMsg(
+                uid=uid,
+                ids=ids_to_bytes(np.array(ids, np.int32)),
+                sampling=sampling,
+                namespace=salt,
+            )
+            for uid, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
+        ]
+        scheduler, outbox = self._inner.scheduler, ListOutbox()
+        inbox = ListInbox([messages], more=lambda: [] if scheduler.runnable else None)
+        _, seconds = _timed(lambda: run(scheduler, self._inner.engine, inbox, outbox))
+        answers: list[list[int]] = [[] for _ in prompts]
+        for event in outbox.events:
+            if isinstance(event, Token):
+                answers[event.uid].append(event.id)
+        return answers, seconds
+
+
+def _timed(call: Callable[[], T]) -> tuple[T, tuple[float, float]]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = call()
+    return result, (time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _params(work: Workload) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=work.temperature, max_tokens=output, ignore_eos=True, seed=index)
+        for index, (_, output) in enumerate(work.requests)
+    ]
+
+
+def _measure(
+    bench: Bench, door: str, work: Workload, repeats: int, shape: Shape | None
+) -> dict[str, Any]:
+    """shape: for the floor; None leaves it out, because its rates are those of an H200."""
+    first_s, _ = bench.seconds(door, work)
+    times, cpu = zip(*(bench.seconds(door, work) for _ in range(repeats)), strict=True)
     seconds = statistics.median(times)
-    floor = floor_s(shape, work.requests, shared=work.shared)
-    only_prefill = all(output == 1 for _, output in work.requests)
-    tokens = sum(prompt if only_prefill else output for prompt, output in work.requests)
+    rate = work.tokens / seconds
     row = {
         "workload": work.name,
+        "door": DOORS[door],
         "requests": len(work.requests),
-        "tokens": tokens,
+        "tokens": work.tokens,
         "seconds": round(seconds, 4),
         "all_seconds": [round(x, 4) for x in times],
-        "tokens_per_s": round(tokens / seconds, 1),
-        "floor_s": round(floor, 4),
-        "of_floor": round(floor / seconds, 3),
-        "first_run_s": round(warm_s, 2),
-        "steps": hosts[0],
+        "tokens_per_s": round(rate, 1),
+        "first_run_s": round(first_s, 4),
+        "first_over_later": round(first_s / seconds, 3),
+        "cpu_s": round(statistics.median(cpu), 4),
     }
+    said = ""
+    if shape:
+        floor = floor_s(shape, work.requests, shared=work.shared)
+        row |= {"floor_s": round(floor, 4), "of_floor": round(floor / seconds, 3)}
+        said = f"   floor {floor:.3f} s, {floor / seconds:.2f} of it"
     print(
-        f"{work.name:<12}{seconds:9.3f} s {tokens / seconds:12,.0f} tok/s   floor {floor:.3f} s, "
-        f"{floor / seconds:.2f} of it   runs {row['all_seconds']}, first {warm_s:.1f} s"
+        f"{work.name:<12}{DOORS[door]:<14}{seconds:9.3f} s {rate:12,.0f} tok/s{said}   "
+        f"runs {row['all_seconds']}, first {first_s:.3f} s ({first_s / seconds:.2f} times)"
     )
     return row
-
-
-def _run(engine: Engine, work: Workload, seed: int) -> tuple[float, int]:
-    """(seconds, steps) of one run."""
-    rng = np.random.default_rng([seed, len(work.requests)])
-    shared = rng.integers(FIRST_ID, LAST_ID, work.shared)
-    messages = []
-    for uid, (prompt, output) in enumerate(work.requests):
-        own = rng.integers(FIRST_ID, LAST_ID, prompt - work.shared)
-        sampling = SamplingParams(
-            temperature=work.temperature, max_tokens=output, ignore_eos=True, seed=uid
-        )
-        ids = ids_to_bytes(np.concatenate((shared, own)).astype(np.int32))
-        messages.append(UserMsg(uid=uid, ids=ids, sampling=sampling))
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_pages=engine.memory.num_pages,
-            page_size=engine.page_size,
-            max_seq_len=engine.max_seq_len,
-            vocab_size=engine.model_config.vocab_size,
-            eos_ids=frozenset(),
-            max_prefill_tokens=engine.max_prefill_tokens,
-            max_running=engine.max_running,
-        )
-    )
-    outbox = ListOutbox()
-    inbox = ListInbox([messages], more=lambda: [] if scheduler.runnable else None)
-    start = time.perf_counter()
-    run(scheduler, engine, inbox, outbox)
-    seconds = time.perf_counter() - start
-    assert scheduler.stats.num_finished == len(work.requests), scheduler.stats
-    return seconds, scheduler.stats.num_steps

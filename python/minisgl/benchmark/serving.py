@@ -28,9 +28,9 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
-from minisgl.benchmark.lengths import lengths_of
-from minisgl.benchmark.offline import FIRST_ID, LAST_ID, SHAPES, shape_of
+from minisgl.benchmark.lengths import FIRST_ID, LAST_ID, lengths_of
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES, shape_of
 from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.startup import first_token, start_parts, wait_for_url
 from minisgl.benchmark.summary import Slo, summarize

@@ -1,0 +1,79 @@
+"""`benchmark offline` on a tiny shape and a CPU: both doors, their rows, and the greedy check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minisgl.benchmark import offline
+from minisgl.benchmark.compare import compare
+from minisgl.benchmark.lengths import Workload, offline_workloads
+
+TINY = ["--shape", "tiny", "--repeats", "1", "--scale", "0.02"]
+WORKLOADS = ("throughput", "single", "prefill", "shared")
+
+
+def test_both_doors_answer_the_workloads(tmp_path: Path) -> None:
+    path = tmp_path / "offline.json"
+    assert offline.main([*TINY, "--door", "llm,loop", "--json", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert result["greedy"] == {
+        "prompts": 4, "tokens": 64, "repeats_equal": True, "doors_equal": True
+    }  # fmt: skip
+    rows = result["rows"]
+    assert [(row["workload"], row["door"]) for row in rows] == [
+        (work, door) for door in ("LLM.generate", "inner loop") for work in WORKLOADS
+    ]
+    assert (result["shape"], result["gpus"], result["scale"]) == ("tiny", 0, 0.02)
+    for row in rows:
+        assert row["first_over_later"] == pytest.approx(
+            row["first_run_s"] / row["seconds"], rel=0.02
+        )
+        assert row["cpu_s"] > 0
+        assert "floor_s" not in row, "the floor is an H200's"
+    # A row of one door is not compared with a row of the other.
+    names = {row.name for row in compare(result, result)}
+    assert {"rows.single LLM.generate.seconds", "rows.single inner loop.seconds"} <= names
+
+
+def test_different_greedy_ids_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = offline.Bench._answer
+
+    def wrong(bench: offline.Bench, door: str, *rest: object) -> object:
+        answers, seconds = honest(bench, door, *rest)  # type: ignore[arg-type]
+        if door == "loop":
+            answers[-1][-1] += 1
+        return answers, seconds
+
+    monkeypatch.setattr(offline.Bench, "_answer", wrong)
+    path = tmp_path / "offline.json"
+    assert offline.main([*TINY, "--workloads", "single", "--json", str(path)]) == 1
+    greedy = json.loads(path.read_text())["greedy"]
+    assert (greedy["repeats_equal"], greedy["doors_equal"]) == (True, False)
+
+
+def test_an_unknown_door_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        offline.main(["--door", "http"])
+    assert "there is no door 'http'; there are: llm, loop" in capsys.readouterr().err
+
+
+def test_prompts_share_their_prefix_and_nothing_else() -> None:
+    (work,) = offline_workloads(["shared"])
+    small = work.scaled(1 / 64)
+    assert (small.shared, small.requests[0], small.tokens) == (64, (65, 1), 128 * 65)
+    first, again, other = (small.prompts(4096, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert {tuple(ids[:64]) for ids in first} == {tuple(first[0][:64])}
+    assert len({ids[64] for ids in first}) > 100
+    assert first[0][:16] != other[0][:16], "a page of another run's would be found in the cache"
+    assert all(0 <= token < 4096 for ids in first for token in ids)
+
+
+def test_a_scaled_workload_keeps_at_least_one_token() -> None:
+    work = Workload(name="w", requests=((3, 1), (100, 10)), temperature=0.0, shared=2)
+    assert work.scaled(0.01).requests == ((1, 1), (1, 1))
+    assert work.scaled(0.01).shared == 0
+    assert work.tokens == 11
