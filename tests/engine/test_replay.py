@@ -22,6 +22,7 @@ from minisgl.attention import AttnLayer, BaseAttnMetadata
 from minisgl.attention.torch_backend import TorchAttnBackend, _attend
 from minisgl.core import Batch, Plan, SamplingParams
 from minisgl.engine import Engine, EngineConfig, probe
+from minisgl.engine import connect as connect_module
 from minisgl.engine import engine as engine_module
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
@@ -116,7 +117,7 @@ def replay_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.max_tokens = runner.prompt_sizes[-1] + runner.beside_prompts[-1]
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(engine_module, "create_device", lambda *_: ReplayDevice())
+    monkeypatch.setattr(connect_module, "create_device", lambda *_: ReplayDevice())
     monkeypatch.setattr(
         engine_module, "create_attention_backend", lambda _, ops, *args, **kwargs: RowsBackend(ops)
     )

@@ -16,7 +16,7 @@ def pretend(compiled: list[str]) -> None:
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
     from minisgl.attention.triton_backend import TritonAttnBackend
     from minisgl.core import BatchSamplingArgs
-    from minisgl.engine import Engine, engine, probe
+    from minisgl.engine import Engine, connect, engine, probe
     from minisgl.engine.cuda import CudaDevice
     from minisgl.kernel.cuda import CudaOps
     from minisgl.kernel.ops import Ops
@@ -78,7 +78,7 @@ def pretend(compiled: list[str]) -> None:
     patched: tuple[tuple[Any, str, Any], ...] = (
         (Launcher, "__call__", launch),
         (torch.cuda, "graph_pool_handle", lambda: None),
-        (engine, "create_device", lambda *_: Device()),
+        (connect, "create_device", lambda *_: Device()),
         (engine, "create_ops", lambda _: NumbersOps()),
         (engine, "create_attention_backend", create_attention),
         (probe, "_prefill_s", prefill_s),

@@ -7,35 +7,32 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from minisgl import env
 from minisgl.attention import create_attention_backend
-from minisgl.core import Batch, Context, Plan, StepFailed, StepOutcome, StepResult
-from minisgl.distributed import DistributedCommunicator, create_communicator
+from minisgl.core import Batch, Context, Plan
 from minisgl.engine import probe, warm_up
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.device import Device, Pending, StepSize, out_of_memory
-from minisgl.engine.guard import PageGuard
+from minisgl.engine.connect import connect, resolve_dtype
+from minisgl.engine.device import StepSize, out_of_memory
+from minisgl.engine.flight import ForwardOutput
 from minisgl.engine.inputs import StepTensors, make_arrays
-from minisgl.engine.memory import MemoryPlan, plan_memory
-from minisgl.engine.profiler import StepProfiler
-from minisgl.engine.registry import create_device
+from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.tables import RequestTables
-from minisgl.errors import ConfigError
-from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
-from minisgl.kvcache.pool import MHAKVCache, create_kvcache_pool
-from minisgl.models import ModelConfig, ModelSpec, build_model, load_model
-from minisgl.utils.arch import slow_dtype_advice
+from minisgl.kvcache.pool import create_kvcache_pool
+from minisgl.models import ModelConfig, load_model
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
-from minisgl.utils.text import counted
+
+if TYPE_CHECKING:
+    from minisgl.engine.guard import PageGuard
+    from minisgl.engine.profiler import StepProfiler
 
 logger = get_logger(__name__)
 
@@ -59,7 +56,7 @@ class Engine:
         clock = clock or StartClock()
         self.device, self.comm = connect(config)
         clock.lap("device")
-        self.profiler = StepProfiler()
+        self._profiler: StepProfiler | None = None
         self._guard: PageGuard | None = None
         try:
             self._build(config, progress, clock)
@@ -119,7 +116,7 @@ class Engine:
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running))
-        self.runner = self.device.create_runner(max_graph_rows, _max_prompt_tokens(config))
+        self.runner = self.device.create_runner(max_graph_rows, max_prompt_tokens(config))
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,
@@ -134,7 +131,7 @@ class Engine:
             attn=self._attn,
         )
         clock.lap("memory")
-        self.max_prefill_tokens = self.max_stalling_tokens = _max_prompt_tokens(config)
+        self.max_prefill_tokens = self.max_stalling_tokens = max_prompt_tokens(config)
 
     def _measure(self, config: EngineConfig, clock: StartClock) -> None:
         """Steps that serve nobody: kernels are compiled, sizes chosen, graphs captured."""
@@ -149,6 +146,8 @@ class Engine:
         probe.capture_prompts(self)
         clock.lap("graphs")
         if env.check_pages():
+            from minisgl.engine.guard import PageGuard
+
             pool = self._context.kv_pool
             self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
         self.comm.all_min(0)  # nobody serves before all can
@@ -157,11 +156,21 @@ class Engine:
 
     def launch(self, plan: Plan) -> ForwardOutput:
         """Enqueue the step (`minisgl.core.executor.Executor`)."""
-        work = self.profiler.named(plan, lambda: self._step(plan))
+        work: Callable[[], Tensor] = partial(self._step, plan)
+        if self._profiler:
+            work = self._profiler.named(plan, work)
         pending = self.device.enqueue(work)
         return ForwardOutput(
             plan=plan, device=self.device, pending=pending, is_alone=self.comm.size == 1
         )
+
+    @property
+    def profiler(self) -> StepProfiler:
+        if self._profiler is None:
+            from minisgl.engine.profiler import StepProfiler
+
+            self._profiler = StepProfiler()
+        return self._profiler
 
     def settle(self) -> None:
         """Wait for all that was launched."""
@@ -268,140 +277,3 @@ class Engine:
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold what they captured of it
         self.device.release()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOutput:
-    """A launched step: `minisgl.core.executor.Flight`."""
-
-    plan: Plan
-    device: Device
-    pending: Pending
-    is_alone: bool
-
-    def wait(self) -> StepOutcome:
-        """The step's ids. A failed allocation fails the step's newest requests; any other error is
-        a bug of ours and ends the worker. So does an allocation that fails on one of many ranks:
-        the others wait in a collective that this one left out."""
-        try:
-            return _result(self.plan, self.pending.wait())
-        except Exception as error:
-            if not self.device.is_out_of_memory(error):
-                raise
-            advice = (
-                "lower --max-prefill-length, --max-running-requests, --memory-ratio or --num-pages"
-            )
-            failure = out_of_memory("computing a step", advice, error)
-            if not self.is_alone:
-                raise failure from error
-            newest = self.plan.uids[self.plan.num_decodes :] or self.plan.uids[-1:]
-            return StepFailed(error=failure, uids=tuple(newest))
-
-
-def _result(plan: Plan, values: list[int]) -> StepResult:
-    """values: S ids and, where a row asks for log-probabilities, the bits of S float32."""
-    if not plan.logprob_rows:
-        return StepResult(next_ids=values)
-    num_samples = len(plan.sample_rows)
-    logprobs = np.array(values[num_samples:], np.int32).view(np.float32).tolist()
-    return StepResult(
-        next_ids=values[:num_samples],
-        logprobs={index: logprobs[index] for index in plan.logprob_rows},
-    )
-
-
-def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
-    """This rank's device, and its line to the other ranks. Raises ConfigError and EngineError."""
-    ranks, num_local = config.ranks, config.num_local
-    device = create_device(config.device, ranks.rank % num_local, num_local)
-    try:
-        comm = create_communicator(
-            ranks, store=config.store, device=device.torch_device, pynccl=config.pynccl
-        )
-    except Exception:
-        device.close()
-        raise
-    return device, comm
-
-
-def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
-    """`--dtype`: auto is the checkpoint's. Warns where this CPU computes slowly in it."""
-    dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
-        logger.warning("%s", advice)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def plan_engine_memory(
-    config: EngineConfig,
-    model: ModelConfig,
-    dtype: torch.dtype,
-    device: Device,
-    comm: DistributedCommunicator,
-) -> MemoryPlan:
-    """The memory table of a model that is not loaded yet; what `--dry-run` shows.
-
-    Every rank's pool has as many pages as the smallest.
-    """
-    max_seq_len = model.max_context
-    if config.max_seq_len is not None:
-        if config.max_seq_len > model.max_context:
-            raise ConfigError(
-                f"--max-seq-len {config.max_seq_len} exceeds the "
-                f"{counted(model.max_context, 'token')} that the model was made for "
-                "(max_position_embeddings and its rope scaling)"
-            )
-        max_seq_len = config.max_seq_len
-    skeleton = build_model(
-        model,
-        dtype=dtype,
-        ops=Ops(),  # it computes nothing
-        comm=comm,
-        max_context=max_seq_len,
-        expert_parallel=config.expert_parallel,
-    )
-    memory = plan_memory(
-        free_bytes=device.free_bytes(),
-        memory_ratio=config.memory_ratio or device.default_memory_ratio,
-        weight_bytes=skeleton.num_weight_bytes,
-        activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
-        page_bytes=MHAKVCache.page_bytes(
-            num_layers=model.num_layers,
-            page_size=config.page_size,
-            num_kv_heads=skeleton.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=dtype,
-        ),
-        page_size=config.page_size,
-        max_seq_len=max_seq_len,
-        max_running=config.max_running,
-        num_pages=config.num_pages,
-    )
-    return replace(memory, num_pages=comm.all_min(memory.num_pages))
-
-
-def _max_prompt_tokens(config: EngineConfig) -> int:
-    """Of a step; what is measured later may be less."""
-    return config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS
-
-
-def _max_step_tokens(config: EngineConfig) -> int:
-    return _max_prompt_tokens(config) + config.max_running
-
-
-def _activation_bytes(
-    config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
-) -> int:
-    """Upper estimate for one step: the widest layer's tensors, and float32 logits three times, as
-    filters and noise are added to copies. All graphs share one memory, which steps outside of them
-    cannot use: it is counted beside theirs."""
-    model = spec.config
-    heads = model.num_heads + 2 * model.num_kv_heads
-    widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
-    num_tokens, num_steps = _max_step_tokens(config), 1
-    if config.cuda_graph_max_bs and device.max_graph_tokens:
-        num_tokens += min(device.max_graph_tokens + config.max_running, num_tokens)
-        num_steps = 2
-    logit_bytes = 3 * config.max_running * model.vocab_size * 4
-    return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes

@@ -8,9 +8,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+
+from minisgl.distributed import DistributedCommunicator
+from minisgl.engine import probe
+from minisgl.engine.config import EngineConfig
+from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+from minisgl.kvcache.pool import MHAKVCache
+from minisgl.models import ModelConfig, ModelSpec, build_model
 from minisgl.utils.text import counted
 
 GIB = 1 << 30
@@ -114,6 +123,80 @@ def plan_memory(
         num_pages=num_pages,
         max_seq_len=max_seq_len,
     )
+
+
+def plan_engine_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: Device,
+    comm: DistributedCommunicator,
+) -> MemoryPlan:
+    """Plan the memory of a model that is not loaded yet; `--dry-run` prints the table.
+
+    All ranks get the smallest rank's number of pages.
+    """
+    max_seq_len = model.max_context
+    if config.max_seq_len is not None:
+        if config.max_seq_len > model.max_context:
+            raise ConfigError(
+                f"--max-seq-len {config.max_seq_len} exceeds the "
+                f"{counted(model.max_context, 'token')} that the model was made for "
+                "(max_position_embeddings and its rope scaling)"
+            )
+        max_seq_len = config.max_seq_len
+    skeleton = build_model(
+        model,
+        dtype=dtype,
+        ops=Ops(),  # it computes nothing
+        comm=comm,
+        max_context=max_seq_len,
+        expert_parallel=config.expert_parallel,
+    )
+    memory = plan_memory(
+        free_bytes=device.free_bytes(),
+        memory_ratio=config.memory_ratio or device.default_memory_ratio,
+        weight_bytes=skeleton.num_weight_bytes,
+        activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
+        page_bytes=MHAKVCache.page_bytes(
+            num_layers=model.num_layers,
+            page_size=config.page_size,
+            num_kv_heads=skeleton.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=dtype,
+        ),
+        page_size=config.page_size,
+        max_seq_len=max_seq_len,
+        max_running=config.max_running,
+        num_pages=config.num_pages,
+    )
+    return replace(memory, num_pages=comm.all_min(memory.num_pages))
+
+
+def max_prompt_tokens(config: EngineConfig) -> int:
+    """The most prompt tokens of a step; the chunk that is measured later may be smaller."""
+    return config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS
+
+
+def _max_step_tokens(config: EngineConfig) -> int:
+    return max_prompt_tokens(config) + config.max_running
+
+
+def _activation_bytes(
+    config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
+) -> int:
+    """An upper bound for one step: the widest layer's tensors, and three times the float32 logits,
+    because filters and noise work on copies. CUDA graphs share one memory pool, which steps outside
+    of graphs cannot use, so both are counted."""
+    model = spec.config
+    heads = model.num_heads + 2 * model.num_kv_heads
+    widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
+    num_tokens, num_steps = _max_step_tokens(config), 1
+    if config.cuda_graph_max_bs and device.max_graph_tokens:
+        num_tokens += min(device.max_graph_tokens + config.max_running, num_tokens)
+        num_steps = 2
+    logit_bytes = 3 * config.max_running * model.vocab_size * 4
+    return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes
 
 
 def _size(num_bytes: int) -> str:

@@ -13,7 +13,8 @@ from minisgl.core import Failed
 from minisgl.core.executor import Executor
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.engine import connect, plan_engine_memory, resolve_dtype
+from minisgl.engine.connect import connect, resolve_dtype
+from minisgl.engine.memory import plan_engine_memory
 from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
 from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply

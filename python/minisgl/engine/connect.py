@@ -1,0 +1,41 @@
+"""The device of a rank, its connection to the other ranks, and the dtype that it computes in."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.distributed import DistributedCommunicator, create_communicator
+from minisgl.engine.config import EngineConfig
+from minisgl.engine.device import Device
+from minisgl.engine.registry import create_device
+from minisgl.models import ModelConfig
+from minisgl.utils.arch import slow_dtype_advice
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+
+def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
+    """Open this rank's device and its connection to the other ranks.
+
+    Raises ConfigError and EngineError.
+    """
+    ranks, num_local = config.ranks, config.num_local
+    device = create_device(config.device, ranks.rank % num_local, num_local)
+    try:
+        comm = create_communicator(
+            ranks, store=config.store, device=device.torch_device, pynccl=config.pynccl
+        )
+    except Exception:
+        device.close()
+        raise
+    return device, comm
+
+
+def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
+    """Resolve `--dtype`; "auto" is the checkpoint's. Warns if this CPU computes slowly in it."""
+    dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
+        logger.warning("%s", advice)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
