@@ -35,6 +35,8 @@ from minisgl.benchmark.summary import Slo, summarize
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.workers import Workers
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
@@ -42,7 +44,6 @@ from minisgl.server.address import bind, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.args import ServerArgs
 from minisgl.server.launch import Server
-from minisgl.server.workers import Workers
 from minisgl.testing import ListInbox, ListOutbox, PacedExecutor
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import setup_logging
@@ -165,7 +166,7 @@ class _PacedWorkers(Workers):
         super().__init__()
         self._step_s, self._num_running = step_s, num_running
 
-    def start_engine(self, args: ServerArgs) -> None:
+    def start_engine(self, args: RuntimeArgs) -> None:
         body = partial(_paced_engine, self.endpoints, self._step_s, self._num_running)
         self._start("scheduler", body)
 

@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         if args.steps:
             most = max(256, *args.rows)
             engine = random_engine(
-                values, max_running=most, cuda_graph_max_bs=most, max_prefill_tokens=2048
+                values, max_running_requests=most, cuda_graph_max_bs=most, max_prefill_length=2048
             )
             rows += measure_steps(name, engine, args.rows, args.contexts)
             engine.close()

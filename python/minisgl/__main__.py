@@ -12,7 +12,7 @@ def main() -> int:
     import time
 
     began = time.monotonic()
-    from minisgl.server.args import parse_args
+    from minisgl.server.flags import parse_args
     from minisgl.server.launch import launch_server
     from minisgl.utils.files import open_closed_streams
 

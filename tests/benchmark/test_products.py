@@ -60,8 +60,8 @@ def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
     ("flags", "says"),
     [
         ("--shapes qwen3-14b,none", "there is no shape 'none'; there are: qwen3-0.6b, qwen3-14b"),
-        ("--rows 4,0", "must be a whole number at least 1, got '0'"),
-        ("--steps --contexts x", "must be a whole number at least 1, got 'x'"),
+        ("--rows 4,0", "must be a whole number of at least 1, got '0'"),
+        ("--steps --contexts x", "must be a whole number of at least 1, got 'x'"),
     ],
 )
 def test_wrong_flags_are_told(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,11 @@ def test_without_a_gpu_it_is_a_sentence(
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     config = EngineConfig(
-        folder=model_path(), device="cpu", num_pages=16, max_running=4, max_prefill_tokens=64
+        folder=model_path(),
+        device="cpu",
+        num_pages=16,
+        max_running_requests=4,
+        max_prefill_length=64,
     )
     engine = Engine(config)
     yield engine

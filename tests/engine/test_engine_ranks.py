@@ -20,7 +20,6 @@ from test_tensor_parallel import UNEVEN
 from torch import Tensor
 
 from minisgl.core import SamplingParams
-from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.cpu import CpuDevice
 
@@ -30,7 +29,7 @@ OF_FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     **{name: (size, {}) for name, (_, _, size) in UNEVEN.items()},
 }
 BY_NUMBER: dict[str, tuple[int, dict[str, Any]]] = {
-    name: (size, {"expert_parallel": True})
+    name: (size, {"ep": True})
     for name, (size, _) in OF_FAMILIES.items()
     if "moe" in name or ("mixtral" in name and "on-4" not in name)  # that has three experts
 }
@@ -43,10 +42,15 @@ def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[li
     """Those of all ranks, started side by side."""
 
     def start(rank: int) -> Engine:
-        settings = {"device": "cpu", "num_pages": 96, "max_running": 8, "max_prefill_tokens": 16}
+        settings = {
+            "device": "cpu",
+            "num_pages": 96,
+            "max_running_requests": 8,
+            "max_prefill_length": 16,
+        }
         return Engine(
             EngineConfig(
-                folder=folder, dtype="float32", page_size=4, ranks=DistributedInfo(rank, size),
+                folder=folder, dtype="float32", page_size=4, tp=size, rank=rank,
                 num_local=size, store=f"file://{store}", **(settings | options),
             )
         )  # fmt: skip

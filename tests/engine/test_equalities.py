@@ -35,9 +35,9 @@ def engine(reference: Reference, request: pytest.FixtureRequest) -> Iterator[Eng
 
 
 def make_engine(reference: Reference, **options: Any) -> Engine:
-    settings = {"num_pages": 4096 // options.get("page_size", 16), "max_running": 16}
+    settings = {"num_pages": 4096 // options.get("page_size", 16), "max_running_requests": 16}
     return Engine(
-        EngineConfig(folder=reference[0], max_prefill_tokens=64, **(settings | options)),
+        EngineConfig(folder=reference[0], max_prefill_length=64, **(settings | options)),
     )
 
 

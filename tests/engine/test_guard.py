@@ -37,8 +37,8 @@ def make_guarded(folder: Path, device: str) -> Engine:
             device=device,
             num_pages=72,
             page_size=4,
-            max_running=12,
-            max_prefill_tokens=32,
+            max_running_requests=12,
+            max_prefill_length=32,
         )
     )
 

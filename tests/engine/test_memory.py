@@ -65,7 +65,9 @@ def test_a_step_that_cannot_be_names_what_it_depends_on(num_pages: int | None) -
 
 def test_a_closed_engine_holds_no_tensors() -> None:
     """Neither do cycles, until they are collected: the next engine needs the memory at once."""
-    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    engine = Engine(
+        EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
+    )
     held = [weakref.ref(getattr(x.owner, x.attr)) for x in engine.model.parameters()]
     held.append(weakref.ref(engine._context.kv_pool.layer(0).k))
     gc.disable()

@@ -143,7 +143,8 @@ def test_replays_give_the_same_tokens(
     turns = sorted(rng.randrange(40) for _ in requests)
     config = EngineConfig(
         folder=folder, device="cpu", attn="torch", page_size=page_size, num_pages=num_pages,
-        max_running=max_running, max_prefill_tokens=max_prefill, cuda_graph_max_bs=max_graph_rows,
+        max_running_requests=max_running, max_prefill_length=max_prefill,
+        cuda_graph_max_bs=max_graph_rows,
     )  # fmt: skip
 
     def answers() -> tuple[list[list[int]], set[Hashable]]:

@@ -45,8 +45,8 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
             folder=model_path(),
             device="cpu",
             num_pages=num_pages,
-            max_running=8,
-            max_prefill_tokens=128,
+            max_running_requests=8,
+            max_prefill_length=128,
         )
         Engine(config).close()
         return set(kinds)
@@ -64,18 +64,18 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
     "other",
     [
         {"dtype": "bfloat16"},
-        {"max_running": 5},
+        {"max_running_requests": 5},
         {"max_seq_len": 1000},  # the page table is narrower
         # Less is compiled where less fits.
         {"num_pages": 3},
         {"max_seq_len": 40},
-        {"max_prefill_tokens": 8},
+        {"max_prefill_length": 8},
     ],
     ids=str,
 )
 def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[str, Any]) -> None:
     def marks(**options: Any) -> list[Path]:
-        common = {"dtype": "float32", "num_pages": 16, "max_running": 4}
+        common = {"dtype": "float32", "num_pages": 16, "max_running_requests": 4}
         engine = Engine(EngineConfig(folder=model_path(), device="cpu", **common | options))
         try:
             plans = warm_up.plans_of_all_kinds(engine, [1, 2, 4])
@@ -89,7 +89,9 @@ def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[s
 
 
 def test_marks_tell_models_of_one_shape_apart() -> None:
-    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    engine = Engine(
+        EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
+    )
     with closing(engine):
         spec, plans = engine.model.spec, [probe.probe_plan(engine, 1)]
         sparse = (True,) * len(spec.windows)
@@ -122,7 +124,9 @@ def test_kernels_are_compiled_again_where_a_folder_of_them_is_gone(
         warm_up.compile_kernels(engine)
         return "first start of this model" in caplog.text
 
-    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running=4))
+    engine = Engine(
+        EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
+    )
     for name, folder in folders.items():
         monkeypatch.setenv(name, str(folder))
     with closing(engine), caplog.at_level("INFO"):

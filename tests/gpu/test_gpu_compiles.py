@@ -83,9 +83,9 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: 
         device="auto",
         attn=attn,
         num_pages=8192,
-        max_running=max_running,
+        max_running_requests=max_running,
         cuda_graph_max_bs=max_graph_rows,
-        max_prefill_tokens=chunk or None,
+        max_prefill_length=chunk or None,
         dummy_weight=True,
     )
     engine = Engine(config)

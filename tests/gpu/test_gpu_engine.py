@@ -52,7 +52,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
-    settings: dict[str, Any] = {"num_pages": 256, "max_running": 16, "max_prefill_tokens": 64}
+    settings: dict[str, Any] = {
+        "num_pages": 256,
+        "max_running_requests": 16,
+        "max_prefill_length": 64,
+    }
     return Engine(EngineConfig(folder=checkpoint[0], device="cuda", **(settings | options)))
 
 

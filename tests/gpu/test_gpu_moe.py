@@ -149,8 +149,8 @@ def test_tokens_equal_transformers(family: str, graphs: int, tmp_path: Path) -> 
             folder=tmp_path,
             device="cuda",
             num_pages=256,
-            max_running=16,
-            max_prefill_tokens=64,
+            max_running_requests=16,
+            max_prefill_length=64,
             cuda_graph_max_bs=graphs,
         )
     )

@@ -106,7 +106,7 @@ def main(target: int) -> None:
             engine = Engine(
                 EngineConfig(
                     folder=Path(folder), device="auto", attn="triton", num_pages=8192,
-                    max_running=256, cuda_graph_max_bs=256, dummy_weight=True,
+                    max_running_requests=256, cuda_graph_max_bs=256, dummy_weight=True,
                 )
             )  # fmt: skip
             sampling = SamplingParams(max_tokens=5, top_k=5, top_p=0.9)

@@ -151,7 +151,7 @@ def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
 
 def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     before = ranks()
-    with pytest.raises(ConfigError, match="tp must be a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="tp must be a whole number from 1 to 1024, got 0"):
         LLM(tp=0, **OPTIONS)
     with pytest.raises(ConfigError, match="'none such'"):
         LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))
@@ -160,7 +160,7 @@ def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--ep shares experts among ranks, and"):
         LLM(tp=2, ep=True, **OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr("minisgl.server.checkpoint.num_gpus", lambda: 2)
+        patch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)
         with pytest.raises(ConfigError, match="3 ranks on this machine need a GPU each, but torch"):
             LLM(tp=3, **OPTIONS)
     with pytest.raises(StartupFailed, match=r"engine could not start: --num-pages") as raised:
@@ -172,7 +172,7 @@ def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_daemonic_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of `multiprocessing.Pool` are."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
-    with pytest.raises(ConfigError, match=r"LLM\(tp=2\) starts 2 processes, which a daemonic one"):
+    with pytest.raises(ConfigError, match=r"LLM\(tp=2\) starts 2 processes, which a daemonic proc"):
         LLM(tp=2, **OPTIONS)
 
 

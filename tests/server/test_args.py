@@ -14,7 +14,8 @@ import sys
 import pytest
 
 from minisgl.attention import names
-from minisgl.server.args import ServerArgs, parse_args
+from minisgl.server.args import ServerArgs
+from minisgl.server.flags import parse_args
 
 
 def test_defaults_and_every_flag() -> None:

@@ -10,14 +10,15 @@ import huggingface_hub
 import pytest
 
 from minisgl.errors import ConfigError
+from minisgl.runtime.check_ranks import check_ranks
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import check_ranks, find_checkpoint
+from minisgl.server.checkpoint import find_checkpoint
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has two."""
-    monkeypatch.setattr("minisgl.server.checkpoint.num_gpus", lambda: 2)
+    monkeypatch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)
 
 
 def check(folder: Path, config: dict[str, Any], **args: Any) -> None:

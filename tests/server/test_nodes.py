@@ -23,14 +23,12 @@ from running_server import RunningServer
 
 from minisgl import env
 from minisgl.builtin import model_path
+from minisgl.core.args import options_of
 from minisgl.errors import ConfigError, EngineError
 from minisgl.llm import LLM, SamplingParams
-from minisgl.server.args import ServerArgs
-from minisgl.server.node_map import ports_of_nodes, split_address
-from minisgl.server.nodes import (
+from minisgl.runtime.node_map import ports_of_nodes, split_address
+from minisgl.runtime.nodes import (
     ANSWER_S,
-    FLAGS_OF_NODE_0,
-    OWN_FLAGS,
     Gone,
     Hello,
     NodeLink,
@@ -41,6 +39,7 @@ from minisgl.server.nodes import (
     settings_of,
     with_network,
 )
+from minisgl.server.args import ServerArgs
 from minisgl.utils.zmq import Endpoints
 
 PROMPTS = ["The quick brown fox", "One rank counts pages and the other counts them too. " * 4]
@@ -175,10 +174,26 @@ def test_variables_that_nodes_share(variable: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_flags_that_node_0_alone_uses() -> None:
-    assert set(FLAGS_OF_NODE_0) < OWN_FLAGS  # or a node that has them is refused
     assert given_of_node_0(node_args()) == []
     given = dataclasses.replace(node_args(), port=1919, log_steps="f", log_level="info", model="m")
-    assert given_of_node_0(given) == ["--port", "--log-steps"]
+    assert given_of_node_0(given) == ["--log-steps", "--port"]
+
+
+def test_flags_that_may_differ_between_nodes() -> None:
+    """All others must agree, a new one too unless its option says otherwise."""
+    kinds: dict[str, set[str]] = {"same": set(), "own": set(), "first": set()}
+    for name, (_, option) in options_of(ServerArgs).items():
+        kinds[option.nodes].add(name)
+    assert kinds["first"] == {
+        "served_model_name", "host", "port", "num_tokenizer",
+        "log_requests", "log_steps", "otlp_endpoint",
+    }  # fmt: skip
+    assert kinds["own"] == {
+        "model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell",
+        "log_level", "log_format", "profile_dir",
+    }  # fmt: skip
+    agreed = {f"--{name.replace('_', '-')}" for name in kinds["same"]}
+    assert agreed == {name for name in settings_of(node_args(), model_path()) if name[:2] == "--"}
 
 
 def test_random_weights_need_no_files(pool: Background, tmp_path: Path) -> None:
@@ -258,8 +273,8 @@ def test_another_program_listens_where_node_0_should(pool: Background) -> None:
 def test_another_program_listens_and_does_not_answer(
     says: bytes, pool: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minisgl.server.nodes.ANSWER_S", 0.2)
-    monkeypatch.setattr("minisgl.server.nodes.HELLO_S", 0.2)
+    monkeypatch.setattr("minisgl.runtime.nodes.ANSWER_S", 0.2)
+    monkeypatch.setattr("minisgl.runtime.nodes.HELLO_S", 0.2)
     args = node_args()
     with socket.create_server(split_address(args)) as other:
         joined = join(pool, args, 1)

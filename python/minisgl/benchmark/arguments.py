@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl.server.args import integer
+from minisgl.server.flags import integer
 
 __all__ = [
     "above_zero",

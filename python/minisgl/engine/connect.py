@@ -24,7 +24,7 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
     device = create_device(config.device, ranks.rank % num_local, num_local)
     try:
         comm = create_communicator(
-            ranks, store=config.store, device=device.torch_device, pynccl=config.pynccl
+            ranks, store=config.store, device=device.torch_device, pynccl=not config.disable_pynccl
         )
     except Exception:
         device.close()

@@ -21,7 +21,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from minisgl.engine.config import DEFAULT_MEMORY_RATIO
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
@@ -53,7 +52,7 @@ class CpuDevice(Device):
     cores."""
     stall_target_s = 0.3
     min_chunk_tokens = 64
-    default_memory_ratio = DEFAULT_MEMORY_RATIO
+    default_memory_ratio = 0.5  # a GPU, which computes for this alone, gives more
 
     def __init__(self, num_sharing: int = 1) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")

@@ -89,7 +89,7 @@ class Engine:
             ops=ops,
             comm=comm,
             max_context=self.memory.max_seq_len,
-            expert_parallel=config.expert_parallel,
+            expert_parallel=config.ep,
             dummy=config.dummy_weight,
             progress=progress,
         )
@@ -97,12 +97,12 @@ class Engine:
         if comm.rank == 0:  # the others' differ little, and the pool is the smallest of all
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
         self.page_size = config.page_size
-        self.max_running = config.max_running
+        self.max_running = config.max_running_requests
         self.max_seq_len = self.memory.max_seq_len
         self._ops = ops
         self._tables = RequestTables(
             self.device,
-            max_running=config.max_running,
+            max_running=config.max_running_requests,
             max_pages=-(-self.max_seq_len // config.page_size),
         )
         self._attn = create_attention_backend(
@@ -115,7 +115,7 @@ class Engine:
         )
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
-        max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running))
+        max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
         self.runner = self.device.create_runner(max_graph_rows, max_prompt_tokens(config))
         self._context = Context(
             kv_pool=create_kvcache_pool(
@@ -140,7 +140,7 @@ class Engine:
         probe.tune(self)
         if self._attn.prompts_graph_safe:
             probe.choose_prompt_graphs(self)
-        if not config.max_prefill_tokens:
+        if not config.max_prefill_length:
             self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
         clock.lap("measuring")
         probe.capture_prompts(self)

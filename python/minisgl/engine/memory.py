@@ -151,7 +151,7 @@ def plan_engine_memory(
         ops=Ops(),  # it computes nothing
         comm=comm,
         max_context=max_seq_len,
-        expert_parallel=config.expert_parallel,
+        expert_parallel=config.ep,
     )
     memory = plan_memory(
         free_bytes=device.free_bytes(),
@@ -167,7 +167,7 @@ def plan_engine_memory(
         ),
         page_size=config.page_size,
         max_seq_len=max_seq_len,
-        max_running=config.max_running,
+        max_running=config.max_running_requests,
         num_pages=config.num_pages,
     )
     return replace(memory, num_pages=comm.all_min(memory.num_pages))
@@ -175,11 +175,11 @@ def plan_engine_memory(
 
 def max_prompt_tokens(config: EngineConfig) -> int:
     """The most prompt tokens of a step; the chunk that is measured later may be smaller."""
-    return config.max_prefill_tokens or probe.MAX_PREFILL_TOKENS
+    return config.max_prefill_length or probe.MAX_PREFILL_TOKENS
 
 
 def _max_step_tokens(config: EngineConfig) -> int:
-    return max_prompt_tokens(config) + config.max_running
+    return max_prompt_tokens(config) + config.max_running_requests
 
 
 def _activation_bytes(
@@ -193,9 +193,9 @@ def _activation_bytes(
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
     num_tokens, num_steps = _max_step_tokens(config), 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:
-        num_tokens += min(device.max_graph_tokens + config.max_running, num_tokens)
+        num_tokens += min(device.max_graph_tokens + config.max_running_requests, num_tokens)
         num_steps = 2
-    logit_bytes = 3 * config.max_running * model.vocab_size * 4
+    logit_bytes = 3 * config.max_running_requests * model.vocab_size * 4
     return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes
 
 

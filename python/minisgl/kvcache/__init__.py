@@ -9,12 +9,11 @@ from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 from minisgl.kvcache.manager import CacheManager
 from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
-from minisgl.kvcache.registry import CacheKind, create_prefix_cache
+from minisgl.kvcache.registry import create_prefix_cache
 
 __all__ = [
     "BaseCacheHandle",
     "BasePrefixCache",
-    "CacheKind",
     "CacheManager",
     "NaivePrefixCache",
     "RadixPrefixCache",

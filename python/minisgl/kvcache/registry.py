@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
+from minisgl.core.args import CacheKind
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.base import BasePrefixCache
 from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
-
-CacheKind = Literal["radix", "naive"]
 
 
 def create_prefix_cache(kind: CacheKind, page_size: int) -> BasePrefixCache:

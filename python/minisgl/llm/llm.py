@@ -5,34 +5,34 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike
+from contextlib import AbstractContextManager, nullcontext
+from os import PathLike, fspath
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
-from minisgl.engine.config import (
-    DEFAULT_CUDA_GRAPH_MAX_BS,
-    DEFAULT_PAGE_SIZE,
+from minisgl.core.args import (
+    SWITCH,
+    CacheKind,
     DeviceName,
     DTypeName,
-    check_integer,
+    EngineArgs,
+    ModelSource,
+    check_option,
+    options_of,
 )
 from minisgl.errors import ConfigError, InvalidRequest, brief
-from minisgl.kvcache import CacheKind
-from minisgl.llm.engines import LLMEngine, OwnEngine, OwnRanks
+from minisgl.llm.engines import LLMEngine, OwnEngine
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.prompts import as_batch, as_conversations, ids_of_prompt
 from minisgl.llm.session import Session
 from minisgl.message import MAX_NAMESPACE, ChatPrompt, TextPrompt, TokenPrompt, UserMsg
-from minisgl.server.args import ServerArgs
 from minisgl.tokenizer import (
     Detokenizer,
     PromptEncoder,
@@ -40,8 +40,8 @@ from minisgl.tokenizer import (
     load_tokenizer,
     warn_of_unknown_ids,
 )
-from minisgl.tokenizer.defaults import sampling_defaults
-from minisgl.utils.hf import ModelSource, resolve_checkpoint
+from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
+from minisgl.utils.hf import resolve_checkpoint
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -70,14 +70,14 @@ class LLM:
         dtype: DTypeName = "auto",
         device: DeviceName = "auto",
         attn: str = "auto",
-        page_size: int = DEFAULT_PAGE_SIZE,
+        page_size: int = 16,
         num_pages: int | None = None,
         memory_ratio: float | None = None,
         max_running_requests: int = 256,
         max_seq_len: int | None = None,
         max_prefill_length: int | None = None,
         cache: CacheKind = "radix",
-        cuda_graph_max_bs: int = DEFAULT_CUDA_GRAPH_MAX_BS,
+        cuda_graph_max_bs: int = 256,
         tp: int = 1,
         ep: bool = False,
         disable_pynccl: bool = False,
@@ -86,29 +86,27 @@ class LLM:
     ) -> None:
         """`model`: a checkpoint folder or a model id; None is the built-in model.
 
-        The other options mean what the server's flags of the same name mean. `progress` shows
-        bars while weights load and while `generate` runs (on a terminal, in a notebook). Raises
-        ConfigError for a checkpoint or an option that cannot work.
+        The other options mean what the server's flags of the same name mean (`--help`, or
+        `minisgl.core.args`). `progress` shows bars, on a terminal or in a notebook, while weights
+        load and while `generate` runs. Raises ConfigError for a checkpoint or an option that
+        cannot work.
 
         With `tp` above 1 that many processes share the model, each on a GPU of its own; on a CPU
         they share the cores. What only they can find wrong raises StartupFailed, and a process
         that dies raises WorkerDied in the call that waits for it.
         """
+        given = locals()
         env.check()
-        tp = _own(tp)
-        check_integer("tp", tp, 1)
-        for name, value in (
-            ("ep", ep),
-            ("disable_pynccl", disable_pynccl),
-            ("dummy_weight", dummy_weight),
-            ("progress", progress),
-        ):
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} must be True or False, got {value!r}")
-        if not isinstance(model, str | PathLike | None):
-            raise ConfigError(f"model must be a folder or a model id, got {model!r}")
-        name = str(model_path() if model is None else model)
-        folder = resolve_checkpoint(name, source=model_source, weights=not dummy_weight)
+        check_option("progress", progress, SWITCH)
+        options = {name: _own(given[name]) for name in options_of(EngineArgs)}
+        if isinstance(model, PathLike):
+            options["model"] = fspath(model)
+        args = EngineArgs(**options)
+        folder = resolve_checkpoint(
+            str(model_path()) if args.model is None else args.model,
+            source=args.model_source,
+            weights=not args.dummy_weight,
+        )
         self._progress = progress
         self._lock = threading.Lock()
         self._num_requests = 0
@@ -118,32 +116,15 @@ class LLM:
         self._encoder = PromptEncoder(tokenizer=tokenizer, template=template)
         self._detokenizer = Detokenizer(tokenizer)
         self.default_sampling_params = sampling_defaults(folder)
-        args = ServerArgs(
-            dtype=dtype,
-            device=device,
-            attn=attn,
-            page_size=_own(page_size),
-            num_pages=_own(num_pages),
-            memory_ratio=_own(memory_ratio),
-            max_running_requests=_own(max_running_requests),
-            max_seq_len=_own(max_seq_len),
-            max_prefill_length=_own(max_prefill_length),
-            cache=cache,
-            cuda_graph_max_bs=_own(cuda_graph_max_bs),
-            tp=tp,
-            ep=ep,
-            disable_pynccl=disable_pynccl,
-            dummy_weight=dummy_weight,
-            offline=True,
-        )
         self._engine: LLMEngine
-        with self._bar("loading weights") as (bar, task):
-            if tp > 1:
+        with self._bar("loading weights") as bar:
+            if args.tp > 1:
+                from minisgl.llm.ranks import OwnRanks
+
                 self._engine = OwnRanks(args, folder)
             else:
-                self._engine = OwnEngine(
-                    args, folder, lambda done, total: bar.update(task, completed=done, total=total)
-                )
+                eos_ids = end_of_sequence_ids(folder, tokenizer)
+                self._engine = OwnEngine(args, folder, eos_ids, bar.update)
         self._is_closed = False
 
     def generate(
@@ -262,10 +243,8 @@ class LLM:
                 for index, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
             ]
             self._num_requests += len(requests)
-            with self._bar("tokens") as (bar, task):
-                session = Session(
-                    requests, self._detokenizer, lambda count: bar.advance(task, count)
-                )
+            with self._bar("tokens") as bar:
+                session = Session(requests, self._detokenizer, bar.advance)
                 with session.catching_ctrl_c():
                     try:
                         self._engine.run(session)
@@ -277,33 +256,20 @@ class LLM:
             raise session.error
         return session.outputs()
 
-    def _bar(self, what: str) -> _Bar:
-        return _Bar(what, shown=self._progress)
+    def _bar(self, what: str) -> AbstractContextManager[Bar]:
+        if not self._progress:
+            return nullcontext(Bar())
+        from minisgl.llm.progress import progress_bar
+
+        return progress_bar(what)
 
 
-class _Bar:
-    """A progress bar for one activity, on stderr, gone when it is done."""
+class Bar:
+    """Counts what is done, and shows nothing. `minisgl.llm.progress` has one that shows it."""
 
-    def __init__(self, what: str, *, shown: bool) -> None:
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            # Of a bar that it cannot draw, rich leaves an empty line.
-            disable=not (shown and (console.is_terminal or console.is_jupyter)),
-        )
-        self._what = what
+    def update(self, done: int, total: int) -> None: ...
 
-    def __enter__(self) -> tuple[Progress, TaskID]:
-        self._bar.start()
-        return self._bar, self._bar.add_task(self._what, total=None)
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+    def advance(self, count: int) -> None: ...
 
 
 def _with_seed(sampling: SamplingParams) -> SamplingParams:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minisgl.core.args import CacheKind
 from minisgl.errors import ConfigError
-from minisgl.kvcache.registry import CacheKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

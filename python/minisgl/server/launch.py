@@ -28,11 +28,8 @@ from typing import TYPE_CHECKING
 from minisgl import env
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import UserReply
-from minisgl.server.address import bind, listen, url_of
-from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import find_checkpoint
-from minisgl.server.node_map import ranks_of
-from minisgl.server.nodes import (
+from minisgl.runtime.node_map import ranks_of
+from minisgl.runtime.nodes import (
     NodeLink,
     gather_nodes,
     given_of_node_0,
@@ -40,8 +37,11 @@ from minisgl.server.nodes import (
     settings_of,
     with_network,
 )
-from minisgl.server.signals import Signals, held
-from minisgl.server.workers import Worker, Workers
+from minisgl.runtime.signals import Signals, held
+from minisgl.runtime.workers import Worker, Workers
+from minisgl.server.address import bind, listen, url_of
+from minisgl.server.args import ServerArgs
+from minisgl.server.checkpoint import find_checkpoint
 from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl.utils.process import leave_start_to_no_collector

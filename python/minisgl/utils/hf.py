@@ -13,11 +13,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError, ConfigError
-
-ModelSource = Literal["huggingface", "modelscope"]
 
 _TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES = ["*.safetensors"]
@@ -30,7 +28,7 @@ _MODEL_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 def resolve_checkpoint(
     model: str,
     *,
-    source: ModelSource = "huggingface",
+    source: Literal["huggingface", "modelscope"] = "huggingface",
     weights: bool = True,
 ) -> Path:
     """The local folder of `model`, downloaded if it is none; with `weights=False` only its text
@@ -39,10 +37,6 @@ def resolve_checkpoint(
     Raises ConfigError if there is no such folder or id, if its licence must be accepted first, or
     if it cannot be reached; CheckpointError if the folder holds no config.json.
     """
-    if source not in get_args(ModelSource):
-        raise ConfigError(
-            f"model_source must be one of {', '.join(get_args(ModelSource))}, got {source!r}"
-        )
     if not model:
         raise ConfigError(
             "the model is an empty string; name a folder or a model id like Qwen/Qwen3-0.6B, or "

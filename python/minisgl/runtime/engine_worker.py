@@ -1,4 +1,4 @@
-"""The process of one engine rank: loads the model, then runs the scheduler's loop over it."""
+"""The process of one rank: load the model, then run the scheduler's loop over it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
 from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply
 from minisgl.models import ModelConfig, check_model
-from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.beat import CHECK_EVERY, Follower, Leader
 from minisgl.scheduler.io import (
     FollowerOutbox,
@@ -31,7 +33,6 @@ from minisgl.scheduler.io import (
 )
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
-from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
@@ -41,23 +42,25 @@ from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 logger = get_logger(__name__)
 
-PROGRESS_EVERY_S = 2.0  # loading a large model says how far it is this often
+PROGRESS_EVERY_S = 2.0  # how often the log says how much of a large model is loaded
 
 
-def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
-    """`args.model` is a folder by now (None: the built-in model). Returns on an `ExitMsg`.
+def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
+    """Serve until an `ExitMsg`. `args.model` is a folder, or None for the built-in model.
 
-    After an error one of many ranks leaves its device as it is: work there may wait for other ranks
-    for ever.
+    After an error a rank that is not alone leaves its device as it is: work that is queued there
+    may wait for other ranks without end.
 
-    Ready info of rank 0: num_pages, page_size, max_seq_len, max_prefill_tokens, memory (the
-    table), start_s (seconds of each part of its start); with --dry-run only `memory`, and the
-    process ends.
+    Rank 0 reports, when it is ready: num_pages, page_size, max_seq_len, max_prefill_tokens, memory
+    (the table), start_s (seconds of each part of its start). With --dry-run it reports only
+    `memory`, and the process ends.
     """
     clock = StartClock(status.spawned_at)
     clock.lap("imports")
     folder = Path(args.model) if args.model else model_path()
-    config = engine_config(args, folder, endpoints.store, rank)
+    config = EngineConfig.of(
+        args, folder, rank=rank, num_local=args.num_local, store=endpoints.store
+    )
     leads, overlap = rank == 0, not env.overlap_disabled()
     if args.dry_run:
         memory = _dry_run(config)
@@ -65,7 +68,7 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
     engine = Engine(config, progress=_Progress() if leads else None, clock=clock)
-    source, executor, now = _ties(engine, endpoints, config.ranks)
+    source, executor, now = _links(engine, endpoints, config.ranks)
     outbox = _outbox(args, endpoints, rank)
 
     def on_profile(message: ProfileMsg) -> None:
@@ -83,7 +86,14 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
     )
     is_torn = False
     try:
-        scheduler = Scheduler(scheduler_config(args, folder, engine), clock=now)
+        settings = scheduler_config(
+            args,
+            engine,
+            end_of_sequence_ids(folder, load_tokenizer(folder)),
+            max_stalling_tokens=None if args.offline else engine.max_stalling_tokens,
+            max_queued=None if args.offline else args.max_queued_requests,
+        )
+        scheduler = Scheduler(settings, clock=now)
         clock.lap("scheduler")
         info = {
             "num_pages": engine.memory.num_pages,
@@ -96,7 +106,7 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
         status.ready(info if leads else {})
         run(scheduler, executor, inbox, outbox, overlap=overlap, meter=meter)
     except Exception:
-        is_torn = config.ranks.size > 1
+        is_torn = config.tp > 1
         raise
     finally:
         inbox.close()
@@ -107,16 +117,16 @@ def engine_worker(args: ServerArgs, endpoints: Endpoints, rank: int, status: Wor
             step_log.close()
 
 
-def _outbox(args: ServerArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | NoOutbox:
+def _outbox(args: RuntimeArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | NoOutbox:
     if rank == 0:
         return ZmqOutbox(endpoints)
     return FollowerOutbox(endpoints) if args.node_rank == 0 else NoOutbox()
 
 
-def _ties(
+def _links(
     engine: Engine, endpoints: Endpoints, ranks: DistributedInfo
 ) -> tuple[Source, Executor, Callable[[], float]]:
-    """Where this rank's messages come from, what launches its plans, and its scheduler's clock."""
+    """This rank's source of messages, the executor of its plans, and its scheduler's clock."""
     check_every = 1 if env.check_plans() else CHECK_EVERY
     if ranks.rank > 0:
         beats: PullQueue[BeatMsg] = PullQueue(endpoints.beats(ranks.rank), BeatMsg)
@@ -130,44 +140,8 @@ def _ties(
     return leader, leader, time.monotonic
 
 
-def engine_config(args: ServerArgs, folder: Path, store: str, rank: int) -> EngineConfig:
-    return EngineConfig(
-        folder=folder,
-        dtype=args.dtype,
-        device=args.device,
-        attn=args.attn,
-        page_size=args.page_size,
-        num_pages=args.num_pages,
-        memory_ratio=args.memory_ratio,
-        max_running=args.max_running_requests,
-        max_seq_len=args.max_seq_len,
-        max_prefill_tokens=args.max_prefill_length,
-        dummy_weight=args.dummy_weight,
-        cuda_graph_max_bs=args.cuda_graph_max_bs,
-        ranks=DistributedInfo(rank, args.tp),
-        num_local=args.tp // args.nnodes,
-        store=store,
-        expert_parallel=args.ep,
-        pynccl=not args.disable_pynccl,
-    )
-
-
-def scheduler_config(args: ServerArgs, folder: Path, engine: Engine) -> SchedulerConfig:
-    return SchedulerConfig(
-        num_pages=engine.memory.num_pages,
-        page_size=engine.page_size,
-        max_seq_len=engine.max_seq_len,
-        vocab_size=engine.model_config.vocab_size,
-        eos_ids=end_of_sequence_ids(folder, load_tokenizer(folder)),
-        max_prefill_tokens=engine.max_prefill_tokens,
-        max_stalling_tokens=None if args.offline else engine.max_stalling_tokens,
-        max_running=engine.max_running,
-        max_queued=None if args.offline else args.max_queued_requests,
-        cache=args.cache,
-    )
-
-
 def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> ProfileReply:
+    """Start the profiler, or stop it and write the trace to `folder`."""
     try:
         if message.action == "start":
             engine.profiler.start()
@@ -180,6 +154,7 @@ def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> Pr
 
 
 def _dry_run(config: EngineConfig) -> str:
+    """Check the checkpoint and the options without loading weights. Returns the memory table."""
     device, comm = connect(config)
     try:
         model = ModelConfig.from_folder(config.folder)
@@ -195,8 +170,7 @@ def _dry_run(config: EngineConfig) -> str:
                 page_size=config.page_size,
             )
         if not config.dummy_weight:
-            parallel = config.expert_parallel
-            check_model(config.folder, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=parallel)
+            check_model(config.folder, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=config.ep)
         return table
     finally:
         device.close()
@@ -204,7 +178,7 @@ def _dry_run(config: EngineConfig) -> str:
 
 
 class _Progress:
-    """Logs how much of the weights is there, now and then."""
+    """Logs how much of the weights is loaded, every `PROGRESS_EVERY_S`. Mutable."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + PROGRESS_EVERY_S

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from minisgl.errors import CheckpointError, StartupFailed
-from minisgl.server.workers import Worker, Workers, _main_module_hidden
+from minisgl.runtime.workers import Worker, Workers, _main_module_hidden
 from minisgl.utils.process import WorkerStatus
 
 
@@ -75,7 +75,7 @@ def test_the_cause_may_come_later_than_what_followed(workers: Workers) -> None:
 def test_what_followed_is_told_when_nobody_says_why(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minisgl.server.workers.CAUSE_S", 0.1)
+    monkeypatch.setattr("minisgl.runtime.workers.CAUSE_S", 0.1)
     silent = started(workers, "engine-0")
     failed(workers, "engine-1", "rank 1 of 2: no connection", is_consequence=True)
     with pytest.raises(StartupFailed) as raised:

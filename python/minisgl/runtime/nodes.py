@@ -36,9 +36,10 @@ from typing import Any, Final
 import msgspec
 
 from minisgl import __version__, env
+from minisgl.core.args import options_of
 from minisgl.errors import ConfigError, EngineError
-from minisgl.server.args import ServerArgs
-from minisgl.server.node_map import (
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.node_map import (
     beats_port,
     is_interface,
     ranks_of,
@@ -60,20 +61,6 @@ MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of set
 # after 5 s, and all has ended within 6 (scripts/try_two_nodes.sh).
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
-
-FLAGS_OF_NODE_0: Final = (
-    *("served_model_name", "host", "port", "num_tokenizer"),
-    *("log_requests", "log_steps", "otlp_endpoint"),
-)
-"""Those that change nothing on another node."""
-OWN_FLAGS: Final = frozenset(
-    (
-        *FLAGS_OF_NODE_0,
-        *("model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell"),
-        *("log_level", "log_format", "profile_dir", "offline"),
-    )
-)
-"""Flags that may differ between nodes; a new one may not until it is listed here."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -157,12 +144,12 @@ class NodeLink:
         self.status.close()
 
 
-def settings_of(args: ServerArgs, folder: Path) -> dict[str, str]:
+def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
     """What must be the same on all nodes, by the name that a person knows it by."""
     flags = {
-        _flag(field.name): str(getattr(args, field.name))
-        for field in dataclasses.fields(args)
-        if field.name not in OWN_FLAGS
+        _flag(name): str(getattr(args, name))
+        for name, (_, option) in options_of(type(args)).items()
+        if option.nodes == "same"
     }
     return flags | {
         "the version of minisgl": __version__,
@@ -175,11 +162,12 @@ def settings_of(args: ServerArgs, folder: Path) -> dict[str, str]:
     }
 
 
-def given_of_node_0(args: ServerArgs) -> list[str]:
-    """The flags among `args` that change nothing on another node, as they are typed."""
-    defaults = ServerArgs()
+def given_of_node_0(args: RuntimeArgs) -> list[str]:
+    """The flags among `args` that only node 0 uses, as they are typed."""
     return [
-        _flag(name) for name in FLAGS_OF_NODE_0 if getattr(args, name) != getattr(defaults, name)
+        _flag(name)
+        for name, (default, option) in options_of(type(args)).items()
+        if option.nodes == "first" and getattr(args, name) != default
     ]
 
 
@@ -215,7 +203,7 @@ def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
     )
 
 
-def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
+def gather_nodes(args: RuntimeArgs, settings: dict[str, str]) -> list[NodeLink]:
     """Node 0: wait until all others are here, by node. Raises ConfigError if it cannot listen."""
     host, port = split_address(args)
     links: dict[int, NodeLink] = {}
@@ -237,7 +225,7 @@ def gather_nodes(args: ServerArgs, settings: dict[str, str]) -> list[NodeLink]:
 
 
 def _admit(
-    args: ServerArgs,
+    args: RuntimeArgs,
     settings: dict[str, str],
     connected: socket.socket,
     links: dict[int, NodeLink],
@@ -265,7 +253,7 @@ def _admit(
     link.close()
 
 
-def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
+def join_node_0(args: RuntimeArgs, settings: dict[str, str]) -> NodeLink:
     """Another node: wait for node 0, and for all the others.
 
     Raises ConfigError if refused or if its ranks' ports are taken, EngineError if node 0 ends.
@@ -299,7 +287,7 @@ def join_node_0(args: ServerArgs, settings: dict[str, str]) -> NodeLink:
     return link
 
 
-def with_network(endpoints: Endpoints, args: ServerArgs, links: list[NodeLink]) -> Endpoints:
+def with_network(endpoints: Endpoints, args: RuntimeArgs, links: list[NodeLink]) -> Endpoints:
     """The same, where what ranks on other nodes use is a TCP address. links: see `NodeLink`."""
     leader = links[0].own_address if args.node_rank == 0 else links[0].address
     beats: dict[int, str] = {}

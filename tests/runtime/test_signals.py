@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from minisgl.server.signals import Signals, held
+from minisgl.runtime.signals import Signals, held
 
 
 def hold(seen: list[str]) -> None:

@@ -25,10 +25,10 @@ from typing import Any, Final
 
 from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
-from minisgl.server.args import ServerArgs
-from minisgl.server.node_map import ranks_of
-from minisgl.server.nodes import Gone, NodeLink
-from minisgl.server.signals import held
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.node_map import ranks_of
+from minisgl.runtime.nodes import Gone, NodeLink
+from minisgl.runtime.signals import held
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
 from minisgl.utils.zmq import Endpoints, PushQueue
@@ -80,7 +80,7 @@ class Workers:
         self._is_ready = False
         self._started_at = time.monotonic()
 
-    def start_engine(self, args: ServerArgs) -> None:
+    def start_engine(self, args: RuntimeArgs) -> None:
         """All of its ranks on this node. `args.model` is a folder."""
         if args.tp == 1:
             self._start("engine", partial(_engine, args, self.endpoints, 0))
@@ -266,8 +266,8 @@ def _main_module_hidden() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-def _engine(args: ServerArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
-    from minisgl.server.engine_worker import engine_worker
+def _engine(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
+    from minisgl.runtime.engine_worker import engine_worker
 
     engine_worker(args, endpoints, rank, status)
 

@@ -1,0 +1,225 @@
+"""The engine's options: the name, type, default, bounds and help of each, in one place.
+
+A field of `EngineArgs` is a keyword of `LLM`, a flag of the server and a setting of the engine, all
+by the same name. `minisgl.server.flags` makes the command line, `--help` and so docs/flags.md from
+the fields. To add an option, add a field here (and the keyword to `LLM`: a test compares them), in
+`minisgl.runtime.args` if only a server has it and its processes read it, or else in
+`minisgl.server.args`.
+
+An option whose default is None is resolved by the engine, which knows the device and the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Final, Literal, get_args
+
+from minisgl.errors import ConfigError, brief
+
+CacheKind = Literal["radix", "naive"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+ModelSource = Literal["huggingface", "modelscope"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a value of an option must be.
+
+    words: completes the sentence "NAME must be ...". accepts: whether a value is allowed. parse:
+    makes a value of a flag's text; raises ValueError. choices: the allowed values, if they are few.
+    """
+
+    words: str
+    accepts: Callable[[Any], bool]
+    parse: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+
+
+def whole(low: int, high: int | None = None) -> Rule:
+    """A whole number from `low` to `high`; None is no upper bound."""
+
+    def accepts(value: Any) -> bool:
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return is_whole and low <= value and (high is None or value <= high)
+
+    bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+    return Rule(words=f"a whole number {bounds}", accepts=accepts, parse=int)
+
+
+def one_of(literal: Any) -> Rule:
+    """One of the texts of a `Literal` type."""
+    choices = get_args(literal)
+    return Rule(words=f"one of {', '.join(choices)}", accepts=choices.__contains__, choices=choices)
+
+
+def text(words: str, accepts: Callable[[str], bool] = lambda text: True) -> Rule:
+    return Rule(words=words, accepts=lambda value: isinstance(value, str) and accepts(value))
+
+
+SWITCH: Final = Rule(words="True or False", accepts=lambda value: isinstance(value, bool))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a field says of itself, beside its name, type and default.
+
+    help: one phrase, without the default. group: the heading in `--help`. metavar: the value's name
+    there. unset: what None, as the default, means there. nodes: with several nodes, whether all
+    must agree ("same"), each chooses ("own"), or it concerns only the node that serves ("first").
+    """
+
+    rule: Rule
+    group: str
+    help: str
+    metavar: str | None
+    unset: str
+    nodes: Literal["same", "own", "first"]
+
+
+def option(
+    default: Any,
+    rule: Rule,
+    group: str,
+    help: str,
+    *,
+    metavar: str | None = None,
+    unset: str = "none",
+    nodes: Literal["same", "own", "first"] = "same",
+) -> Any:
+    """A dataclass field that carries an `Option`."""
+    about = Option(rule=rule, group=group, help=help, metavar=metavar, unset=unset, nodes=nodes)
+    return dataclasses.field(default=default, metadata={"option": about})
+
+
+def options_of(args: type[EngineArgs]) -> dict[str, tuple[Any, Option]]:
+    """The default and the `Option` of each field that has one, by name."""
+    fields = dataclasses.fields(args)
+    return {f.name: (f.default, f.metadata["option"]) for f in fields if "option" in f.metadata}
+
+
+def check_option(name: str, value: Any, rule: Rule) -> None:
+    """Raise ConfigError unless `rule` accepts the value of the option `name`."""
+    if not rule.accepts(value):
+        raise ConfigError(f"{name} must be {rule.words}, got {brief(value)}")
+
+
+def _is_attention(name: str) -> bool:
+    # `minisgl.attention.names` has the same names, but imports torch. A test compares them.
+    prefill, comma, decode = name.partition(",")
+    if not comma:
+        return name in ("auto", "torch", "cpu", "triton", "fa")
+    return prefill in ("triton", "fa", "fa2", "fi") and decode in ("triton", "fa", "trtllm")
+
+
+_ATTENTION = text(
+    "auto, torch, cpu, triton or fa, or PREFILL,DECODE with triton, fa, fa2 or fi, and triton, fa "
+    "or trtllm",
+    _is_attention,
+)
+_RATIO = Rule(
+    words="a number above 0 and at most 1",
+    accepts=lambda value: type(value) in (int, float) and 0 < value <= 1,
+    parse=float,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """The options of an engine, checked. Raises ConfigError.
+
+    model: a folder or a model id; None is the built-in model.
+    """
+
+    model: str | None = option(
+        None, text("a folder or a model id"), "model",
+        "a checkpoint folder, or a model id such as Qwen/Qwen3-0.6B",
+        metavar="MODEL", unset="the built-in model, a small one that needs no download",
+        nodes="own",
+    )  # fmt: skip
+    model_source: ModelSource = option(
+        "huggingface", one_of(ModelSource), "model", "where model ids are fetched from", nodes="own"
+    )
+    dtype: DTypeName = option(
+        "auto", one_of(DTypeName), "model",
+        "number format of weights and KV cache; auto is the checkpoint's, with a warning if this "
+        "CPU computes slowly in it",
+    )  # fmt: skip
+    page_size: int = option(
+        16, whole(1, 1024), "scheduling", "tokens per page of the KV cache", metavar="N"
+    )
+    cache: CacheKind = option(
+        "radix", one_of(CacheKind), "scheduling",
+        "radix reuses the KV of equal prompt prefixes, naive reuses nothing",
+    )  # fmt: skip
+    max_prefill_length: int | None = option(
+        None, whole(1), "scheduling",
+        "prompt tokens computed in one step at most; fewer disturb running streams less, more use "
+        "the device better", metavar="N", unset="from the measured rate",
+    )  # fmt: skip
+    max_running_requests: int = option(
+        256, whole(1), "scheduling", "requests computed together at most", metavar="N"
+    )
+    max_seq_len: int | None = option(
+        None, whole(2), "scheduling", "tokens of prompt and answer together at most",
+        metavar="N", unset="the checkpoint's context",
+    )  # fmt: skip
+    device: DeviceName = option(
+        "auto", one_of(DeviceName), "engine", "what computes; auto takes the best that is there"
+    )
+    attn: str = option(
+        "auto", _ATTENTION, "engine",
+        "attention backend. torch is the plain reference; cpu is the compiled kernel of a CPU; "
+        "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are for a GPU. Two "
+        "names are one for prompts, which may be fa2 (FlashAttention 2, which comes with torch; "
+        "on other GPUs, fa means it) or fi (FlashInfer), and one for decode, which may be trtllm "
+        "(TensorRT-LLM). auto is the fastest that works here: cpu or torch on a CPU, triton or fa "
+        "on a GPU",
+        metavar="NAME[,NAME]",
+    )  # fmt: skip
+    memory_ratio: float | None = option(
+        None, _RATIO, "engine",
+        "share of the free memory that weights, activations and KV cache together may use, above 0 "
+        "and at most 1", metavar="R", unset="0.5 on a CPU, 0.9 on a GPU",
+    )  # fmt: skip
+    num_pages: int | None = option(
+        None, whole(1), "engine", "pages of the KV cache, instead of --memory-ratio",
+        metavar="N", unset="from --memory-ratio",
+    )  # fmt: skip
+    cuda_graph_max_bs: int = option(
+        256, whole(0), "engine",
+        "steps of up to N decoding requests are replayed as CUDA graphs; 0 for none; a CPU has "
+        "none", metavar="N",
+    )  # fmt: skip
+    dummy_weight: bool = option(
+        False, SWITCH, "engine",
+        "random weights instead of the checkpoint's, to measure speed; the folder needs "
+        "config.json and a tokenizer",
+    )  # fmt: skip
+    tp: int = option(
+        1, whole(1, 1024), "many devices",
+        "tensor parallelism: N processes share each layer of the model, each on a GPU of its own; "
+        "on a CPU they share the cores; at most as many as the model has query heads", metavar="N",
+    )  # fmt: skip
+    ep: bool = option(
+        False, SWITCH, "many devices",
+        "expert parallelism: the --tp ranks share the experts of a mixture, not each expert's "
+        "columns; for models that have experts",
+    )  # fmt: skip
+    disable_pynccl: bool = option(
+        False, SWITCH, "many devices",
+        "leave all collectives between GPUs to torch.distributed: the same tokens, slower",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for name, (default, about) in options_of(type(self)).items():
+            value = getattr(self, name)
+            if value is not None or default is not None:
+                check_option(name, value, about.rule)
+        if self.num_pages is not None and self.memory_ratio is not None:
+            raise ConfigError(
+                "--num-pages and --memory-ratio both size the KV cache: give one of them"
+            )

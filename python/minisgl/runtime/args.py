@@ -1,0 +1,100 @@
+"""The options of an engine that runs in processes of its own, on one machine or several nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from minisgl.core.args import SWITCH, EngineArgs, option, text, whole
+from minisgl.runtime.node_map import is_interface
+
+MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    is_host = bool(host) and ":" not in host and is_interface(host)
+    is_port = port.isascii() and port.isdigit()
+    return is_host and is_port and 1 <= int(port) <= MAX_BASE_PORT
+
+
+_ADDRESS: Final = text(
+    f"HOST:PORT with a port from 1 to {MAX_BASE_PORT} and the IPv4 address or name of one "
+    "interface",
+    _is_address,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeArgs(EngineArgs):
+    """What the supervisor and the ranks read, checked one by one. Raises ConfigError.
+
+    model: a folder, once the supervisor has fetched it. offline: set by an `LLM`, which sends all
+    requests at once and whose tokens no client reads as they come: no queue limit, no stall limit.
+    """
+
+    max_queued_requests: int = option(
+        1024,
+        whole(1),
+        "scheduling",
+        "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
+        "prompts than this with 400",
+        metavar="N",
+    )
+    nnodes: int = option(
+        1,
+        whole(1, 1024),
+        "many devices",
+        "machines that share the --tp ranks equally; start the same command on each, with its "
+        "--node-rank; for trusted networks only",
+        metavar="N",
+    )
+    node_rank: int = option(
+        0,
+        whole(0, 1023),
+        "many devices",
+        "which of the machines this is; 0 is the one that serves HTTP",
+        metavar="R",
+        nodes="own",
+    )
+    dist_init_addr: str | None = option(
+        None,
+        _ADDRESS,
+        "many devices",
+        "where the machines meet: an IPv4 address or name of node 0's interface, and the first of "
+        "1 + --tp free ports",
+        metavar="HOST:PORT",
+        nodes="own",
+    )
+    dry_run: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "check config.json, the tokenizer and which tensors the weights' files hold, print where "
+        "the memory would go, and exit",
+        nodes="own",
+    )
+    log_steps: str | None = option(
+        None,
+        text("a file's name"),
+        "running",
+        "write a JSON line per step of the engine to FILE, which is emptied first: times of each "
+        "part, rows, tokens",
+        metavar="FILE",
+        nodes="first",
+    )
+    profile_dir: str = option(
+        "minisgl-profiles",
+        text("a folder's name"),
+        "running",
+        "folder for the traces of POST /start_profile and /stop_profile, made when the first is "
+        "written",
+        metavar="DIR",
+        nodes="own",
+    )
+    offline: bool = False
+
+    @property
+    def num_local(self) -> int:
+        """Ranks on each machine."""
+        return self.tp // self.nnodes

@@ -1,0 +1,51 @@
+"""Which ranks and ports each node has. `minisgl.runtime.nodes` says what the ports are for.
+
+The flags alone decide, so wrong flags are refused before any process starts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl.runtime.args import RuntimeArgs
+
+
+def ranks_of(args: RuntimeArgs, node: int) -> range:
+    return range(node * args.num_local, (node + 1) * args.num_local)
+
+
+def split_address(args: RuntimeArgs) -> tuple[str, int]:
+    """The host and the port at which the supervisors meet."""
+    assert args.dist_init_addr is not None
+    host, _, port = args.dist_init_addr.rpartition(":")
+    return host, int(port)
+
+
+def store_port(args: RuntimeArgs) -> int:
+    return split_address(args)[1] + 1
+
+
+def beats_port(args: RuntimeArgs, rank: int) -> int:
+    """Where a rank of another node hears rank 0. The ranks of node 0 need no port."""
+    return store_port(args) + rank
+
+
+def ports_of_nodes(args: RuntimeArgs) -> list[int]:
+    others = [rank for node in range(1, args.nnodes) for rank in ranks_of(args, node)]
+    return [split_address(args)[1], store_port(args), *(beats_port(args, r) for r in others)]
+
+
+def is_interface(host: str) -> bool:
+    """False for an IPv4 address of all interfaces, a multicast group or broadcast; true for names.
+
+    0, 00.0.0.0 and 0x0 are spellings of 0.0.0.0.
+    """
+    try:
+        address = ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return True
+    is_broadcast = int(address) == 2**32 - 1
+    return not (address.is_unspecified or address.is_multicast or is_broadcast)

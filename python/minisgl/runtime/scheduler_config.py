@@ -1,0 +1,34 @@
+"""The scheduler's settings, once the engine knows its memory and its speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minisgl.core.args import EngineArgs
+from minisgl.scheduler import SchedulerConfig
+
+if TYPE_CHECKING:
+    from minisgl.engine import Engine
+
+
+def scheduler_config(
+    args: EngineArgs,
+    engine: Engine,
+    eos_ids: frozenset[int],
+    *,
+    max_stalling_tokens: int | None = None,
+    max_queued: int | None = None,
+) -> SchedulerConfig:
+    """Without the last two there are no streams to protect and no limit on waiting requests."""
+    return SchedulerConfig(
+        num_pages=engine.memory.num_pages,
+        page_size=engine.page_size,
+        max_seq_len=engine.max_seq_len,
+        vocab_size=engine.model_config.vocab_size,
+        eos_ids=eos_ids,
+        max_prefill_tokens=engine.max_prefill_tokens,
+        max_stalling_tokens=max_stalling_tokens,
+        max_running=engine.max_running,
+        max_queued=max_queued,
+        cache=args.cache,
+    )

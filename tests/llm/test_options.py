@@ -1,0 +1,65 @@
+"""The keywords of `LLM` are the fields of `EngineArgs`, and mean the same to the engine."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.core.args import EngineArgs, options_of
+from minisgl.engine import EngineConfig
+from minisgl.errors import ConfigError
+from minisgl.llm import LLM
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.server.args import ServerArgs
+from minisgl.server.flags import GROUPS
+
+CHANGED: dict[str, Any] = {
+    "model": "m", "model_source": "modelscope", "dtype": "float32", "page_size": 1,
+    "cache": "naive", "max_prefill_length": 8, "max_running_requests": 3, "max_seq_len": 99,
+    "device": "cpu", "attn": "torch", "memory_ratio": 0.25, "num_pages": 5,
+    "cuda_graph_max_bs": 7, "dummy_weight": True, "tp": 2, "ep": True, "disable_pynccl": True,
+}  # fmt: skip
+
+
+def test_llm_has_a_keyword_for_each_option() -> None:
+    keywords = inspect.signature(LLM.__init__).parameters
+    assert set(keywords) - {"self", "progress"} == set(options_of(EngineArgs))
+    for field in fields(EngineArgs):
+        assert keywords[field.name].default == field.default, field.name
+        type_ = field.type if field.name != "model" else "str | Path | None"
+        assert keywords[field.name].annotation == type_, field.name
+
+
+@pytest.mark.parametrize("cls", [EngineArgs, RuntimeArgs, ServerArgs])
+def test_every_default_keeps_its_own_rule(cls: type[EngineArgs]) -> None:
+    for name, (default, option) in options_of(cls).items():
+        assert default is None or option.rule.accepts(default), name
+        assert option.group in GROUPS, name
+        assert not option.rule.accepts(object()), name
+
+
+def test_the_engine_gets_every_option() -> None:
+    assert set(CHANGED) == set(options_of(EngineArgs))
+    for name, value in CHANGED.items():
+        args = replace(EngineArgs(), **{name: value})
+        config = EngineConfig.of(args, Path("folder"), rank=1, num_local=2, store="file://s")
+        for field in fields(EngineArgs):
+            assert getattr(config, field.name) == getattr(args, field.name)
+            assert (getattr(args, field.name) == field.default) == (field.name != name)
+        assert (config.folder, config.rank, config.num_local) == (Path("folder"), 1, 2)
+    ranks = EngineConfig.of(EngineArgs(tp=3), Path("folder"), rank=2).ranks
+    assert (ranks.rank, ranks.size) == (2, 3)
+
+
+def test_the_sentence_of_a_refusal() -> None:
+    with pytest.raises(ConfigError) as raised:
+        EngineArgs(max_seq_len=1)
+    assert str(raised.value) == "max_seq_len must be a whole number of at least 2, got 1"
+    with pytest.raises(ConfigError, match=r"page_size must be .*, got None"):
+        EngineArgs(page_size=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"got 'x+\.\.\.x+'$"):
+        EngineArgs(attn="x" * 10_000)
