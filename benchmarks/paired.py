@@ -1,0 +1,252 @@
+"""Compares `LLM.generate` of two checkouts, in rounds that both take in turn.
+
+`paired OLD NEW`: each root gets a process with one `LLM` that lives to the end. A round gives both
+the same fresh ids, one after the other; odd rounds swap the order. The result for a workload is the
+geometric mean of the rounds' ratios new/old (below 1 the new one is faster), with a bootstrap
+confidence interval of 95 %. A GPU is timed by wall seconds, a CPU by the CPU seconds of the
+process, because wall seconds change with other load. The first round is not counted.
+
+Both must give the same greedy ids for a few prompts, or the exit status is 1. For the workloads it
+prints how many answers are equal: other chunk sizes may round near ties in another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
+from minisgl.benchmark.checkpoint import write_checkpoint
+from minisgl.benchmark.lengths import Workload, offline_workloads
+from minisgl.benchmark.offline import GREEDY, TINY_SCALE
+from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES
+from minisgl.errors import ConfigError
+
+WORKER = Path(__file__).parent / "paired_worker.py"
+SIDES = ("old", "new")
+PAGE_SIZE = 16
+NUM_RESAMPLES = 10_000
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = benchmark_parser(__name__, __doc__)
+    add = parser.add_argument
+    add("old", type=_root, help="root of the checkout to compare with")
+    add("new", type=_root, help="root of the other checkout")
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="shape of the model")
+    add("--workloads", default="throughput,single,prefill,shared", help="with commas")
+    add("--rounds", type=natural, default=8, help="counted rounds, after one to warm up")
+    add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
+    add("--clock", choices=("auto", "wall", "cpu"), default="auto", help="auto: cpu on a CPU")
+    add("--dtype", default="auto", help="of both LLMs, like the next four")
+    add("--num-pages", type=natural, default=None, help="default: what the workloads need")
+    add("--max-prefill-length", type=natural, default=None, help="default: each measures its own")
+    add("--threads", type=natural, default=None, help="OMP_NUM_THREADS (default: each chooses)")
+    add("--dummy-weight", action="store_true", help="each makes its own weights; no file of them")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)
+    works = [work.scaled(scale) for work in offline_workloads(args.workloads.split(","))]
+    # Pages, not memory_ratio: it is a share of what is free, which the first LLM leaves less of.
+    pages = args.num_pages or num_pages(works)
+    settings = {"dtype": args.dtype, "page_size": PAGE_SIZE, "num_pages": pages}
+    if args.max_prefill_length:
+        settings["max_prefill_length"] = args.max_prefill_length
+    if args.dummy_weight:
+        settings["dummy_weight"] = True
+
+    roots = {"old": args.old, "new": args.new}
+    values, load = SHAPES[args.shape], machine_load()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        write_checkpoint(Path(folder), values, weights=not args.dummy_weight)
+        workers = {
+            side: stack.enter_context(worker(side, root, Path(folder), settings, args.threads))
+            for side, root in roots.items()
+        }
+        clock = args.clock
+        if clock == "auto":
+            clock = "wall" if workers["new"].on_gpu else "cpu"
+        equal = _greedy_equal(workers, values["vocab_size"])
+        rows = measure(workers, works, args.rounds, f"{clock}_s", values["vocab_size"])
+    print(f"greedy ids of {len(GREEDY.requests)} prompts: {'equal' if equal else 'DIFFERENT'}")
+    if args.json:
+        result = {"load_before": load, "shape": args.shape, "clock": clock, "scale": scale}
+        result |= {"door": "LLM.generate", "settings": settings, "greedy_equal": equal}
+        commits = {side: _commit(root) for side, root in roots.items()}
+        write_json(args.json, {**result, "commits": commits, "rows": rows})
+    return 0 if equal else 1
+
+
+def _root(text: str) -> Path:
+    root = Path(text).absolute()
+    if not (root / "python" / "minisgl" / "__init__.py").exists():
+        raise argparse.ArgumentTypeError(
+            f"{text} is not the root of a checkout: it has no python/minisgl"
+        )
+    return root
+
+
+def num_pages(works: Sequence[Workload]) -> int:
+    """Return the pages that the largest workload needs, with room for each request's last page."""
+    tokens = [
+        work.shared
+        + sum(prompt - work.shared + output + 2 * PAGE_SIZE for prompt, output in work.requests)
+        for work in (*works, GREEDY)
+    ]
+    return math.ceil(max(tokens) / PAGE_SIZE) + 1
+
+
+class Worker:
+    """A process with the `LLM` of one checkout."""
+
+    def __init__(self, side: str, process: subprocess.Popen[str]) -> None:
+        self._side, self._process = side, process
+        hello = self._reply()
+        self.package, self.on_gpu = Path(hello["package"]), bool(hello["on_gpu"])
+
+    def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
+        """Returns {"wall_s", "cpu_s", "ids"}. Raises ConfigError if the process has ended."""
+        outputs = [output for _, output in work.requests]
+        assert self._process.stdin
+        request = {"prompts": prompts, "outputs": outputs, "temperature": work.temperature}
+        with suppress(BrokenPipeError):  # _reply raises the error
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._reply()
+
+    def _reply(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise ConfigError(
+                f"the process of the {self._side} checkout ended with exit status {code}; its "
+                "error is above"
+            )
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+@contextmanager
+def worker(
+    side: str, root: Path, folder: Path, settings: dict[str, Any], threads: int | None
+) -> Iterator[Worker]:
+    """Start the process of a checkout. Raises ConfigError if it does not start."""
+    environment = {**os.environ, "PYTHONPATH": _python_path(root)}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    process = subprocess.Popen(
+        # -P: the modules beside the worker must not hide those of the standard library.
+        [sys.executable, "-P", str(WORKER), str(folder), json.dumps(settings)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        started = Worker(side, process)
+        if root not in started.package.parents:
+            raise ConfigError(f"the {side} checkout is {root}, but Python found {started.package}")
+        yield started
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _python_path(root: Path) -> str:
+    """Return the checkout's package, then the entries of PYTHONPATH that hold no minisgl."""
+    others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    kept = [path for path in others if not (Path(path) / "minisgl").exists()]
+    return os.pathsep.join([str(root / "python"), *kept])
+
+
+def _greedy_equal(workers: dict[str, Worker], vocab_size: int) -> bool:
+    prompts = GREEDY.prompts(vocab_size, seed=1 << 31)
+    old, new = (workers[side].run(GREEDY, prompts)["ids"] for side in SIDES)
+    return bool(old == new)
+
+
+def measure(
+    workers: dict[str, Worker],
+    works: Sequence[Workload],
+    num_rounds: int,
+    clock: str,
+    vocab_size: int,
+) -> list[dict[str, Any]]:
+    """Run the rounds. clock: "wall_s" or "cpu_s". Returns a row for each workload."""
+    times: dict[str, list[tuple[float, float]]] = {work.name: [] for work in works}
+    equal = dict.fromkeys(times, 0)
+    for number in range(num_rounds + 1):
+        order = SIDES if number % 2 else SIDES[::-1]
+        for work in works:
+            prompts = work.prompts(vocab_size, seed=number)
+            replies = {side: workers[side].run(work, prompts) for side in order}
+            old, new = (replies[side] for side in SIDES)
+            times[work.name].append((old[clock], new[clock]))
+            equal[work.name] += sum(map(list.__eq__, old["ids"], new["ids"]))
+    rows = []
+    for work in works:
+        (first_old, first_new), *counted = times[work.name]
+        ratio, low, high = interval([new / old for old, new in counted])
+        per_token = 1e6 / work.tokens
+        medians = np.median(counted, axis=0)
+        answers = len(work.requests) * (num_rounds + 1)
+        rows.append(
+            {
+                "workload": work.name,
+                "requests": len(work.requests),
+                "tokens": work.tokens,
+                "ratio": round(ratio, 4),
+                "ratio_low": round(low, 4),
+                "ratio_high": round(high, 4),
+                "us_per_token": [round(float(median) * per_token, 3) for median in medians],
+                "first_s": [round(first_old, 4), round(first_new, 4)],
+                "old_s": [round(old, 4) for old, _ in counted],
+                "new_s": [round(new, 4) for _, new in counted],
+                "equal_answers": equal[work.name],
+                "answers": answers,
+            }
+        )
+        print(
+            f"{work.name:<12} new/old {ratio:.4f} [{low:.4f}, {high:.4f}], {verdict(low, high)}; "
+            f"{clock} a token {medians[0] * per_token:.2f} and {medians[1] * per_token:.2f} us; "
+            f"first {first_old:.3f} and {first_new:.3f} s; {equal[work.name]} of {answers} answers "
+            "equal",
+            flush=True,
+        )
+    return rows
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return (geometric mean, its 95 % bootstrap interval's ends); always the same for the same."""
+    logs = np.log(ratios)
+    picks = np.random.default_rng(0).integers(0, len(logs), (NUM_RESAMPLES, len(logs)))
+    low, high = np.percentile(logs[picks].mean(axis=1), (2.5, 97.5))
+    return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
+
+
+def verdict(low: float, high: float) -> str:
+    if low > 1:
+        return "slower"
+    return "faster" if high < 1 else "no difference seen"
+
+
+def _commit(root: Path) -> str | None:
+    done = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip() or None
