@@ -24,7 +24,7 @@ from minisgl.core import (
 )
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import EngineError
-from minisgl.message import AbortBackendMsg, SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import run
 from minisgl.testing import ListInbox, ListOutbox
 
@@ -66,7 +66,7 @@ def long_run(engine: Engine, count: int) -> tuple[int, int]:
             UserMsg(uid=uid, ids=ids_to_bytes(prompt), sampling=sampling)
         ]
         if rng.random() < 0.1:
-            messages.append(AbortBackendMsg(uid=rng.randrange(uid + 1)))
+            messages.append(AbortMsg(uid=rng.randrange(uid + 1)))
         turns += [messages, *([[]] * rng.randrange(4))]
     scheduler = make_scheduler(engine, max_queued=count)
     outbox = ListOutbox()

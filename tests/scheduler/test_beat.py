@@ -17,7 +17,7 @@ from minisgl.core import Plan, SamplingParams
 from minisgl.core.executor import Executor, Flight
 from minisgl.errors import EngineError
 from minisgl.message import (
-    AbortBackendMsg,
+    AbortMsg,
     Beat,
     BeatMsg,
     PlanCheck,
@@ -110,7 +110,7 @@ def random_turns(seed: int) -> list[list[SchedulerMsg]]:
             turn.append(UserMsg(uid=num, ids=ids_to_bytes(ids), sampling=sampling))
             num += 1
         if num and rng.random() < 0.2:
-            turn.append(AbortBackendMsg(uid=rng.randrange(num)))
+            turn.append(AbortMsg(uid=rng.randrange(num)))
         if num and rng.random() < 0.2:
             turn.append(StopMsg(uid=rng.randrange(num), num_tokens=1))
         turns.append(turn)

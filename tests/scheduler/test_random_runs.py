@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import Accepted, Failed, Finished, Plan, SamplingParams, StepOutcome, Token
-from minisgl.message import AbortBackendMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.message import AbortMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.testing import FakeExecutor, ListOutbox, fake_next_id
 
@@ -94,7 +94,7 @@ class RandomInbox:
         if self.sent and rng.random() < 0.05:
             uid = rng.randrange(self.sent)
             self.cases[uid].aborted = True
-            messages.append(AbortBackendMsg(uid=uid))
+            messages.append(AbortMsg(uid=uid))
         if self.sent and rng.random() < 0.05:
             uid = rng.randrange(self.sent)
             num_tokens = sum(isinstance(e, Token) and e.uid == uid for e in self.outbox.events)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams, StepResult, Token
-from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 
 EOS = 99
@@ -256,6 +256,20 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert scheduler.num_used_pages == 0
 
 
+@pytest.mark.parametrize(
+    ("token", "ignore_eos", "stop_match"), [(7, False, 7), (EOS, False, None), (EOS, True, 99)]
+)
+def test_the_end_names_the_stop_token_id(
+    token: int, ignore_eos: bool, stop_match: int | None
+) -> None:
+    scheduler = make()
+    stops = (7, EOS) if ignore_eos else (7,)
+    add(scheduler, 0, [1, 2], ignore_eos=ignore_eos, stop_token_ids=stops)
+    end = settle(scheduler, scheduler.plan(), token)[-1]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.stop_match) == ("stop", stop_match)
+
+
 def test_priority_then_arrival() -> None:
     scheduler = make(max_running=1)
     for uid, priority in enumerate([0, 1, -1, 0]):
@@ -288,11 +302,11 @@ def test_aborts() -> None:
     add(scheduler, 1, [1, 2])
     plan = scheduler.plan()
     for uid in (1, 0):  # waiting, and in flight
-        (end,) = scheduler.handle(AbortBackendMsg(uid=uid))
+        (end,) = scheduler.handle(AbortMsg(uid=uid))
         assert isinstance(end, Finished)
         assert end.reason == "abort"
-    assert scheduler.handle(AbortBackendMsg(uid=0)) == []
-    assert scheduler.handle(AbortBackendMsg(uid=77)) == []
+    assert scheduler.handle(AbortMsg(uid=0)) == []
+    assert scheduler.handle(AbortMsg(uid=77)) == []
     assert settle(scheduler, plan) == []
     assert not scheduler.runnable
     assert scheduler.num_used_pages == 0

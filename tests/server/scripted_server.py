@@ -15,14 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from minisgl.core import SamplingParams
+from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
-    AcceptedReply,
     ChatPrompt,
-    FailedReply,
-    FinishedReply,
     FrontendMsg,
     PingMsg,
     PongMsg,
@@ -178,13 +175,13 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
     uid, words = message.uid, text_of(message).split()
     nothing = PongMsg(seq=-1)
     if words[:1] == ["!refuse"]:
-        yield FailedReply(
+        yield Failed(
             uid=uid, message="too long", code="context_length_exceeded", status=400, param="prompt"
         )
         return
     while words[:1] == ["!wait"]:  # neither accepted nor refused
         yield nothing
-    yield AcceptedReply(uid=uid, num_prompt_tokens=len(words))
+    yield Accepted(uid=uid, num_prompt_tokens=len(words), sampling=message.sampling)
     limit = message.sampling.max_tokens or 1000
     num_output = 0
     for word in words[:limit]:
@@ -193,7 +190,7 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
                 yield nothing
             continue
         if word == "!fail":
-            yield FailedReply(uid=uid, message="out of luck", code="engine_error", status=500)
+            yield Failed(uid=uid, message="out of luck", code="engine_error", status=500)
             return
         if word == "!abort":
             break
@@ -205,10 +202,10 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
             yield TextReply(uid=uid, text="more ", token_ids=[1])
         yield TextReply(uid=uid, text=f"{word} ", token_ids=[len(word)])
     reason = "length" if len(words) > limit else "stop"
-    yield FinishedReply(
+    if reason == "stop":
+        yield TextReply(uid=uid, text=".", token_ids=[0])
+    yield Finished(
         uid=uid,
-        text="." if reason == "stop" else "",
-        token_ids=[0] if reason == "stop" else [],
         reason="abort" if "!abort" in words else reason,
         num_prompt_tokens=len(words),
         num_output_tokens=num_output,

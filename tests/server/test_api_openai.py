@@ -298,7 +298,8 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
     assert isinstance(server.received[-1].prompt, TextPrompt)
     data = events(http.post("/generate", json={"input_ids": [5, 6], "stream": True}))
     assert data[0] == {"text": "5 ", "token_ids": [1]}
-    assert (data[-2]["text"], data[-2]["finish_reason"], data[-1]) == (".", "stop", "[DONE]")
+    assert data[-3] == {"text": ".", "token_ids": [0]}
+    assert (data[-2]["text"], data[-2]["finish_reason"], data[-1]) == ("", "stop", "[DONE]")
     chatted = http.post("/generate", json={"messages": [{"role": "user", "content": "hi"}]})
     assert chatted.json()["text"] == "hi ."
 
@@ -529,7 +530,7 @@ def test_ready_asks_every_tokenizer(num_awake: int) -> None:
     async def ping() -> bool:
         frontend = Frontend(to_tokenizers, replies)
         dispatch = asyncio.create_task(frontend.run())
-        asked = asyncio.create_task(frontend.ping(10 if num_awake == 2 else 0.3))
+        asked = asyncio.create_task(frontend.round_trips.ping(10 if num_awake == 2 else 0.3))
         for inbox in inboxes[:num_awake]:
             for message in await asyncio.to_thread(inbox.get, 5):
                 assert isinstance(message, PingMsg)

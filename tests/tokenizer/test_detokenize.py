@@ -11,14 +11,7 @@ import pytest
 from text_checkpoints import CORPUS, KINDS, make
 
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
-from minisgl.message import (
-    AcceptedReply,
-    FailedReply,
-    FinishedReply,
-    StopMsg,
-    TextReply,
-    UserReply,
-)
+from minisgl.message import StopMsg, TextReply, UserReply
 from minisgl.tokenizer import Detokenizer, Tokenizer, load_tokenizer
 
 
@@ -38,10 +31,13 @@ def _accepted(uid: int, **sampling: Any) -> Accepted:
     return Accepted(uid=uid, num_prompt_tokens=4, sampling=params)
 
 
-def _finished(uid: int, num: int, reason: Any = "length") -> Finished:
+def _finished(
+    uid: int, num: int, reason: Any = "length", stop_match: int | None = None
+) -> Finished:
     return Finished(
         uid=uid,
         reason=reason,
+        stop_match=stop_match,
         num_prompt_tokens=4,
         num_output_tokens=num,
         num_cached_tokens=2,
@@ -55,11 +51,11 @@ def _tokens(uid: int, ids: Iterable[int]) -> list[Event]:
 
 
 def _text(replies: Iterable[UserReply]) -> str:
-    return "".join(r.text for r in replies if isinstance(r, TextReply | FinishedReply))
+    return "".join(r.text for r in replies if isinstance(r, TextReply))
 
 
 def _all_ids(replies: Iterable[UserReply]) -> list[int]:
-    return [i for r in replies if isinstance(r, TextReply | FinishedReply) for i in r.token_ids]
+    return [i for r in replies if isinstance(r, TextReply) for i in r.token_ids]
 
 
 class TestLife:
@@ -67,26 +63,14 @@ class TestLife:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("Hello world", add_special_tokens=False)
         replies, stops = detokenizer.handle([_accepted(1)])
-        assert replies == [AcceptedReply(uid=1, num_prompt_tokens=4)]
+        assert replies == [_accepted(1)]
         for token in ids:
             replies, more = detokenizer.handle(_tokens(1, [token]))
             assert replies == [TextReply(uid=1, text=tokenizer.decode([token]), token_ids=[token])]
             stops += more
         replies, more = detokenizer.handle([_finished(1, len(ids))])
         assert stops + more == []
-        assert replies == [
-            FinishedReply(
-                uid=1,
-                text="",
-                token_ids=[],
-                reason="length",
-                num_prompt_tokens=4,
-                num_output_tokens=len(ids),
-                num_cached_tokens=2,
-                num_chunks=3,
-                queued_s=0.5,
-            )
-        ]
+        assert replies == [_finished(1, len(ids))]
         assert detokenizer.num_running == 0
 
     def test_tokens_of_one_turn_are_one_reply(self, tokenizer: Tokenizer) -> None:
@@ -106,7 +90,7 @@ class TestLife:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("Hello", add_special_tokens=False)
         replies, _ = detokenizer.handle([_accepted(1), *_tokens(1, ids), _finished(1, len(ids))])
-        assert [type(reply) for reply in replies] == [AcceptedReply, FinishedReply]
+        assert [type(reply) for reply in replies] == [Accepted, TextReply, Finished]
         assert _text(replies) == "Hello"
         assert _all_ids(replies) == ids
         assert detokenizer.num_running == 0
@@ -138,7 +122,7 @@ class TestLife:
         assert _text(replies) == "Hello"
         assert _all_ids(replies) == [*ids, eos]
         end = replies[-1]
-        assert isinstance(end, FinishedReply)
+        assert isinstance(end, Finished)
         assert (end.reason, end.stop_match) == ("stop", None)
         assert end.num_output_tokens == len(ids) + 1
 
@@ -153,16 +137,16 @@ class TestLife:
     def test_stop_token_id(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         events = [_accepted(1, stop_token_ids=(9, 10)), *_tokens(1, [50])]
-        events += [Token(uid=1, id=10, silent=True), _finished(1, 2, "stop")]
-        end = detokenizer.handle(events)[0][-1]
-        assert isinstance(end, FinishedReply)
-        assert (end.reason, end.stop_match, end.token_ids) == ("stop", 10, [50, 10])
+        events += [Token(uid=1, id=10, silent=True), _finished(1, 2, "stop", stop_match=10)]
+        replies, _ = detokenizer.handle(events)
+        assert replies[-1] == events[-1]
+        assert _all_ids(replies) == [50, 10]
 
     def test_abort(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         replies, _ = detokenizer.handle([_accepted(1, stop=("xyz",)), _finished(1, 0, "abort")])
         end = replies[-1]
-        assert isinstance(end, FinishedReply)
+        assert isinstance(end, Finished)
         assert end.reason == "abort"
         assert detokenizer.num_running == 0
 
@@ -170,12 +154,10 @@ class TestLife:
         detokenizer = Detokenizer(tokenizer)
         refusal = Failed(uid=1, message="too long", code="c", status=400, param="prompt")
         replies, _ = detokenizer.handle([refusal])
-        assert replies == [
-            FailedReply(uid=1, message="too long", code="c", status=400, param="prompt")
-        ]
+        assert replies == [refusal]
         failure = Failed(uid=2, message="m", code="engine_error", status=500)
         replies, _ = detokenizer.handle([_accepted(2), *_tokens(2, [60]), failure])
-        assert replies[1:] == [FailedReply(uid=2, message="m", code="engine_error", status=500)]
+        assert replies[1:] == [failure]
         assert detokenizer.num_running == 0
 
     def test_late_events_are_ignored(self, tokenizer: Tokenizer) -> None:
@@ -192,7 +174,7 @@ class TestLife:
 
         monkeypatch.setattr(detokenizer._outputs[1].stream, "feed", fail, raising=False)
         replies, stops = detokenizer.handle([*_tokens(1, [60]), *_tokens(2, [60])])
-        assert [type(reply) for reply in replies] == [FailedReply, TextReply]
+        assert [type(reply) for reply in replies] == [Failed, TextReply]
         assert stops == [StopMsg(uid=1, num_tokens=1)]
         assert detokenizer.num_running == 1
 
@@ -214,16 +196,16 @@ class TestStopStrings:
             stops += new_stops
         assert _text(replies) == "Hello "
         [stop] = stops
-        assert not any(isinstance(reply, FinishedReply) for reply in replies)
+        assert not any(isinstance(reply, Finished) for reply in replies)
         more, new_stops = detokenizer.handle([_finished(1, stop.num_tokens, "stop")])
         assert new_stops == []
-        [end] = more
-        assert isinstance(end, FinishedReply)
-        assert (end.reason, end.stop_match, end.text) == ("stop", "wor", "")
+        *rest, end = more
+        assert isinstance(end, Finished)
+        assert (end.reason, end.stop_match, _text(rest)) == ("stop", "wor", "")
         assert (end.num_output_tokens, end.num_cached_tokens) == (stop.num_tokens, 2)
         assert "wor" in tokenizer.decode(ids[: stop.num_tokens])
         assert "wor" not in tokenizer.decode(ids[: stop.num_tokens - 1])
-        assert _all_ids([*replies, end]) == ids[: stop.num_tokens]
+        assert _all_ids([*replies, *rest]) == ids[: stop.num_tokens]
         assert detokenizer.num_running == 0
 
     @pytest.mark.parametrize("reason", ["length", "stop", "abort"])
@@ -233,11 +215,11 @@ class TestStopStrings:
         ids = self._ids(tokenizer, "Hello world, hello")
         events = [_accepted(1, stop=("Hello",)), *_tokens(1, ids), _finished(1, len(ids), reason)]
         replies, stops = detokenizer.handle(events)
-        assert [type(reply) for reply in replies] == [AcceptedReply, FinishedReply]
+        assert [type(reply) for reply in replies] == [Accepted, TextReply, Finished]
         end = replies[-1]
-        assert isinstance(end, FinishedReply)
-        assert (end.text, end.reason, end.stop_match) == ("", "stop", "Hello")
-        assert end.num_output_tokens == len(end.token_ids) == stops[0].num_tokens
+        assert isinstance(end, Finished)
+        assert (_text(replies), end.reason, end.stop_match) == ("", "stop", "Hello")
+        assert end.num_output_tokens == len(_all_ids(replies)) == stops[0].num_tokens
         # The scheduler does not know the request any more: nothing answers this StopMsg.
         assert detokenizer.num_running == 0
 
@@ -249,8 +231,8 @@ class TestStopStrings:
         assert _text(replies) == "Hello "
         end, _ = detokenizer.handle([_finished(1, len(ids))])
         assert _text(end) == "wor"
-        assert isinstance(end[0], FinishedReply)
-        assert end[0].reason == "length"
+        assert isinstance(end[-1], Finished)
+        assert end[-1].reason == "length"
 
     def test_held_bytes_complete_a_stop_string_at_the_end(
         self, by_kind: dict[str, Tokenizer]
@@ -262,8 +244,8 @@ class TestStopStrings:
         events = [_accepted(1, stop=("🦜",)), *_tokens(1, ids), _finished(1, len(ids))]
         replies, stops = detokenizer.handle(events)
         end = replies[-1]
-        assert isinstance(end, FinishedReply)
-        assert (end.text, end.reason, end.stop_match) == ("a", "stop", "🦜")
+        assert isinstance(end, Finished)
+        assert (_text(replies), end.reason, end.stop_match) == ("a", "stop", "🦜")
         assert stops == []
 
     def test_failure_after_the_cut(self, tokenizer: Tokenizer) -> None:
@@ -271,9 +253,9 @@ class TestStopStrings:
         ids = self._ids(tokenizer, "Hello world")
         detokenizer.handle([_accepted(1, stop=("Hello",)), *_tokens(1, ids)])
         replies, _ = detokenizer.handle([Failed(uid=1, message="m", code="c", status=500)])
-        [end] = replies
-        assert isinstance(end, FinishedReply)
-        assert (end.text, end.reason, end.stop_match) == ("", "stop", "Hello")
+        end = replies[-1]
+        assert isinstance(end, Finished)
+        assert (_text(replies), end.reason, end.stop_match) == ("", "stop", "Hello")
         assert end.num_prompt_tokens == 4
         assert detokenizer.num_running == 0
 
@@ -336,8 +318,8 @@ def _run_streams(tokenizer: Tokenizer, rng: random.Random, label: str) -> None:
     for uid, text in expected.items():
         own = [reply for reply in replies if reply.uid == uid]
         assert _text(own) == text, label
-        assert [type(reply) for reply in own].count(FinishedReply) == 1, label
-        assert isinstance(own[-1], FinishedReply), label
+        assert [type(reply) for reply in own].count(Finished) == 1, label
+        assert isinstance(own[-1], Finished), label
         assert own[-1].num_output_tokens == len(_all_ids(own)), label
-        assert all(reply.text for reply in own if isinstance(reply, TextReply)), label
+        assert all(reply.text for reply in own[:-2] if isinstance(reply, TextReply)), label
         assert sum(message.uid == uid for message in stop_msgs) <= 1, label

@@ -17,13 +17,9 @@ from text_checkpoints import make
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams, Token
 from minisgl.message import (
-    AbortBackendMsg,
     AbortMsg,
-    AcceptedReply,
     ChatPrompt,
     DetokenizeMsg,
-    FailedReply,
-    FinishedReply,
     PingMsg,
     PongMsg,
     SchedulerMsg,
@@ -140,9 +136,9 @@ def test_a_request_there_and_back(server: Server, folder: Path) -> None:
             uid=uid, reason="stop", num_prompt_tokens=3, num_output_tokens=stop.num_tokens
         )
         server.to_detokenizer.put([DetokenizeMsg(events=[finished])])
-        replies = _collect(server.api, lambda got: bool(got) and isinstance(got[-1], FinishedReply))
-        assert isinstance(replies[0], AcceptedReply)
-        text = "".join(r.text for r in replies if isinstance(r, TextReply | FinishedReply))
+        replies = _collect(server.api, lambda got: bool(got) and isinstance(got[-1], Finished))
+        assert isinstance(replies[0], Accepted)
+        text = "".join(r.text for r in replies if isinstance(r, TextReply))
         assert text == "Grüße 🦜 "
         assert replies[-1].stop_match == "END"
 
@@ -150,7 +146,7 @@ def test_a_request_there_and_back(server: Server, folder: Path) -> None:
 def test_abort_and_ping_pass_through(server: Server) -> None:
     server.to_tokenizers[0].put([AbortMsg(uid=4), PingMsg(seq=8)])
     got = _collect(server.scheduler, lambda got: len(got) == 2)
-    assert got == [AbortBackendMsg(uid=4), PingMsg(seq=8)]
+    assert got == [AbortMsg(uid=4), PingMsg(seq=8)]
     server.to_detokenizer.put([DetokenizeMsg(events=[], pings=[8, 9])])
     pongs = _collect(server.api, lambda got: len(got) == 2)
     assert pongs == [PongMsg(seq=8), PongMsg(seq=9)]
@@ -166,7 +162,7 @@ def test_an_abort_takes_back_a_prompt_that_still_waits(server: Server) -> None:
         [prompt(20), prompt(22), AbortMsg(uid=22), AbortMsg(uid=18), PingMsg(seq=1)]
     )
     got = _collect(server.scheduler, lambda got: got[-1:] == [PingMsg(seq=1)])
-    assert got[0] == AbortBackendMsg(uid=18)
+    assert got[0] == AbortMsg(uid=18)
     assert [type(message) for message in got[1:]] == [UserMsg, PingMsg]
     assert got[1].uid == 20
 
@@ -180,7 +176,7 @@ def test_bad_requests_do_not_reach_the_scheduler(server: Server) -> None:
         ]
     )
     [reply] = _collect(server.api, bool)
-    assert isinstance(reply, FailedReply)
+    assert isinstance(reply, Failed)
     assert (reply.uid, reply.status, reply.param) == (1, 400, "messages[0].content")
     [message] = _collect(server.scheduler, bool)
     assert message.uid == 2
@@ -198,7 +194,7 @@ def test_garbage_does_not_hurt(server: Server) -> None:
     refusal = Failed(uid=3, message="m", code="c", status=400)
     server.to_detokenizer.put([DetokenizeMsg(events=[refusal])])
     server.to_tokenizers[0].put([PingMsg(seq=1)])
-    assert _collect(server.api, bool) == [FailedReply(uid=3, message="m", code="c", status=400)]
+    assert _collect(server.api, bool) == [Failed(uid=3, message="m", code="c", status=400)]
     assert _collect(server.scheduler, bool) == [PingMsg(seq=1)]
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from text_checkpoints import make
 
-from minisgl.core import SamplingParams
+from minisgl.core import Failed, SamplingParams
 from minisgl.message import (
     ChatPrompt,
-    FailedReply,
     TextPrompt,
     TokenizeMsg,
     TokenPrompt,
@@ -74,7 +73,7 @@ def test_ids_pass_through(encoder: PromptEncoder) -> None:
 )
 def test_bad_prompts(encoder: PromptEncoder, prompt: Any, match: str) -> None:
     answer = encoder.tokenize(TokenizeMsg(uid=9, prompt=prompt, sampling=SAMPLING))
-    assert isinstance(answer, FailedReply)
+    assert isinstance(answer, Failed)
     assert answer.uid == 9
     assert answer.status == 400
     assert match in answer.message
@@ -93,7 +92,7 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
 
     monkeypatch.setattr(type(encoder.tokenizer), "encode", encode)
 
-    def tokenize(num_characters: int) -> UserMsg | FailedReply:
+    def tokenize(num_characters: int) -> UserMsg | Failed:
         text = "a" * num_characters
         prompt = (
             ChatPrompt(messages=[{"role": "user", "content": text}])
@@ -111,7 +110,7 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
     assert isinstance(tokenize(500), UserMsg)
     assert seen == [160, 320, 500 + bos]
     answer = tokenize(100_000 - bos)
-    assert isinstance(answer, FailedReply)
+    assert isinstance(answer, Failed)
     assert seen == [160, 320, 640]
     assert answer.code == "context_length_exceeded"
     assert "first 640 of its 100,000 characters are 32 tokens" in answer.message
@@ -126,7 +125,7 @@ def test_a_template_that_writes_nothing(tmp_path: Path) -> None:
     answer = PromptEncoder(tokenizer=tokenizer, template=template).tokenize(
         TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING)
     )
-    assert isinstance(answer, FailedReply)
+    assert isinstance(answer, Failed)
     assert answer.status == 400
     assert "empty prompt" in answer.message
 
@@ -138,5 +137,5 @@ def test_a_bug_of_ours_costs_one_request(encoder: PromptEncoder, monkeypatch: An
     monkeypatch.setattr(type(encoder.tokenizer), "encode", fail)
     message = TokenizeMsg(uid=1, prompt=TextPrompt(text="x"), sampling=SAMPLING)
     answer = encoder.tokenize(message)
-    assert isinstance(answer, FailedReply)
+    assert isinstance(answer, Failed)
     assert answer.status == 500

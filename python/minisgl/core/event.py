@@ -5,7 +5,8 @@
     Accepted  Token*  (Finished | Failed)      or, refused:   Failed
 
 Every request that was accepted ends in exactly one `Finished` or `Failed`. The scheduler writes
-these events; they cross to the detokenizer as they are, so they are `msgspec` records.
+these events. `Token` goes to the detokenizer, which makes text of it; the others go on to the API
+process as they are. So they are `msgspec` records.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class _Record(
 
 
 class Accepted(_Record, frozen=True, kw_only=True):
-    """The request fits and is queued. Carries what the detokenizer needs to write its text.
+    """The request fits and is queued. Carries what the detokenizer needs to make its text.
 
-    ``sampling.max_tokens`` is resolved here: it is the number of tokens that will be made at most.
+    `sampling.max_tokens` is resolved: the most output tokens that the request can have.
     """
 
     num_prompt_tokens: int
@@ -55,11 +56,14 @@ class Token(_Record, frozen=True, kw_only=True):
 class Finished(_Record, frozen=True, kw_only=True):
     """The request ended well. Times are seconds on the scheduler's clock.
 
+    stop_match: the stop token id (set by the scheduler) or stop string (set by the detokenizer)
+    that ended it; None for the model's own end-of-sequence token and for other reasons.
     queued_s: from acceptance to the first launch. prefill_s: from there to the first token.
     decode_s: from there to the end. num_chunks: steps in which prompt tokens were computed.
     """
 
     reason: FinishReason
+    stop_match: str | int | None = None
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
@@ -80,7 +84,8 @@ class Failed(_Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, uid: int, error: Exception) -> Failed:
-        """The record of `error`; one that is not ours counts as an engine error."""
+        """The one place that makes the record of an exception. An exception that is not ours counts
+        as an engine error."""
         if isinstance(error, RequestError):
             return cls(
                 uid=uid,
@@ -95,7 +100,7 @@ class Failed(_Record, frozen=True, kw_only=True):
         return cls(uid=uid, message=message, code=EngineError.code, status=EngineError.status)
 
     def to_error(self) -> RequestError | EngineError:
-        """The exception that says the same, for callers in Python."""
+        """The exception that says the same: what `LLM` raises, and what HTTP errors are made of."""
         if self.status < 500:
             request_error = InvalidRequest(self.message, param=self.param)
             request_error.code = self.code

@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from minisgl.core import Event, Failed
+import msgspec
+
+from minisgl.core import Accepted, Event, Failed, Finished
 from minisgl.errors import EngineError, RequestError
 from minisgl.llm.output import RequestOutput
 from minisgl.message import (
-    AbortBackendMsg,
-    AcceptedReply,
+    AbortMsg,
     ExitMsg,
-    FailedReply,
-    FinishedReply,
-    PongMsg,
     SchedulerMsg,
     TextReply,
     UserMsg,
@@ -51,12 +49,12 @@ class Session:
         self._aborting = False
         self._texts: dict[int, list[str]] = {uid: [] for uid in self._order}
         self._ids: dict[int, list[int]] = {uid: [] for uid in self._order}
-        self._finished: dict[int, FinishedReply] = {}
+        self._finished: dict[int, Finished] = {}
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         if (self.error or self.interrupted) and not self._aborting:
             self._aborting = True
-            self._outgoing += [AbortBackendMsg(uid=uid) for uid in sorted(self._open)]
+            self._outgoing += [AbortMsg(uid=uid) for uid in sorted(self._open)]
         messages, self._outgoing = self._outgoing, []
         if not messages and not self._open:
             return [ExitMsg()]
@@ -70,14 +68,13 @@ class Session:
             match reply:
                 case TextReply():
                     num_tokens += self._add(reply.uid, reply.text, reply.token_ids)
-                case FinishedReply():
-                    num_tokens += self._add(reply.uid, reply.text, reply.token_ids)
+                case Finished():
                     self._finished[reply.uid] = reply
                     self._open.discard(reply.uid)
-                case FailedReply():
+                case Failed():
                     self._open.discard(reply.uid)
                     self.error = self.error or self._error(reply)
-                case AcceptedReply() | PongMsg():
+                case Accepted():
                     pass
         if num_tokens:
             self._on_tokens(num_tokens)
@@ -95,17 +92,11 @@ class Session:
         self._ids[uid] += token_ids
         return len(token_ids)
 
-    def _error(self, reply: FailedReply) -> RequestError | EngineError:
-        message = reply.message
+    def _error(self, failed: Failed) -> RequestError | EngineError:
         if len(self._order) > 1:
-            message = f"prompt {self._order[reply.uid]}: {message}"
-        return Failed(
-            uid=reply.uid,
-            message=message,
-            code=reply.code,
-            status=reply.status,
-            param=reply.param,
-        ).to_error()
+            message = f"prompt {self._order[failed.uid]}: {failed.message}"
+            failed = msgspec.structs.replace(failed, message=message)
+        return failed.to_error()
 
     def _output(self, uid: int) -> RequestOutput:
         reply = self._finished[uid]

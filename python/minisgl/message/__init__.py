@@ -7,16 +7,12 @@ ill-typed field is an error at the door of the receiver. What it does not know: 
 
 from minisgl.message.records import (
     MAX_NAMESPACE,
-    AbortBackendMsg,
     AbortMsg,
-    AcceptedReply,
     Beat,
     BeatMsg,
     ChatPrompt,
     DetokenizeMsg,
     ExitMsg,
-    FailedReply,
-    FinishedReply,
     FrontendMsg,
     Namespace,
     PingMsg,
@@ -43,16 +39,12 @@ from minisgl.message.records import (
 
 __all__ = [
     "MAX_NAMESPACE",
-    "AbortBackendMsg",
     "AbortMsg",
-    "AcceptedReply",
     "Beat",
     "BeatMsg",
     "ChatPrompt",
     "DetokenizeMsg",
     "ExitMsg",
-    "FailedReply",
-    "FinishedReply",
     "FrontendMsg",
     "Namespace",
     "PingMsg",

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from minisgl.core.event import Event, Failed, FinishReason
+from minisgl.core.event import Accepted, Event, Failed, Finished
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
@@ -84,7 +84,8 @@ class TokenizeMsg(_Record, frozen=True, kw_only=True):
 
 
 class AbortMsg(_Record, frozen=True, kw_only=True):
-    """The client is gone or does not want the rest. Unknown uids are ignored."""
+    """End the request now, with `Finished(reason="abort")`: its client is gone or does not want the
+    rest. Goes through the tokenizer, behind its request. Unknown uids are ignored."""
 
     uid: Uid
 
@@ -122,12 +123,6 @@ class UserMsg(_Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
 
 
-class AbortBackendMsg(_Record, frozen=True, kw_only=True):
-    """End the request now, with `Finished(reason="abort")`. Unknown uids are ignored."""
-
-    uid: Uid
-
-
 class StopMsg(_Record, frozen=True, kw_only=True):
     """The detokenizer cut this text at a stop string: end it with `Finished(reason="stop")`.
 
@@ -144,7 +139,7 @@ class ExitMsg(_Record, frozen=True, kw_only=True):
     """Finish nothing, leave the loop."""
 
 
-SchedulerMsg = UserMsg | AbortBackendMsg | StopMsg | PingMsg | ExitMsg
+SchedulerMsg = UserMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
 """What the loop handles. A `ProfileMsg` comes the same way and is handled by its inbox."""
 
 
@@ -226,11 +221,6 @@ class DetokenizeMsg(_Record, frozen=True, kw_only=True):
 # --- to the API server -------------------------------------------------------------------------
 
 
-class AcceptedReply(_Record, frozen=True, kw_only=True):
-    uid: Uid
-    num_prompt_tokens: int
-
-
 class TextReply(_Record, frozen=True, kw_only=True):
     """Text that is final: no later token changes it. ``token_ids`` are those it came from."""
 
@@ -239,45 +229,11 @@ class TextReply(_Record, frozen=True, kw_only=True):
     token_ids: list[int]
 
 
-class FinishedReply(_Record, frozen=True, kw_only=True):
-    """The end of a request that was accepted, with the last of its text.
-
-    ``stop_match`` is the stop string or stop token id that ended it, None for the model's own
-    end-of-sequence token.
-    """
-
-    uid: Uid
-    text: str
-    token_ids: list[int]
-    reason: FinishReason
-    stop_match: str | int | None = None
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int
-    num_chunks: int = 0
-    num_retractions: int = 0
-    queued_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-
-
-class FailedReply(_Record, frozen=True, kw_only=True):
-    """The end of a request that was refused or failed. Same fields as `minisgl.core.Failed`."""
-
-    uid: Uid
-    message: str
-    code: str
-    status: int
-    param: str | None = None
-
-
 class PongMsg(_Record, frozen=True, kw_only=True):
     seq: int
 
 
-UserReply = (
-    AcceptedReply | TextReply | FinishedReply | FailedReply | PongMsg | StatusReply | ProfileReply
-)
+UserReply = TextReply | Accepted | Finished | Failed | PongMsg | StatusReply | ProfileReply
 
 
 # --- encoding ----------------------------------------------------------------------------------

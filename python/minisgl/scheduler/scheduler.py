@@ -29,7 +29,7 @@ from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
 from minisgl.core.req import Req
 from minisgl.errors import RequestError
 from minisgl.kvcache import CacheManager, create_prefix_cache
-from minisgl.message import AbortBackendMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.budget import prefill_budget
 from minisgl.scheduler.config import SchedulerConfig
@@ -66,11 +66,11 @@ class Scheduler:
 
     # --- messages ------------------------------------------------------------------------------
 
-    def handle(self, message: UserMsg | AbortBackendMsg | StopMsg) -> list[Event]:
+    def handle(self, message: UserMsg | AbortMsg | StopMsg) -> list[Event]:
         match message:
             case UserMsg():
                 return [self.add(message)]
-            case AbortBackendMsg():
+            case AbortMsg():
                 return self._end_early(message.uid, "abort", None)
             case StopMsg():
                 return self._end_early(message.uid, "stop", message.num_tokens)
@@ -323,7 +323,9 @@ class Scheduler:
                 stop = token in req.stop_ids
                 events.append(Token(uid=req.uid, id=token, silent=stop, logprob=logprob))
                 if stop or len(req.prompt) + len(output) == req.max_len:
-                    events.append(self._end(req, "stop" if stop else "length"))
+                    is_match = stop and token in req.sampling.stop_token_ids
+                    end = self._end(req, "stop" if stop else "length", token if is_match else None)
+                    events.append(end)
             self.stats.num_output_tokens += len(plan.sample_rows) - num_past_end
         if self._leaving:
             for req in rows:
@@ -333,7 +335,7 @@ class Scheduler:
 
     # --- the ways out --------------------------------------------------------------------------
 
-    def _end(self, req: Req, reason: FinishReason) -> Finished:
+    def _end(self, req: Req, reason: FinishReason, stop_match: int | None = None) -> Finished:
         """The one place where requests that were accepted end well."""
         req.ended = True
         self._quit(req)
@@ -344,6 +346,7 @@ class Scheduler:
         return Finished(
             uid=req.uid,
             reason=reason,
+            stop_match=stop_match,
             num_prompt_tokens=req.num_prompt,
             num_output_tokens=len(req.output),
             num_cached_tokens=req.num_cached,

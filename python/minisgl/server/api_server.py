@@ -44,7 +44,7 @@ def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
     @app.get("/ready")
     async def ready() -> Response:
         """Whether the processes make progress: a message goes round all of them."""
-        if not await frontend.ping(READY_TIMEOUT_S):
+        if not await frontend.round_trips.ping(READY_TIMEOUT_S):
             error = frontend.failure or EngineError(
                 f"no answer from the workers within {READY_TIMEOUT_S:g} s"
             )

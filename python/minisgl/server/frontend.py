@@ -1,36 +1,34 @@
-"""The API process's one way to the pipeline: requests go in, replies come back by uid.
+"""How the API process finds the client that waits: requests go in, replies come back by uid.
 
-One `Call` is what one HTTP request asked: one prompt or several, each a uid of its own. Its
-replies are collected in a plain list, and its reader is woken once per turn of the loop, however
-many came: at 256 streams that, not the sockets, decides how many tokens per second get through.
+A `Call` is what one HTTP request asked for: one prompt or several. Each prompt gets a uid, which
+names it in every process; `Frontend` keeps a table from uid to call::
 
-A call ends in one of: all its prompts finished; one failed (the others are aborted); its client
-went away (`abort`); a worker died (`fail_all`). After that, replies to its uids are ignored.
+    submit    HTTP handler --prompts--> Frontend --TokenizeMsg--> tokenizer (uid -> call is noted)
+    run       detokenizer --replies--> Frontend --(call of the uid)--> Call --> HTTP handler
+
+`run` puts each reply into its call's list and wakes the call's reader once, however many replies
+came in one turn: at 256 streams that, and not the sockets, limits the tokens per second.
+
+A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
+aborted; its client goes away (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies to
+its uids are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal
 
 import msgspec
 
-from minisgl.core import Failed, SamplingParams
+from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import EngineError, InvalidRequest, RequestError
 from minisgl.message import (
     AbortMsg,
-    AcceptedReply,
-    FailedReply,
-    FinishedReply,
-    FrontendMsg,
-    PingMsg,
     PongMsg,
-    ProfileMsg,
     ProfileReply,
     Prompt,
     StatusReply,
@@ -38,6 +36,7 @@ from minisgl.message import (
     TokenizeMsg,
     UserReply,
 )
+from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
@@ -47,14 +46,14 @@ class ClientGone(Exception):
     """The call was aborted: nobody reads the answer."""
 
 
-RequestReply = AcceptedReply | TextReply | FinishedReply | FailedReply
+RequestReply = Accepted | TextReply | Finished | Failed
 
-Answer = list[tuple[int, TextReply | FinishedReply]]
+Answer = list[tuple[int, TextReply | Finished]]
 """Replies of one wake-up, each with the index of its prompt in the call."""
 
 
 class Call:
-    """The prompts of one HTTP request, under way. One task reads it. Mutable: it is a mailbox."""
+    """The prompts of one HTTP request. Mutable: `Frontend` fills it, one task reads it."""
 
     __slots__ = (
         "_abort",
@@ -68,13 +67,15 @@ class Call:
     )
 
     def __init__(self, uids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
-        self._indices = {uid: index for index, uid in enumerate(uids)}  # the open ones
+        self._indices = {uid: index for index, uid in enumerate(uids)}  # the unfinished prompts
         self._num_prompts = self._num_unaccepted = len(uids)
         self._pending: Answer = []
         self._failure: Exception | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
-        self.watcher: asyncio.Task[None] | None = None  # whoever aborts it, kept alive here
+        self.watcher: asyncio.Task[None] | None = None  # aborts it; the reference keeps it alive
+
+    # --- the reader's side -----------------------------------------------------------------------
 
     async def accepted(self) -> None:
         """Wait until every prompt is accepted. Raises the refusal, or ClientGone."""
@@ -84,7 +85,7 @@ class Call:
             raise self._failure
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
-        """Batches until every prompt has finished.
+        """Batches of replies until every prompt has finished.
 
         Raises RequestError or EngineError when one fails, ClientGone after `abort`.
         """
@@ -100,28 +101,36 @@ class Call:
                 await self._news()
 
     def abort(self) -> None:
-        """Give up what has not ended: its pages are freed. A second call does nothing."""
+        """Give up the unfinished prompts; their pages are freed. A second call does nothing."""
         self.fail(ClientGone())
 
+    # --- the frontend's side ---------------------------------------------------------------------
+
+    def deliver(self, reply: RequestReply) -> None:
+        """Keep a reply for the reader, and wake it."""
+        if isinstance(reply, TextReply):
+            self._pending.append((self._indices[reply.uid], reply))
+        elif isinstance(reply, Accepted):
+            self._num_unaccepted -= 1
+        elif isinstance(reply, Finished) and reply.reason != "abort":
+            self._pending.append((self._indices.pop(reply.uid), reply))
+        else:
+            self._end(self._error(self._indices.pop(reply.uid), reply))
+        self._wake()
+
     def fail(self, error: Exception) -> None:
-        """End the call with `error`, unless it has ended; what is open is aborted."""
+        """End the call with `error`, unless it has ended; unfinished prompts are aborted."""
         if self._indices:
             self._end(error)
 
-    def deliver(self, reply: RequestReply) -> None:
-        if isinstance(reply, TextReply):
-            self._pending.append((self._indices[reply.uid], reply))
-        elif isinstance(reply, AcceptedReply):
-            self._num_unaccepted -= 1
-        elif isinstance(reply, FinishedReply) and reply.reason != "abort":
-            self._pending.append((self._indices.pop(reply.uid), reply))
-        else:
-            index, error = self._indices.pop(reply.uid), _error(reply)
-            if self._num_prompts > 1 and isinstance(error, RequestError) and error.status == 400:
-                error.param = f"prompt[{index}]" if error.param == "prompt" else error.param
-                error.message = f"prompt[{index}]: {error.message}"
-            self._end(error)
-        self._wake()
+    def _error(self, index: int, reply: Failed | Finished) -> Exception:
+        if isinstance(reply, Finished):  # an abort that this side did not ask for
+            return EngineError("the server aborted the request")
+        error = reply.to_error()
+        if self._num_prompts > 1 and isinstance(error, RequestError) and error.status == 400:
+            error.param = f"prompt[{index}]" if error.param == "prompt" else error.param
+            error.message = f"prompt[{index}]: {error.message}"
+        return error
 
     def _end(self, error: Exception) -> None:
         uids = list(self._indices)
@@ -140,14 +149,12 @@ class Call:
 
 
 class Frontend:
-    """Hands prompts to the tokenizers and replies to the calls that wait for them.
+    """Sends prompts to the tokenizers, and replies to the calls that wait for them. Mutable.
 
-    tokenizers: one queue per tokenizer process; a uid always goes to the same one, so that its
-    messages keep their order. num_ranks: of this machine, each of which answers a `ProfileMsg`
-    and a `PingMsg`.
-    max_queued: requests that the scheduler lets wait. `context_length`: tokens of one request at
-    most, set once the engine is ready. `observer` is told of everything. `failure` is set once a
-    worker is gone, for good.
+    tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
+    keep their order. num_ranks: ranks on this machine. max_queued: requests that the scheduler lets
+    wait. observer: sees every request. context_length: the most tokens of one request, set when the
+    engine is ready. failure: set for good when a worker is gone.
     """
 
     def __init__(
@@ -160,15 +167,14 @@ class Frontend:
         max_queued: int | None = None,
     ) -> None:
         self.observer = observer or Observer()
+        self.round_trips = RoundTrips(tokenizers, num_ranks)
+        self.context_length: int | None = None
+        self.failure: EngineError | None = None
         self._max_queued = max_queued
-        self._num_ranks = num_ranks
         self._tokenizers = tokenizers
         self._replies = replies
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}
-        self._asked: dict[int, asyncio.Queue[PongMsg | ProfileReply | EngineError]] = {}
-        self.context_length: int | None = None
-        self.failure: EngineError | None = None
 
     @property
     def num_open(self) -> int:
@@ -185,21 +191,21 @@ class Frontend:
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
-        Raises EngineError when a worker is gone, InvalidRequest for what cannot be sent.
+        Raises EngineError when a worker is gone, InvalidRequest for a value that cannot be sent.
         """
         if self.failure:
             raise self.failure
         if self._max_queued is not None and len(prompts) > self._max_queued:
-            # Of the scheduler they would get "try again later", as likely as not for ever.
+            # The scheduler would answer "try again later", and most likely do so every time.
             raise InvalidRequest(
                 f"one call has {len(prompts)} prompts, but --max-queued-requests lets "
                 f"{self._max_queued} wait; send at most {self._max_queued} in one call",
                 param="prompt",
             )
-        now = time.perf_counter()  # before others may get this core
+        now = time.perf_counter()  # before other tasks can take this core
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort)
-        by_tokenizer: dict[int, list[FrontendMsg]] = {}
+        by_tokenizer: dict[int, list[TokenizeMsg]] = {}
         for uid, prompt in zip(uids, prompts, strict=True):
             params = sampling
             if params.seed is None:
@@ -230,95 +236,33 @@ class Frontend:
             replies = await self._replies.get()
             now = time.perf_counter()
             for reply in replies:
-                self._dispatch(reply, now)
-
-    async def ping(self, timeout_s: float) -> bool:
-        """Whether a message by way of each tokenizer gets round the whole pipeline in time, all
-        ranks of this machine included."""
-        num = len(self._tokenizers) * self._num_ranks
-        message = PingMsg(seq=next(self._uids))
-        try:
-            return len(await self._ask(message, self._tokenizers, num, timeout_s)) == num
-        except EngineError:
-            return False
-
-    async def profile(
-        self, action: Literal["start", "stop"], timeout_s: float
-    ) -> list[ProfileReply]:
-        """One reply for each rank, in order; a rank that says nothing in time has failed.
-
-        Raises EngineError when a worker is gone.
-        """
-        message = ProfileMsg(seq=next(self._uids), action=action)
-        replies = await self._ask(message, self._tokenizers[:1], self._num_ranks, timeout_s)
-        said = {reply.rank: reply for reply in replies if isinstance(reply, ProfileReply)}
-        too_late = EngineError(f"no answer from the engine within {timeout_s:g} s")
-        failed = Failed.of(message.seq, too_late)
-        return [
-            said.get(rank) or ProfileReply(seq=message.seq, rank=rank, failed=failed)
-            for rank in range(self._num_ranks)
-        ]
-
-    async def _ask(
-        self,
-        message: PingMsg | ProfileMsg,
-        tokenizers: Sequence[PushQueue],
-        num_replies: int,
-        timeout_s: float,
-    ) -> list[PongMsg | ProfileReply]:
-        """The replies that come in time, `num_replies` at most."""
-        if self.failure:
-            raise self.failure
-        seq = message.seq
-        answers: asyncio.Queue[PongMsg | ProfileReply | EngineError]
-        answers = self._asked[seq] = asyncio.Queue()
-        replies: list[PongMsg | ProfileReply] = []
-        try:
-            for tokenizer in tokenizers:
-                tokenizer.put([message])
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    while len(replies) < num_replies:
-                        reply = await answers.get()
-                        if isinstance(reply, EngineError):
-                            raise reply
-                        replies.append(reply)
-            return replies
-        finally:
-            del self._asked[seq]
+                if isinstance(reply, StatusReply):
+                    self.observer.status[reply.rank] = reply
+                elif isinstance(reply, PongMsg | ProfileReply):
+                    self.round_trips.deliver(reply)
+                else:
+                    self._deliver(reply, now)
 
     def fail_all(self, error: EngineError) -> None:
         """End every open call with `error`, and refuse what comes from now on."""
         self.failure = error
         for call in set(self._calls.values()):
             call.fail(error)
-        for answers in self._asked.values():
-            answers.put_nowait(error)
+        self.round_trips.fail(error)
 
-    def _dispatch(self, reply: UserReply, now: float) -> None:
-        if isinstance(reply, PongMsg | ProfileReply | StatusReply):
-            self._on_news(reply)
-            return
+    def _deliver(self, reply: RequestReply, now: float) -> None:
         call = self._calls.get(reply.uid)
-        if call is None:  # aborted meanwhile
-            return
+        if call is None:
+            return  # aborted meanwhile
         if isinstance(reply, TextReply):
             self.observer.text(reply.uid, now)
-        elif isinstance(reply, FinishedReply):
+        elif isinstance(reply, Finished):
             del self._calls[reply.uid]
             self.observer.finished(reply, now)
-        elif isinstance(reply, FailedReply):
+        elif isinstance(reply, Failed):
             del self._calls[reply.uid]
             self.observer.ended(reply.uid, "error", code=reply.code)
         call.deliver(reply)
-
-    def _on_news(self, reply: PongMsg | ProfileReply | StatusReply) -> None:
-        if isinstance(reply, StatusReply):
-            self.observer.status[reply.rank] = reply
-            return
-        answers = self._asked.get(reply.seq)
-        if answers is not None:
-            answers.put_nowait(reply)
 
     def _abort(self, uids: list[int]) -> None:
         for uid in uids:
@@ -329,15 +273,3 @@ class Frontend:
             else:
                 self.observer.ended(uid, "abort")
                 self._tokenizers[uid % len(self._tokenizers)].put([AbortMsg(uid=uid)])
-
-
-def _error(reply: FailedReply | FinishedReply) -> RequestError | EngineError:
-    if isinstance(reply, FinishedReply):  # an abort that this side asked for never comes here
-        return EngineError("the server aborted the request")
-    return Failed(
-        uid=reply.uid,
-        message=reply.message,
-        code=reply.code,
-        status=reply.status,
-        param=reply.param,
-    ).to_error()

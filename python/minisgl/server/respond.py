@@ -20,9 +20,9 @@ import msgspec
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.core import SamplingParams
+from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
-from minisgl.message import FinishedReply, Prompt, TextReply
+from minisgl.message import Prompt, TextReply
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.telemetry.observe import Observer
@@ -45,7 +45,7 @@ class Output:
 
     text: str
     token_ids: list[int]
-    end: FinishedReply
+    end: Finished
 
 
 class Shape(Protocol):
@@ -58,12 +58,12 @@ class Shape(Protocol):
         """Events before the first text."""
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        """The event for some more text of prompt `index`."""
+        """The event for more output of prompt `index`; its text may be empty."""
 
-    def end(self, index: int, reply: FinishedReply) -> bytes:
-        """The events for the end of prompt `index`, its last text included."""
+    def end(self, index: int, end: Finished) -> bytes:
+        """The event for the end of prompt `index`, after all of its text."""
 
-    def closing(self, ends: list[FinishedReply]) -> bytes:
+    def closing(self, ends: list[Finished]) -> bytes:
         """Events after the last prompt has ended, before `[DONE]`."""
 
 
@@ -141,7 +141,7 @@ class EventStream(Response):
             start = {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS]}
             await send(start)
             lead = self._shape.opening()  # goes out with the first text, so that it tells no lie
-            ends: list[FinishedReply] = []
+            ends: list[Finished] = []
             async for batch in self._call:
                 await write(lead + self._events(batch, ends))
                 lead = b""
@@ -155,7 +155,7 @@ class EventStream(Response):
         finally:
             self._call.abort()
 
-    def _events(self, batch: Answer, ends: list[FinishedReply]) -> bytes:
+    def _events(self, batch: Answer, ends: list[Finished]) -> bytes:
         parts = []
         for index, reply in batch:
             if isinstance(reply, TextReply):
@@ -169,13 +169,14 @@ class EventStream(Response):
 async def _collect(call: Call, num_prompts: int) -> list[Output]:
     texts: list[list[str]] = [[] for _ in range(num_prompts)]
     ids: list[list[int]] = [[] for _ in range(num_prompts)]
-    ends: dict[int, FinishedReply] = {}
+    ends: dict[int, Finished] = {}
     async for batch in call:
         for index, reply in batch:
-            texts[index].append(reply.text)
-            ids[index] += reply.token_ids
-            if isinstance(reply, FinishedReply):
+            if isinstance(reply, Finished):
                 ends[index] = reply
+            else:
+                texts[index].append(reply.text)
+                ids[index] += reply.token_ids
     return [
         Output(text="".join(texts[index]), token_ids=ids[index], end=ends[index])
         for index in range(num_prompts)

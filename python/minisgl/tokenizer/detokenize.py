@@ -1,82 +1,88 @@
-"""The scheduler's events to replies with text: the request's last hop before the API server.
+"""How tokens become text: the last hop of a request before the API server.
 
-One reply per request and turn, however many tokens the turn brought. Text is final when it is
-sent: what a later token could change, or a stop string could still take back, waits.
+Each turn of the scheduler's loop brings the events of all running requests, in order::
 
-::
+    Accepted   is passed on; from here on the request has an `_Output`
+    Token      its text goes into the `_Output`; at the end of the turn it leaves as a `TextReply`
+    Finished   is passed on, after the rest of the text; the `_Output` is dropped
+    Failed     is passed on; the `_Output` is dropped
 
-    Accepted -> AcceptedReply     Token* -> TextReply     Finished | Failed -> its reply
+Text that leaves is final: no later token changes it. So two kinds of text are held back: bytes that
+are not a whole character yet (`TextStream`), and text that may be the start of a stop string
+(`StopMatcher`).
 
-A stop string is found here, because it is text. The stream is then cut and `StopMsg` asks the
-scheduler to end the request; its `Finished` (or one that was already under way) brings the usage
-for the `FinishedReply`. So every request still ends once, by an event of the scheduler.
+How a stop string ends a request: when a token completes one, the text is cut before it, later
+tokens of the request are ignored, and a `StopMsg` asks the scheduler to end the request. The
+scheduler answers with `Finished`, which is passed on with the stop string as its `stop_match`. A
+request that ended by itself or failed in the meantime has sent its last event already; that event
+takes the place of the answer. So the scheduler ends every request, and it ends it once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
-from minisgl.message import AcceptedReply, FinishedReply, StopMsg, TextReply, UserReply
-from minisgl.tokenizer.stop import StopMatcher
+from minisgl.message import StopMsg, TextReply, UserReply
 from minisgl.tokenizer.stream import TextStream
-from minisgl.tokenizer.tokenize import failed_reply
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.stop import StopMatcher
 
 logger = get_logger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Output:
-    """One running request. Mutable: text and ids wait in it for the next reply.
+    """The output of one running request. Mutable: it collects what the next `TextReply` takes.
 
-    num_tokens: tokens so far, up to a stop string if one was found.
+    num_tokens: output tokens up to and including the one that completed a stop string.
     """
 
     num_prompt_tokens: int
-    sampling: SamplingParams
     stream: TextStream
     matcher: StopMatcher | None
     num_tokens: int = 0
-    last_id: int = -1
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
 
     @property
-    def match(self) -> str | None:
+    def stop_match(self) -> str | None:
+        """The stop string that was found: the text is cut before it."""
         return self.matcher.match if self.matcher else None
 
-    def add_token(self, token: Token) -> bool:
-        """True if its text completes a stop string."""
+    def add(self, token: Token) -> bool:
+        """Add the token's text. Returns whether it completes a stop string."""
         self.num_tokens += 1
-        self.last_id = token.id
         self.token_ids.append(token.id)
         if not token.silent:
             self._add_text(self.stream.feed(token.id))
-        return self.match is not None
+        return self.stop_match is not None
 
     def end(self) -> None:
-        """No token follows: give free what was held back, unless it completes a stop string."""
+        """No token follows: release the held text, which may complete a stop string itself."""
         self._add_text(self.stream.flush())
-        if self.matcher and self.match is None:
+        if self.matcher and self.matcher.match is None:
             self.text += self.matcher.flush()
+
+    def take(self, uid: int) -> TextReply:
+        """What was collected since the last call."""
+        reply = TextReply(uid=uid, text=self.text, token_ids=self.token_ids)
+        self.text, self.token_ids = "", []
+        return reply
 
     def _add_text(self, text: str) -> None:
         self.text += self.matcher.feed(text) if self.matcher else text
 
-    def take(self) -> tuple[str, list[int]]:
-        taken = self.text, self.token_ids
-        self.text, self.token_ids = "", []
-        return taken
-
 
 class Detokenizer:
-    """Keeps one `_Output` per running request, from `Accepted` to `Finished` or `Failed`."""
+    """Holds one `_Output` per running request, from `Accepted` to `Finished` or `Failed`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -87,84 +93,84 @@ class Detokenizer:
         return len(self._outputs)
 
     def handle(self, events: Iterable[Event]) -> tuple[list[UserReply], list[StopMsg]]:
-        """Replies for the clients, and requests that the scheduler is to end.
+        """Returns the replies for the clients, and a `StopMsg` for each request that was cut.
 
-        Events of one uid are in order. Those of a uid that is unknown or has ended are ignored,
-        but a `Failed` is passed on: a request may be refused before it was accepted.
+        Events of one uid are in order. Events of an unknown uid are ignored, except `Failed`: a
+        request may be refused before it is accepted. An exception fails only its request.
         """
         replies: list[UserReply] = []
         stops: list[StopMsg] = []
-        touched: dict[int, None] = {}  # uids with new tokens, in order
+        touched: dict[int, _Output] = {}  # the outputs with new tokens, in order
         for event in events:
+            output = self._outputs.get(event.uid)
             try:
-                match event:
-                    case Token(uid=uid):
-                        self._on_token(event, stops)
-                        touched[uid] = None
-                    case Accepted():
-                        replies.append(self._on_accepted(event))
-                    case Finished():
-                        replies += self._on_finished(event)
-                    case Failed():
-                        replies += self._on_failed(event)
-            except Exception as error:  # costs this request, not the others
-                logger.exception("request %d: its text could not be made", event.uid)
-                output = self._outputs.pop(event.uid, None)
-                replies.append(failed_reply(Failed.of(event.uid, error)))
-                if isinstance(event, Accepted | Token):  # the scheduler has it still
+                if isinstance(event, Token):
+                    if output is None or output.stop_match is not None:
+                        continue  # a step in flight computed it after the end
+                    touched[event.uid] = output
+                    if output.add(event):
+                        stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
+                elif isinstance(event, Accepted):
+                    self._outputs[event.uid] = self._open(event)
+                    replies.append(event)
+                else:
+                    self._outputs.pop(event.uid, None)
+                    touched.pop(event.uid, None)
+                    replies += _last_replies(event, output)
+            except Exception as error:
+                logger.exception("request %d: making its text failed", event.uid)
+                self._outputs.pop(event.uid, None)
+                touched.pop(event.uid, None)
+                replies.append(Failed.of(event.uid, error))
+                if isinstance(event, Accepted | Token):  # the scheduler still runs it
                     num_tokens = output.num_tokens if output else 0
                     stops.append(StopMsg(uid=event.uid, num_tokens=num_tokens))
-        for uid in touched:
-            output = self._outputs.get(uid)
-            if output and output.text:
-                text, token_ids = output.take()
-                replies.append(TextReply(uid=uid, text=text, token_ids=token_ids))
+        replies += [output.take(uid) for uid, output in touched.items() if output.text]
         return replies, stops
 
-    def _on_accepted(self, event: Accepted) -> AcceptedReply:
+    def _open(self, event: Accepted) -> _Output:
         sampling = event.sampling
-        self._outputs[event.uid] = _Output(
+        return _Output(
             num_prompt_tokens=event.num_prompt_tokens,
-            sampling=sampling,
             stream=self._tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens),
-            matcher=StopMatcher(sampling.stop) if sampling.stop else None,
+            matcher=_matcher(sampling),
         )
-        return AcceptedReply(uid=event.uid, num_prompt_tokens=event.num_prompt_tokens)
 
-    def _on_token(self, event: Token, stops: list[StopMsg]) -> None:
-        output = self._outputs.get(event.uid)
-        if output is None or output.match is not None:
-            return  # ended, or cut at a stop string: the tokens of steps in flight
-        if output.add_token(event):
-            stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
 
-    def _on_finished(self, event: Finished) -> list[UserReply]:
-        output = self._outputs.pop(event.uid, None)
-        if output is None:
-            return []
-        if output.match is None:
-            output.end()
-        cut: dict[str, Any] = {}
-        if output.match is not None:
-            cut = {"reason": "stop", "stop_match": output.match}
-        elif event.reason == "stop" and output.last_id in output.sampling.stop_token_ids:
-            cut = {"stop_match": output.last_id}
-        text, token_ids = output.take()
-        own = {"text": text, "token_ids": token_ids, "num_output_tokens": output.num_tokens, **cut}
-        # What the scheduler counted and timed has the same names in both records.
-        return [FinishedReply(**(msgspec.structs.asdict(event) | own))]
+def _matcher(sampling: SamplingParams) -> StopMatcher | None:
+    if not sampling.stop:
+        return None
+    from minisgl.tokenizer.stop import StopMatcher
 
-    def _on_failed(self, event: Failed) -> list[UserReply]:
-        output = self._outputs.get(event.uid)
-        if output is None or output.match is None:
-            self._outputs.pop(event.uid, None)
-            return [failed_reply(event)]
-        # The answer was complete before the failure; only its usage of the cache is not known.
-        return self._on_finished(
-            Finished(
-                uid=event.uid,
-                reason="stop",
-                num_prompt_tokens=output.num_prompt_tokens,
-                num_output_tokens=output.num_tokens,
-            )
+    return StopMatcher(sampling.stop)
+
+
+def _last_replies(event: Finished | Failed, output: _Output | None) -> list[UserReply]:
+    """The rest of the text, and the end of the request."""
+    if output is None:
+        return [event] if isinstance(event, Failed) else []
+    if isinstance(event, Finished) and output.stop_match is None:
+        output.end()
+    if output.stop_match is not None:
+        event = _cut(event, output)
+    elif isinstance(event, Failed):
+        return [event]
+    rest = output.take(event.uid)
+    return [rest, event] if rest.token_ids or rest.text else [event]
+
+
+def _cut(event: Finished | Failed, output: _Output) -> Finished:
+    """The end of a request whose text was cut, with the counts of what the client received.
+
+    The answer is complete even if the request failed later; then only its timings are unknown.
+    """
+    if isinstance(event, Failed):
+        event = Finished(
+            uid=event.uid,
+            reason="stop",
+            num_prompt_tokens=output.num_prompt_tokens,
+            num_output_tokens=output.num_tokens,
         )
+    return msgspec.structs.replace(
+        event, reason="stop", stop_match=output.stop_match, num_output_tokens=output.num_tokens
+    )

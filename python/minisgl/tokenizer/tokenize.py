@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from minisgl.core import Failed
 from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
-    FailedReply,
     TextPrompt,
     TokenizeMsg,
     TokenPrompt,
@@ -62,12 +60,12 @@ class PromptEncoder:
                 _check_ids(ids)
         return ids
 
-    def tokenize(self, message: TokenizeMsg) -> UserMsg | FailedReply:
+    def tokenize(self, message: TokenizeMsg) -> UserMsg | Failed:
         """The record for the scheduler, or for the client if anything is wrong."""
         try:
             ids = self.encode(message.prompt, message.context_length)
         except Exception as error:
-            return failed_reply(Failed.of(message.uid, error))
+            return Failed.of(message.uid, error)
         return UserMsg(
             uid=message.uid,
             ids=ids,
@@ -104,11 +102,6 @@ class PromptEncoder:
                     param="prompt",
                 )
             num_characters *= 2
-
-
-def failed_reply(failed: Failed) -> FailedReply:
-    """The same fields as a record for the API server."""
-    return FailedReply(**msgspec.structs.asdict(failed))
 
 
 def _check_ids(data: bytes) -> None:

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisgl.core import Event
+from minisgl.core import Event, Failed
 from minisgl.message import (
-    AbortBackendMsg,
     AbortMsg,
     DetokenizeMsg,
-    FailedReply,
     FrontendMsg,
-    PingMsg,
     PongMsg,
     ProfileMsg,
     SchedulerMsg,
@@ -95,7 +92,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             to_scheduler.put(stops)
             if waiting:  # one prompt a turn: a long one must not stall the running streams twice
                 answer = _forward(encoder, waiting.popleft())
-                (to_api if isinstance(answer, FailedReply) else to_scheduler).put([answer])
+                (to_api if isinstance(answer, Failed) else to_scheduler).put([answer])
 
 
 def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
@@ -107,13 +104,5 @@ def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
     waiting.appendleft(abort)
 
 
-def _forward(
-    encoder: PromptEncoder, message: FrontendMsg
-) -> SchedulerMsg | ProfileMsg | FailedReply:
-    match message:
-        case TokenizeMsg():
-            return encoder.tokenize(message)
-        case AbortMsg(uid=uid):
-            return AbortBackendMsg(uid=uid)
-        case PingMsg() | ProfileMsg():
-            return message
+def _forward(encoder: PromptEncoder, message: FrontendMsg) -> SchedulerMsg | ProfileMsg | Failed:
+    return encoder.tokenize(message) if isinstance(message, TokenizeMsg) else message

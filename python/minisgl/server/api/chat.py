@@ -8,7 +8,8 @@ import uuid
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from minisgl.message import FinishedReply, TextReply
+from minisgl.core import Finished
+from minisgl.message import TextReply
 from minisgl.server import body
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
@@ -84,13 +85,12 @@ class _ChatShape:
         return event(self._chunk(Delta(role="assistant", content="")))
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        return self._text(reply.text)
+        return self._text(reply.text) if reply.text else b""
 
-    def end(self, index: int, reply: FinishedReply) -> bytes:
-        last = self._text(reply.text) if reply.text else b""
-        return last + event(self._chunk(Delta(), reply))
+    def end(self, index: int, end: Finished) -> bytes:
+        return event(self._chunk(Delta(), end))
 
-    def closing(self, ends: list[FinishedReply]) -> bytes:
+    def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return b""
         return event(
@@ -104,7 +104,7 @@ class _ChatShape:
             )
         )
 
-    def _chunk(self, delta: Delta, end: FinishedReply | None = None) -> ChatCompletionChunk:
+    def _chunk(self, delta: Delta, end: Finished | None = None) -> ChatCompletionChunk:
         reason = end.reason if end else None
         return ChatCompletionChunk(
             id=self._id,

@@ -8,7 +8,8 @@ import uuid
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from minisgl.message import FinishedReply, TextReply
+from minisgl.core import Finished
+from minisgl.message import TextReply
 from minisgl.server import body
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Completion, CompletionRequest, TextChoice, Timings, Usage
@@ -64,12 +65,12 @@ class _CompletionShape:
         return b""
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        return self._texts[index](reply.text)
+        return self._texts[index](reply.text) if reply.text else b""
 
-    def end(self, index: int, reply: FinishedReply) -> bytes:
-        return event(self._chunk(index, reply.text, reply))
+    def end(self, index: int, end: Finished) -> bytes:
+        return event(self._chunk(index, "", end))
 
-    def closing(self, ends: list[FinishedReply]) -> bytes:
+    def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return b""
         return event(self._completion([], Usage.of(ends), Timings.of(ends)))
@@ -77,7 +78,7 @@ class _CompletionShape:
     def _text_event(self, index: int) -> TextEvent:
         return TextEvent(lambda text: self._chunk(index, text))
 
-    def _chunk(self, index: int, text: str, end: FinishedReply | None = None) -> Completion:
+    def _chunk(self, index: int, text: str, end: Finished | None = None) -> Completion:
         choice = TextChoice(index=index, text=text, finish_reason=end.reason if end else None)
         timings = Timings.of([end]) if end else UNSET
         return self._completion([choice], None if self._include_usage else UNSET, timings)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from minisgl.message import FinishedReply, TextReply
+from minisgl.core import Finished
+from minisgl.message import TextReply
 from minisgl.server import body
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Generated, GeneratedChunk, GenerateRequest, Timings, Usage
@@ -48,14 +49,14 @@ class _GenerateShape:
     def text(self, index: int, reply: TextReply) -> bytes:
         return event(GeneratedChunk(text=reply.text, token_ids=reply.token_ids))
 
-    def end(self, index: int, reply: FinishedReply) -> bytes:
-        return event(_generated(reply.text, reply.token_ids, reply))
+    def end(self, index: int, end: Finished) -> bytes:
+        return event(_generated("", [], end))
 
-    def closing(self, ends: list[FinishedReply]) -> bytes:
+    def closing(self, ends: list[Finished]) -> bytes:
         return b""
 
 
-def _generated(text: str, token_ids: list[int], end: FinishedReply) -> Generated:
+def _generated(text: str, token_ids: list[int], end: Finished) -> Generated:
     return Generated(
         text=text,
         token_ids=token_ids,

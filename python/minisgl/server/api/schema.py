@@ -16,11 +16,10 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import FinishReason, SamplingParams
+from minisgl.core import Finished, FinishReason, SamplingParams
 from minisgl.errors import InvalidRequest, shortened
 from minisgl.message import (
     ChatPrompt,
-    FinishedReply,
     Namespace,
     Priority,
     Prompt,
@@ -404,7 +403,7 @@ class Usage(_Json, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
-    def of(cls, ends: list[FinishedReply]) -> Self:
+    def of(cls, ends: list[Finished]) -> Self:
         """The sum over a call's prompts."""
         num_prompt = sum(end.num_prompt_tokens for end in ends)
         num_output = sum(end.num_output_tokens for end in ends)
@@ -433,7 +432,7 @@ class Timings(_Json, frozen=True, kw_only=True):
     num_retractions: int
 
     @classmethod
-    def of(cls, ends: list[FinishedReply]) -> Self:
+    def of(cls, ends: list[Finished]) -> Self:
         """The phases of the prompt that took longest, and the sums of what is counted."""
         longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
         return cls(

@@ -77,7 +77,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     @routes.post("/start_profile")
     async def start_profile() -> Response:
         """Start a torch profile of the engine; 409 if one runs already."""
-        replies = await frontend.profile("start", START_TIMEOUT_S)
+        replies = await frontend.round_trips.profile("start", START_TIMEOUT_S)
         if not all(reply.failed for reply in replies):
             frontend.observer.note_ids()
         if error := _failure(replies):
@@ -87,7 +87,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
         """Write the traces into --profile-dir and say where; 409 if no profile runs."""
-        replies = await frontend.profile("stop", STOP_TIMEOUT_S)
+        replies = await frontend.round_trips.profile("stop", STOP_TIMEOUT_S)
         requests = frontend.observer.noted_ids()
         if error := _failure(replies):
             status, body = error_body(error)

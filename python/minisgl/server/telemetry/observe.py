@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from minisgl.core import SamplingParams
-from minisgl.message import FinishedReply, StatusReply
+from minisgl.core import Finished, SamplingParams
+from minisgl.message import StatusReply
 from minisgl.server.telemetry.tracing import Origin, Tracer
 from minisgl.utils.logger import get_logger, log_fields
 
@@ -97,9 +97,7 @@ class Observer:
             self.time_to_first_token.observe(now - request.submitted_at)
         request.last_at = now
 
-    def finished(self, end: FinishedReply, now: float) -> None:
-        if end.token_ids:
-            self.text(end.uid, now)
+    def finished(self, end: Finished, now: float) -> None:
         request = self._open[end.uid]
         self.request.observe(now - request.submitted_at)
         self.queue.observe(end.queued_s)
@@ -111,7 +109,7 @@ class Observer:
         reason: str,
         *,
         code: str | None = None,
-        end: FinishedReply | None = None,
+        end: Finished | None = None,
     ) -> None:
         """reason: one of `ends`. code: of the error, if it was one."""
         request = self._open.pop(uid)

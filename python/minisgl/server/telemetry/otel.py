@@ -28,8 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from minisgl import __version__
-from minisgl.core import SamplingParams
-from minisgl.message import FinishedReply
+from minisgl.core import Finished, SamplingParams
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.utils.logger import get_logger
 
@@ -68,7 +67,7 @@ class OtlpTracer:
         first_text_s: float | None,
         reason: str,
         code: str | None,
-        end: FinishedReply | None,
+        end: Finished | None,
     ) -> None:
         try:
             carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}

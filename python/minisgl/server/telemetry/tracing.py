@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from minisgl.core import SamplingParams
+from minisgl.core import Finished, SamplingParams
 from minisgl.errors import ConfigError
-from minisgl.message import FinishedReply
 
 TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
 
@@ -36,7 +35,7 @@ class Tracer(Protocol):
         first_text_s: float | None,
         reason: str,
         code: str | None,
-        end: FinishedReply | None,
+        end: Finished | None,
     ) -> None:
         """It ended now and was submitted `seconds` ago, its first text came `first_text_s` after
         that. reason, code and end: as for `Observer.ended`."""

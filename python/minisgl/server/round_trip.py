@@ -1,0 +1,97 @@
+"""Messages to every process of the pipeline, and the wait for all answers: pings and profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+from minisgl.core import Failed
+from minisgl.errors import EngineError
+from minisgl.message import PingMsg, PongMsg, ProfileMsg, ProfileReply
+from minisgl.utils.zmq import PushQueue
+
+Answer = PongMsg | ProfileReply
+
+
+class RoundTrips:
+    """Sends messages round the pipeline and waits for each rank's answer. Mutable.
+
+    tokenizers: one queue per tokenizer process. num_ranks: ranks on this machine; each of them
+    answers a `PingMsg` and a `ProfileMsg`. An answer has the `seq` of its message.
+    """
+
+    def __init__(self, tokenizers: Sequence[PushQueue], num_ranks: int) -> None:
+        self._tokenizers = tokenizers
+        self._num_ranks = num_ranks
+        self._seqs = itertools.count()
+        self._waiting: dict[int, asyncio.Queue[Answer | EngineError]] = {}
+        self._failure: EngineError | None = None
+
+    async def ping(self, timeout_s: float) -> bool:
+        """Whether a message by way of each tokenizer comes back from every rank in time."""
+        message = PingMsg(seq=next(self._seqs))
+        num_answers = len(self._tokenizers) * self._num_ranks
+        try:
+            answers = await self._ask(message, self._tokenizers, num_answers, timeout_s)
+        except EngineError:
+            return False
+        return len(answers) == num_answers
+
+    async def profile(
+        self, action: Literal["start", "stop"], timeout_s: float
+    ) -> list[ProfileReply]:
+        """One reply for each rank, in order; a rank that does not answer in time has failed.
+
+        Raises EngineError when a worker is gone.
+        """
+        message = ProfileMsg(seq=next(self._seqs), action=action)
+        answers = await self._ask(message, self._tokenizers[:1], self._num_ranks, timeout_s)
+        by_rank = {answer.rank: answer for answer in answers if isinstance(answer, ProfileReply)}
+        too_late = EngineError(f"no answer from the engine within {timeout_s:g} s")
+        failed = Failed.of(message.seq, too_late)
+        return [
+            by_rank.get(rank) or ProfileReply(seq=message.seq, rank=rank, failed=failed)
+            for rank in range(self._num_ranks)
+        ]
+
+    def deliver(self, answer: Answer) -> None:
+        """Hand an answer to the call that waits for it. A late answer is dropped."""
+        waiting = self._waiting.get(answer.seq)
+        if waiting is not None:
+            waiting.put_nowait(answer)
+
+    def fail(self, error: EngineError) -> None:
+        """End every wait with `error`, and refuse what comes from now on."""
+        self._failure = error
+        for waiting in self._waiting.values():
+            waiting.put_nowait(error)
+
+    async def _ask(
+        self,
+        message: PingMsg | ProfileMsg,
+        tokenizers: Sequence[PushQueue],
+        num_answers: int,
+        timeout_s: float,
+    ) -> list[Answer]:
+        """The answers that come in time, at most `num_answers`. Raises EngineError after `fail`."""
+        if self._failure:
+            raise self._failure
+        arrived: asyncio.Queue[Answer | EngineError] = asyncio.Queue()
+        self._waiting[message.seq] = arrived
+        answers: list[Answer] = []
+        try:
+            for tokenizer in tokenizers:
+                tokenizer.put([message])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while len(answers) < num_answers:
+                        answer = await arrived.get()
+                        if isinstance(answer, EngineError):
+                            raise answer
+                        answers.append(answer)
+            return answers
+        finally:
+            del self._waiting[message.seq]
