@@ -18,10 +18,6 @@ from minisgl.kernel.registry import create_ops
 
 MAX_RUNNING = 12
 PAGE_SIZE = 4
-NAMES = (
-    "token_ids", "positions", "slots", "rows", "sample_positions", "sample_table_idxs", "shared",
-    "temperature", "top_k", "top_p", "min_p", "seed", "output_idxs", "new_pages",
-)  # fmt: skip
 
 
 def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples: bool) -> Plan:
@@ -65,8 +61,7 @@ def arrays_of(plan: Plan, size: StepSize | None) -> dict[str, Array]:
     finally:
         device.close()
     assert (step.shape is None) == (size is None)
-    names = NAMES if plan.sample_rows else (*NAMES[:7], NAMES[-1])  # as where all are greedy
-    return dict(zip(names, step.arrays, strict=True))
+    return {**step.forward, **step.sample, "new_pages": step.new_pages}
 
 
 @pytest.mark.parametrize("last_samples", [True, False])
@@ -118,8 +113,8 @@ def test_padding_has_no_effect(
     assert (padded["sample_positions"] < size.num_tokens).all()
     if not prompts:  # the model need not look for those that sample
         assert (padded["sample_positions"] == np.arange(num_positions)).all()
-    assert (padded["sample_table_idxs"][count:] == MAX_RUNNING).all()
-    for name in {"sample_table_idxs", "temperature", "seed", "output_idxs"} & padded.keys():
+    assert (padded["table_idxs"][count:] == MAX_RUNNING).all()
+    for name in {"table_idxs", "temperatures", "seeds", "output_idxs"} & padded.keys():
         assert len(padded[name]) == (count if prompts else num_positions)
         assert (padded[name][:count] == exact[name]).all(), name
 
@@ -162,7 +157,7 @@ def test_a_top_p_below_the_least_float32_keeps_the_first() -> None:
     plan = make_plan(0, [(0, 5)], last_samples=True)
     sampling = SamplingParams(temperature=1.0, top_p=1e-50)
     plan = dataclasses.replace(plan, begins=[(plan.table_idxs[0], sampling)])
-    (top_p,) = arrays_of(plan, None)["top_p"]
+    (top_p,) = arrays_of(plan, None)["top_ps"]
     logits = torch.randn(1, 50)
     args = BatchSamplingArgs(
         all_greedy=False,

@@ -6,7 +6,8 @@ or sent. It imports no torch (tensors are named for the type checker only), so t
 the text workers start in milliseconds. Read next: `minisgl.scheduler`.
 """
 
-from minisgl.core.batch import Batch, BatchSamplingArgs, Context
+from minisgl.core.batch import Batch, Context
+from minisgl.core.batch_sampling import BatchSamplingArgs
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import Req

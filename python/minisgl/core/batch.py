@@ -13,40 +13,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSamplingArgs:
-    """Per sampling row, on the device; None where no row of the step needs it.
-
-    temperatures: float32 [S], 0 is greedy. top_ks: int32 [S], 0 is all. top_ps, min_ps:
-    float32 [S]. seeds: int64 [S] (the 64 bits of the seed). output_idxs: int64 [S].
-    `all_greedy` lets a step of greedy rows skip everything else.
-    """
-
-    all_greedy: bool
-    temperatures: Tensor | None = None
-    top_ks: Tensor | None = None
-    top_ps: Tensor | None = None
-    min_ps: Tensor | None = None
-    seeds: Tensor | None = None
-    output_idxs: Tensor | None = None
-
-    def take(self, rows: range) -> BatchSamplingArgs:
-        """Those of consecutive rows, as views."""
-
-        def part(x_S: Tensor | None) -> Tensor | None:
-            return None if x_S is None else x_S[rows.start : rows.stop]
-
-        return BatchSamplingArgs(
-            all_greedy=self.all_greedy,
-            temperatures=part(self.temperatures),
-            top_ks=part(self.top_ks),
-            top_ps=part(self.top_ps),
-            min_ps=part(self.min_ps),
-            seeds=part(self.seeds),
-            output_idxs=part(self.output_idxs),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What stays the same from step to step: given to layers with each batch.
 

@@ -6,7 +6,7 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from minisgl.engine.config import EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
 from minisgl.engine.device import StepSize, out_of_memory
 from minisgl.engine.flight import ForwardOutput
-from minisgl.engine.inputs import StepTensors, make_arrays
+from minisgl.engine.inputs import ForwardTensors, SampleTensors, StepArrays, make_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
@@ -180,9 +180,11 @@ class Engine:
         """Have all kernels of these steps compiled, side by side; none runs (`Device.rehearse`)."""
 
         def prepared(plan: Plan) -> Callable[[], object]:
-            size = self.runner.padded(plan)
-            step = self._upload(plan, size)[1]
-            return lambda: self._sample(self._forward(plan, size, step), step)
+            arrays, tensors = self._upload(plan)
+            return lambda: self._sample(
+                self._forward(plan, arrays.padded, ForwardTensors.of(arrays, tensors)),
+                SampleTensors.of(arrays, tensors),
+            )
 
         self.device.rehearse(partial(prepared, plan) for plan in plans)
 
@@ -192,77 +194,84 @@ class Engine:
         is_safe = self._attn.prompts_graph_safe if has_prompts else self._attn.graph_safe
         return self.device.can_rehearse and is_safe
 
-    def _upload(self, plan: Plan, size: StepSize | None) -> tuple[Hashable, StepTensors]:
-        """The step's shape, None if it is not padded, and what it needs, on the device."""
-        arrays = make_arrays(plan, self._tables, self.page_size, size)
-        step = StepTensors.of(arrays, self.device.upload(arrays.arrays))
-        if plan.new_pages:  # before any graph: how many there are is no part of a shape
-            self._ops.write_pages(self._tables.page_table, step.new_pages)
-        return arrays.shape, step
-
     def _step(self, plan: Plan) -> Tensor:
-        """Run one step, in stream order. Returns the output of `_sample` without padding, flat."""
+        """Run one step, in stream order.
+
+        Returns the output of `_sample` for the plan's rows, flat.
+        """
         if self._guard:
             self._guard.before(plan)
-        size = self.runner.padded(plan)
-        shape, step = self._upload(plan, size)
-        num_samples = len(plan.sample_rows)
-        if plan.num_decodes < plan.num_rows:  # whose shape says nothing of what samples
-            x_SD = self.runner.run(shape, lambda: self._forward(plan, size, step))
-            next_ids = self._sample(x_SD[:num_samples], step).flatten()
-        else:
-            next_ids = self.runner.run(
-                shape, lambda: self._sample(self._forward(plan, size, step), step)
-            )[..., :num_samples].flatten()
+        arrays, tensors = self._upload(plan)
+        forward, sample = ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
+        if plan.num_decodes == plan.num_rows:
+            sampled = self.runner.run(
+                arrays.shape,
+                lambda: self._sample(self._forward(plan, arrays.padded, forward), sample),
+            )
+        else:  # the shape does not say how many rows sample, so sampling is not part of the graph
+            x_SD = self.runner.run(
+                arrays.shape, lambda: self._forward(plan, arrays.padded, forward)
+            )
+            sampled = self._sample(x_SD, sample)
         if self._guard:
             self._guard.after(plan)
-        return next_ids
+        return sampled[..., : len(plan.sample_rows)].flatten()
 
-    def _forward(self, plan: Plan, size: StepSize | None, step: StepTensors) -> Tensor:
-        """What the model has for the head, [S, D], padding included; all of it on the device."""
-        if size is None or not size.num_prompts:
-            attn_metadata = self._attn.prepare(plan)
-        else:
+    def _upload(self, plan: Plan) -> tuple[StepArrays, dict[str, Tensor]]:
+        """Make the step's arrays, upload them in one transfer, and write the new pages."""
+        arrays = make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
+        named = {**arrays.forward, **arrays.sample, "new_pages": arrays.new_pages}
+        tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
+        if plan.new_pages:  # outside of any graph: their number is not part of a shape
+            self._ops.write_pages(self._tables.page_table, tensors["new_pages"])
+        return arrays, tensors
+
+    def _forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
+        """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
+        if padded and padded.num_prompts:
             attn_metadata = self._attn.prepare_any(
-                size.num_prompts, size.num_prompt_tokens, size.longest
+                padded.num_prompts, padded.num_prompt_tokens, padded.longest
             )
-        # Promised ids are on the device only.
-        decoding = step.rows[0, : step.num_decodes]
+        else:
+            attn_metadata = self._attn.prepare(plan)
+        decoding = inputs.rows[0, : inputs.num_decodes]  # the rows whose ids may be promised
         batch = Batch(
-            input_ids=self._ops.take_ids(step.token_ids, decoding, self._tables.last_token),
-            positions=step.positions,
-            slots=step.slots,
-            sample_positions=step.sample_positions,
+            input_ids=self._ops.take_ids(inputs.token_ids, decoding, self._tables.last_token),
+            positions=inputs.positions,
+            slots=inputs.slots,
+            sample_positions=inputs.sample_positions,
             attn_metadata=attn_metadata,
             context=self._context,
-            rows=step.rows,
-            shared=step.shared,
+            rows=inputs.rows,
+            shared=inputs.shared,
         )
         return self.model.forward(batch)
 
-    def _sample(self, x_SD: Tensor, step: StepTensors) -> Tensor:
-        """int32 ids [S], padding included; remembered as last tokens. Where a row asks for
-        log-probabilities, [2, S]: the ids, and the bits of the float32 log-probabilities.
+    def _sample(self, x_SD: Tensor, inputs: SampleTensors) -> Tensor:
+        """Sample a token for each row and write it to the tables as the row's last token.
 
-        Of many rows each rank samples its share, R, and tells the others; of few all do, and rank
-        0's ids count: equal logits on two devices are likely, not promised.
+        Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
+        [2, S]: the ids, and the bits of the float32 log-probabilities.
+
+        If S is large, each rank samples its share R of the rows and the ranks gather the ids. If S
+        is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
+        compute logits that differ in the last bit.
         """
-        num_rows = len(x_SD)
-        shared = self.comm.shares_rows(num_rows)
-        rows = self.comm.info.share(num_rows) if shared else range(num_rows)
-        logits_RV = self.model.logits(x_SD, shared)
+        num_rows = len(inputs.table_idxs)
+        is_shared = self.comm.shares_rows(num_rows)
+        rows = self.comm.info.share(num_rows) if is_shared else range(num_rows)
+        logits_RV = self.model.logits(x_SD[:num_rows], is_shared)
         if self._guard:
-            is_padding_S = step.sample_table_idxs == self._tables.padding_idx
+            is_padding_S = inputs.table_idxs == self._tables.padding_idx
             self._guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
-        ids_R = self._ops.sample(logits_RV, step.sampling.take(rows))
-        next_ids_S = self.comm.all_gather(ids_R, 0) if shared else self.comm.broadcast(ids_R)
-        self._tables.last_token[step.sample_table_idxs] = next_ids_S
-        if not step.has_logprobs:
-            return next_ids_S
-        ids_R = next_ids_S[rows.start : rows.stop]
-        logprobs_R = self._ops.logprobs(logits_RV, ids_R).view(torch.int32)
-        logprobs_S = self.comm.all_gather(logprobs_R, 0) if shared else logprobs_R
-        return torch.stack((next_ids_S, logprobs_S))
+        ids_R = self._ops.sample(logits_RV, inputs.args.take(rows))
+        ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
+        self._tables.last_token[inputs.table_idxs] = ids_S
+        if not inputs.has_logprobs:
+            return ids_S
+        logprobs_R = self._ops.logprobs(logits_RV, ids_S[rows.start : rows.stop]).view(torch.int32)
+        logprobs_S = self.comm.all_gather(logprobs_R, 0) if is_shared else logprobs_R
+        return torch.stack((ids_S, logprobs_S))
 
     # --- start and end -------------------------------------------------------------------------
 

@@ -1,20 +1,23 @@
-"""A plan as arrays for one upload, and what they are once they are on the device.
+"""How a plan becomes tensors: arrays on the host, one upload, named tensors on the device.
 
-A step can be padded, so that steps of many sizes share one shape (and one captured graph)::
+A step can be padded, so that steps of many sizes share one shape and one CUDA graph::
 
     rows      |== decodes ==|- padding -|== chunks of prompts ==|- padding -|
     tokens    |== decodes ==|- padding -|==== chunks of prompts ====|--- padding ---|
 
-Decode rows are padded with requests that are not there: they own a row of the tables, their slots
-are -1, so nothing is stored, and what they sample is dropped. Chunks are padded with rows of no
-tokens, and behind them with tokens of no row.
+A padding row among the decodes belongs to the tables' padding row: its slot is -1, so it stores
+nothing, and its sampled id is dropped. Padding rows among the prompts have no tokens, and padding
+tokens behind the prompts belong to no row.
 
-Axes: T tokens, B rows, S rows that sample, N new pages.
+The arrays come in two parts, for the forward pass and for sampling. Steps of one shape have arrays
+of the same sizes, so a captured graph finds them at the same addresses.
+
+Axes: T tokens, B rows, S rows that sample, N new pages, W words of 32 vocabulary ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +36,10 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """All that the work of a padded step without prompts depends on besides the values in its
-    arrays. With prompts, that is its size: what it samples is not part of the graph."""
+    """Everything that decides which kernels a padded decode step launches.
+
+    The shape of a padded step with prompts is its `StepSize`: its graph does not sample.
+    """
 
     size: StepSize
     is_shared: bool
@@ -45,20 +50,29 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays:
-    """shape: of a padded step; None where the step is not padded. arrays: for `StepTensors.of`."""
+    """A plan on the host. padded, shape: None if the step is not padded.
 
+    forward, sample: arrays by name, for `ForwardTensors` and `SampleTensors`. new_pages: int64
+    [3, N]: table row, index in it, page. No graph reads it and no shape fixes its size, so it goes
+    last in an upload.
+    """
+
+    padded: StepSize | None
     shape: StepShape | StepSize | None
     num_decodes: int
-    arrays: list[Array]
     has_logprobs: bool
+    forward: dict[str, Array]
+    sample: dict[str, Array]
+    new_pages: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTensors:
-    """token_ids: int32 [T], `PROMISED` where the host does not know. rows: see `Batch.rows`.
-    sample_positions: int64, of S tokens, and in a padded step with prompts of more behind them.
-    sample_table_idxs: int64 [S]. new_pages: int64 [3, N], table row, index in it and page.
-    shared: see `Batch.shared`.
+class ForwardTensors:
+    """The inputs of the forward pass.
+
+    token_ids: int32 [T]; `PROMISED` where the id is only in the tables. positions, slots, rows,
+    shared: see `Batch`. sample_positions: int64, the tokens that sample; a padded step has others
+    behind them.
     """
 
     num_decodes: int
@@ -67,40 +81,29 @@ class StepTensors:
     slots: Tensor
     rows: Tensor
     sample_positions: Tensor
-    sample_table_idxs: Tensor
-    new_pages: Tensor
-    shared: Tensor | None
-    sampling: BatchSamplingArgs
+    shared: Tensor | None = None
+
+    @classmethod
+    def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> ForwardTensors:
+        """tensors: the arrays of `step` on the device, by name."""
+        return cls(num_decodes=step.num_decodes, **{name: tensors[name] for name in step.forward})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTensors:
+    """The inputs of sampling. table_idxs: int64 [S], the tables' rows of the rows that sample."""
+
+    table_idxs: Tensor
+    args: BatchSamplingArgs
     has_logprobs: bool
 
     @classmethod
-    def of(cls, step: StepArrays, tensors: Sequence[Tensor]) -> StepTensors:
-        """`tensors` are `step.arrays` on the device."""
-        token_ids, positions, slots, rows, sample_positions, sample_table_idxs = tensors[:6]
-        shared, *drawing, new_pages = tensors[6:]
-        sampling = BatchSamplingArgs(all_greedy=True)
-        if drawing:
-            temperatures, top_ks, top_ps, min_ps, seeds, output_idxs = drawing
-            sampling = BatchSamplingArgs(
-                all_greedy=False,
-                temperatures=temperatures,
-                top_ks=top_ks if len(top_ks) else None,
-                top_ps=top_ps if len(top_ps) else None,
-                min_ps=min_ps if len(min_ps) else None,
-                seeds=seeds,
-                output_idxs=output_idxs,
-            )
+    def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> SampleTensors:
+        """tensors: the arrays of `step` on the device, by name."""
+        columns = {name: tensors[name] for name in step.sample if name != "table_idxs"}
         return cls(
-            num_decodes=step.num_decodes,
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            rows=rows,
-            sample_positions=sample_positions,
-            sample_table_idxs=sample_table_idxs,
-            new_pages=new_pages,
-            shared=shared if len(shared) else None,
-            sampling=sampling,
+            table_idxs=tensors["table_idxs"],
+            args=BatchSamplingArgs(all_greedy=not columns, **columns),
             has_logprobs=step.has_logprobs,
         )
 
@@ -108,17 +111,22 @@ class StepTensors:
 def make_arrays(
     plan: Plan, tables: RequestTables, page_size: int, padded: StepSize | None
 ) -> StepArrays:
-    """Takes the plan into the tables' host side. padded: None leaves the step as it is."""
+    """Write the plan to the host side of the tables and return the arrays of the step.
+
+    padded: the size to pad the step to; None pads nothing.
+    """
     new_pages = tables.update(plan)
     num_decodes, num_tokens = plan.num_decodes, plan.num_tokens
     exact = StepSize(num_decodes, plan.num_rows - num_decodes, num_tokens - num_decodes)
     size = padded or exact
-    extra = size.num_decodes - num_decodes  # rows that decode for nobody, of a token each
+    extra = size.num_decodes - num_decodes  # padding rows among the decodes, one token each
     num_kept = num_tokens + extra  # tokens that belong to a row
 
     def fill(count: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
-        """int32 [count]: `values` of rows or of tokens, with `decode` for what pads the decode
-        rows, and `prompt` for what pads the others."""
+        """Pad the values of rows or tokens to int32 [count].
+
+        decode, prompt: the values that pad the decodes and the prompts.
+        """
         filled = np.full(count, prompt, np.int32)
         filled[:num_decodes] = values[:num_decodes]
         filled[num_decodes : num_decodes + extra] = decode
@@ -139,49 +147,46 @@ def make_arrays(
     num_samples = len(plan.sample_rows)
     sample_rows = np.array(plan.sample_rows, np.int64)
     sample_rows[sample_rows >= num_decodes] += extra
-    # What pads them are other tokens of the step.
+    # The padding of sample_positions is any tokens of the step.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
     num_extra = size.num_rows - num_samples if decodes_alone else 0
     sample_table_idxs = _pad(
         table_idxs[sample_rows].astype(np.int64), num_extra, tables.padding_idx
     )
-    output_idxs = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
     if padded and len(new_pages):
         padding = np.array([(tables.padding_idx, 0, 0)])
         count = (1 << (len(new_pages) - 1).bit_length()) - len(new_pages)
         new_pages = np.concatenate((new_pages, padding.repeat(count, axis=0)))
     shared = tables.shared_tokens(plan, page_size) if decodes_alone else 0
-    temperature, top_k, top_p, min_p, seed = tables.sampling(sample_table_idxs)
-    draws = bool(temperature.any())
+    forward: dict[str, Array] = {
+        "token_ids": token_ids,
+        "positions": _pad(positions, size.num_tokens - num_kept, 0),
+        "slots": _pad(slots, size.num_tokens - num_kept, NO_SLOT),
+        "rows": np.stack((table_idxs, firsts, lengths, ends)),
+        "sample_positions": sample_positions,
+    }
+    if shared:
+        forward["shared"] = np.array([shared], np.int32)
+    columns, is_filtered = tables.sampling_columns(sample_table_idxs)
+    if columns:
+        columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
+    has_logprobs = bool(plan.logprob_rows)
     shape = StepShape(
         size=size,
         is_shared=shared > 0,
-        all_greedy=not draws,
-        is_filtered=draws and bool(top_k.any() or (top_p < 1).any() or min_p.any()),
-        has_logprobs=bool(plan.logprob_rows),
+        all_greedy=not columns,
+        is_filtered=is_filtered,
+        has_logprobs=has_logprobs,
     )
-    # First what a graph of prompts reads, which thus is where it was; the last is no graph's.
-    arrays: list[Array] = [
-        token_ids,
-        _pad(positions, size.num_tokens - num_kept, 0),
-        _pad(slots, size.num_tokens - num_kept, NO_SLOT),
-        np.stack((table_idxs, firsts, lengths, ends)),
-        sample_positions,
-        sample_table_idxs,
-        np.array([shared] if shared else [], np.int32),
-    ]
-    if not shape.all_greedy:
-        filters = [top_k, top_p, min_p]
-        if not shape.is_filtered:
-            filters = [array[:0] for array in filters]
-        arrays += [temperature, *filters, seed, output_idxs]
-    arrays.append(new_pages.T)
     return StepArrays(
+        padded=padded,
         shape=shape if decodes_alone else padded,
         num_decodes=size.num_decodes,
-        arrays=arrays,
-        has_logprobs=shape.has_logprobs,
+        has_logprobs=has_logprobs,
+        forward=forward,
+        sample={"table_idxs": sample_table_idxs, **columns},
+        new_pages=new_pages.T,
     )
 
 

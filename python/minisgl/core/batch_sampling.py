@@ -1,0 +1,113 @@
+"""The sampling parameters of a step's rows, declared once for the host and the device.
+
+A new parameter touches these places and no other:
+
+1. `SamplingParams`: the field and its check;
+2. `BatchSamplingArgs` below: a field made by `column`, from which the request tables, the arrays of
+   a step, their upload and the device tensors follow;
+3. `Ops.sample`, the specification, and its twins `CpuOps.sample` and `CudaOps.sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minisgl.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST_TOP_P = float(np.finfo(np.float32).tiny)
+"""A smaller top-p would be 0 in float32 and keep no token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingColumn:
+    """How a parameter is kept in the request tables.
+
+    value: the parameter of a request that draws. neutral: the value without effect, which greedy
+    and padding rows have. is_filter: the device needs the column only in steps in which a filter
+    has an effect.
+    """
+
+    dtype: type[np.number[Any]]
+    neutral: float
+    value: Callable[[SamplingParams], float]
+    is_filter: bool
+
+
+def column(
+    dtype: type[np.number[Any]],
+    neutral: float,
+    value: Callable[[SamplingParams], float],
+    *,
+    is_filter: bool = False,
+) -> dict[str, SamplingColumn]:
+    """Metadata for a field of `BatchSamplingArgs`, which is None in steps that do not need it."""
+    declared = SamplingColumn(dtype=dtype, neutral=neutral, value=value, is_filter=is_filter)
+    return {"column": declared}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSamplingArgs:
+    """The sampling parameters of S rows on the device: one tensor [S] per parameter.
+
+    all_greedy: no row draws; every tensor is None. temperatures: 0 is greedy. top_ks: 0 keeps all
+    tokens. seeds: the 64 bits of the seed. output_idxs: int64, the index of the output token.
+    """
+
+    all_greedy: bool
+    temperatures: Tensor | None = field(
+        default=None, metadata=column(np.float32, 0, lambda params: params.temperature)
+    )
+    top_ks: Tensor | None = field(
+        default=None, metadata=column(np.int32, 0, lambda params: params.top_k, is_filter=True)
+    )
+    top_ps: Tensor | None = field(
+        default=None,
+        metadata=column(
+            np.float32, 1, lambda params: max(params.top_p, LEAST_TOP_P), is_filter=True
+        ),
+    )
+    min_ps: Tensor | None = field(
+        default=None, metadata=column(np.float32, 0, lambda params: params.min_p, is_filter=True)
+    )
+    seeds: Tensor | None = field(
+        default=None, metadata=column(np.int64, 0, lambda params: _signed(params.seed or 0))
+    )
+    output_idxs: Tensor | None = None
+
+    def take(self, rows: range) -> BatchSamplingArgs:
+        """The arguments of consecutive rows, as views."""
+        tensors = {name: getattr(self, name) for name in (*SAMPLING_COLUMNS, "output_idxs")}
+        span = slice(rows.start, rows.stop)
+        return replace(
+            self, **{name: x_S[span] for name, x_S in tensors.items() if x_S is not None}
+        )
+
+
+SAMPLING_COLUMNS: dict[str, SamplingColumn] = {
+    each.name: each.metadata["column"]
+    for each in fields(BatchSamplingArgs)
+    if "column" in each.metadata
+}
+
+
+def sampling_row(params: SamplingParams) -> tuple[float, ...]:
+    """The values of a request in the order of `SAMPLING_COLUMNS`.
+
+    A greedy request has neutral values: it draws no noise and ignores the filters.
+    """
+    is_greedy = params.temperature == 0
+    return tuple(
+        each.neutral if is_greedy else each.value(params) for each in SAMPLING_COLUMNS.values()
+    )
+
+
+def _signed(seed: int) -> int:
+    """The 64 bits of an integer from -2**63 to 2**64 - 1, read as a signed one."""
+    return (seed + 2**63) % 2**64 - 2**63
