@@ -1,8 +1,7 @@
-"""Finding a checkpoint, and what it recommends; nothing here reaches the network."""
+"""Finding a checkpoint; nothing here reaches the network."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.utils.hf import (
-    GenerationDefaults,
-    mending,
-    read_generation_defaults,
-    resolve_checkpoint,
-)
+from minisgl.utils.hf import mending, resolve_checkpoint
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -117,57 +111,3 @@ def test_modelscope_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ConfigError, match=r"pip install 'minisgl\[modelscope\]'"):
         resolve_checkpoint("org/name", source="modelscope")
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        (None, {}, GenerationDefaults()),
-        (None, {"eos_token_id": 7}, GenerationDefaults(eos_token_ids=(7,))),
-        ({"top_k": 5}, {"eos_token_id": [7]}, GenerationDefaults(eos_token_ids=(7,), top_k=5)),
-        (
-            {"eos_token_id": [3, 4, 3], "do_sample": True, "temperature": 0.6, "top_p": 1},
-            {"eos_token_id": 7},
-            GenerationDefaults(eos_token_ids=(3, 4), temperature=0.6, top_p=1.0),
-        ),
-        (
-            {"eos_token_id": 0, "do_sample": False, "temperature": 0.6, "top_p": 0.9},
-            {},
-            GenerationDefaults(eos_token_ids=(0,), temperature=0.0),
-        ),
-        (
-            {"repetition_penalty": 1.05, "num_beams": 1, "suppress_tokens": [], "min_length": None},
-            {},
-            GenerationDefaults(unsupported={"repetition_penalty": 1.05}),
-        ),
-    ],
-)
-def test_generation_defaults(
-    generation: dict[str, Any] | None,
-    config: dict[str, Any],
-    expected: GenerationDefaults,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    assert read_generation_defaults(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"eos_token_id": "x"},
-        {"eos_token_id": -1},
-        {"top_k": 1.5},
-        {"min_p": "0"},
-        {"top_p": True},
-        {"top_k": float("inf")},
-        {"min_p": float("nan")},
-        {"temperature": 10**400},
-    ],
-)
-def test_generation_defaults_of_a_wrong_type(values: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {next(iter(values))}"):
-        read_generation_defaults(tmp_path)

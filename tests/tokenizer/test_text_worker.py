@@ -31,7 +31,8 @@ from minisgl.message import (
     UserReply,
     ids_from_bytes,
 )
-from minisgl.tokenizer import TextWorkerConfig, load_tokenizer, tokenize_worker
+from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer.worker import TextWorkerConfig, tokenize_worker
 from minisgl.utils.process import Ready, StartFailed, receive_status, run_worker
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
