@@ -27,9 +27,11 @@ from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
 from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
 from minisgl.moe.cpu import CppMoeBackend
+from minisgl.quantization import PlainWeight
 
 GPU_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CPU_TOKENS = (1, 8, 64, 512)
@@ -125,11 +127,12 @@ def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
 
 def make_experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Experts:
     size = (shape.experts, 2 * shape.inner, shape.hidden)
+    gate_up = torch.empty(size, device=device, dtype=dtype).normal_(0, size[2] ** -0.5)
+    down = torch.empty((size[0], shape.hidden, shape.inner), device=device, dtype=dtype)
     return Experts(
-        gate_up_LGD=torch.empty(size, device=device, dtype=dtype).normal_(0, size[2] ** -0.5),
-        down_LDF=torch.empty(
-            (size[0], shape.hidden, shape.inner), device=device, dtype=dtype
-        ).normal_(0, shape.inner**-0.5),
+        gate_up=PlainWeight.of(Ops(), gate_up),
+        down=PlainWeight.of(Ops(), down.normal_(0, shape.inner**-0.5)),
+        count=shape.experts,
         first=0,
         total=shape.experts,
         top_k=shape.top_k,

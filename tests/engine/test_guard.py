@@ -149,6 +149,6 @@ def test_it_is_off_by_default(folder: Path) -> None:
 
 
 def test_nan_of_the_model_is_told(engine: Engine) -> None:
-    next(engine.model.parameters()).owner.weight.fill_(torch.nan)
+    next(engine.model.parameters()).owner.tensor.fill_(torch.nan)
     with pytest.raises(EngineError, match="or the model computes NaN by itself"):
         engine.launch(plan([(0, 0, 4)], [(0, 0, 5)])).wait()

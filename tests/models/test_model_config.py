@@ -175,7 +175,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "must be above low_freq_factor 1.0"),
         ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2}}, "number from 4 to 2"),
         ({"architectures": []}, r"architectures must be a list with one name"),
-        ({"quantization_config": {"bits": 4}}, "quantised checkpoints are not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method is None, exp"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_file(

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import MixtralConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
+from minisgl.kernel.ops import Ops
 from minisgl.moe import Experts
+from minisgl.quantization import PlainWeight
 
 # Of the largest value. Rounded are, in turn: gate and up, the activation, their product, each
 # expert's result, and the sum: five halves of a unit in the last place add up to less than this.
@@ -37,8 +39,9 @@ def make_case(
 
     held = num_experts if held is None else held
     experts = Experts(
-        gate_up_LGD=(random(held, 2 * inner, hidden) * hidden**-0.5).to(dtype),
-        down_LDF=(random(held, hidden, inner) * inner**-0.5).to(dtype),
+        gate_up=PlainWeight.of(Ops(), (random(held, 2 * inner, hidden) * hidden**-0.5).to(dtype)),
+        down=PlainWeight.of(Ops(), (random(held, hidden, inner) * inner**-0.5).to(dtype)),
+        count=held,
         first=first,
         total=num_experts,
         top_k=top_k,

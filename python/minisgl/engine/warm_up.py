@@ -93,7 +93,7 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
         -(-engine.max_seq_len // engine.page_size),
         engine.comm.size, type(engine.comm).__name__,
         config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
-        sorted({(weights.attr, weights.shape) for weights in engine.model.parameters()}),
+        sorted({(w.attr, w.shape, str(w.dtype)) for w in engine.model.parameters()}),
         sorted({window is not None for window in spec.windows}),
         spec.moe and (spec.moe.top_k, spec.moe.renormalise),
         [(plan.num_decodes, plan.starts, plan.ends, engine.runner.padded(plan)) for plan in plans],

@@ -10,16 +10,22 @@ Axes: T tokens, S rows that sample, V vocabulary, D hidden size.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from minisgl.layers.base import BaseOP, BuildContext, Part, StateLessOP
+from minisgl.layers.base import BaseOP, BuildContext, StateLessOP
 from minisgl.layers.shard import vocab_rows, vocab_share
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.quantization.weight import Target
 
 
 class _VocabShare(BaseOP):
     """The rows of a [V, D] table that this rank holds, which may be padded."""
 
-    weight: Tensor
+    target: Target = "Linear"
 
     def __init__(
         self,
@@ -38,24 +44,22 @@ class _VocabShare(BaseOP):
         part = Part(
             name=name, shape=(vocab_size, hidden_size), axis=0, share=self.share, alias=alias
         )
-        self.declare("weight", build.dtype, part, rows=rows)
+        self.weight = build.weight(part, target=self.target, rows=rows)
 
 
 class VocabParallelEmbedding(_VocabShare):
-    """int ids [T] -> [T, D]. A rank looks up the ids that it holds: its part of a sum."""
+    """int ids [T] -> this rank's partial sum [T, D]: zeros for an id that it does not hold."""
+
+    target: Target = "Embedding"
 
     def forward(self, ids_T: Tensor) -> Tensor:
         if self.comm.size == 1:
-            return self.ops.embed(ids_T, self.weight)
-        return self.ops.embed_share(ids_T, self.weight, self.share)
+            return self.ops.embed(ids_T, self.weight.dense())
+        return self.ops.embed_share(ids_T, self.weight.dense(), self.share)
 
 
 class ParallelLMHead(StateLessOP):
-    """[S, D] -> logits as `Ops.sample` takes them: on each rank of all rows, [S, V], or of its
-    share of the rows.
-
-    `table` is the embedding when tied.
-    """
+    """[S, D] -> logits [S, V] as `Ops.sample` takes them. table: the embedding when tied."""
 
     def __init__(self, table: _VocabShare) -> None:
         super().__init__()
@@ -65,13 +69,14 @@ class ParallelLMHead(StateLessOP):
     def untied(
         cls, build: BuildContext, *, vocab_size: int, hidden_size: int, name: str
     ) -> ParallelLMHead:
-        """A head with a table of its own."""
+        """An LM head with a table of its own."""
         return cls(_VocabShare(build, vocab_size=vocab_size, hidden_size=hidden_size, name=name))
 
     def forward(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        """shared: of the share (`DistributedCommunicator.shares_rows`)."""
+        """shared: return only this rank's share of the rows
+        (`DistributedCommunicator.shares_rows`)."""
         table = self.table
-        columns = table.ops.linear(x_SD, table.weight)
+        columns = table.weight.linear(x_SD)
         comm = table.comm
         whole = comm.exchange(columns) if shared else comm.all_gather(columns, dim=-1)
         return table.ops.logits(whole[:, : table.vocab_size])

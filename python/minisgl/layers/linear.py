@@ -1,9 +1,8 @@
 """Linear layers, split over ranks by columns (outputs) or rows (inputs) as in Megatron-LM (2019).
 
-A column-parallel layer's output is this rank's share; a row-parallel layer takes such a share and
-gives a part of a sum over the ranks, which the norm after it takes: a pair of them (q/k/v then o,
-gate/up then down) costs one all-reduce.
-Weights are [out, in], as checkpoints have them.
+A column-parallel layer returns this rank's share of the outputs. A row-parallel layer takes such a
+share and returns this rank's partial sum, which the next norm all-reduces. So a pair of them (q/k/v
+then o, gate/up then down) costs one all-reduce. Weights are [out, in], as in checkpoints.
 
 Axes: T tokens, D hidden size, F intermediate size, N query heads, K key/value heads, H head dim.
 """
@@ -13,24 +12,27 @@ from __future__ import annotations
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
-from minisgl.layers.base import BaseOP, BuildContext, Part
+from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
+from minisgl.quantization import Part
 
 
 class _Linear(BaseOP):
-    """`names` are checkpoint names without ".weight" and ".bias"."""
+    """One or more linear layers of one input, multiplied as one matrix."""
 
-    weight: Tensor
-    bias: Tensor | None
+    bias: Tensor | None = None
 
-    def __init__(self, build: BuildContext) -> None:
+    def __init__(self, build: BuildContext, *parts: Part, bias: bool) -> None:
+        """parts: the layers' weights, one after another."""
         super().__init__()
-        self.ops, self.comm, self.dtype = build.ops, build.comm, build.dtype
-        self.bias = None
+        self.comm = build.comm
+        self.weight = build.weight(*parts)
+        if bias:
+            self.declare("bias", build.dtype, *map(_bias, parts))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ops.linear(x, self.weight, self.bias)
+        return self.weight.linear(x, self.bias)
 
     def forward_normed(
         self,
@@ -44,30 +46,13 @@ class _Linear(BaseOP):
         One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.
         """
         if self.comm.size == 1:
-            return self.ops.norm_linear(
-                x, residual, norm.weight, norm.eps, self.weight, self.bias, gate
-            )
+            return self.weight.norm_linear(x, residual, norm.weight, norm.eps, self.bias, gate)
         x, residual = norm.forward(x, residual)
-        return self.ops.linear(x, self.weight, self.bias, gate), residual
-
-    def _declare_merged(
-        self, pieces: list[tuple[str, int, range]], in_size: int, bias: bool
-    ) -> None:
-        """pieces: (name, outputs in the checkpoint, this rank's share of them)."""
-
-        def parts(kind: str, *inner: int) -> list[Part]:
-            return [
-                Part(name=f"{name}.{kind}", shape=(size, *inner), axis=0, share=share)
-                for name, size, share in pieces
-            ]
-
-        self.declare("weight", self.dtype, *parts("weight", in_size))
-        if bias:
-            self.declare("bias", self.dtype, *parts("bias"))
+        return self.weight.linear(x, self.bias, gate), residual
 
 
 class LinearColParallelMerged(_Linear):
-    """Several linear layers of one input as one product: [T, D] -> their shares side by side.
+    """Several linear layers of one input as one GEMM: [T, D] -> their shares side by side.
 
     columns: this rank's share of each.
     """
@@ -81,13 +66,13 @@ class LinearColParallelMerged(_Linear):
         bias: bool,
         names: tuple[str, ...],
     ) -> None:
-        super().__init__(build)
-        self.columns = build.columns(out_size)
-        self._declare_merged([(name, out_size, self.columns) for name in names], in_size, bias)
+        self.columns = build.columns(out_size, *names)
+        shape = (out_size, in_size)
+        super().__init__(build, *(_rows(name, shape, self.columns) for name in names), bias=bias)
 
 
 class LinearQKVMerged(_Linear):
-    """Queries, keys and values as one product: [T, D] -> [T, (N + 2K) * H] with local N and K.
+    """Queries, keys and values as one GEMM: [T, D] -> [T, (N + 2K) * H] with local N and K.
 
     q_columns: this rank's share of the queries.
     """
@@ -103,20 +88,25 @@ class LinearQKVMerged(_Linear):
         bias: bool,
         names: tuple[str, str, str],
     ) -> None:
-        super().__init__(build)
-        heads = split_heads(num_q_heads, num_kv_heads, self.comm.size)[self.comm.rank]
+        heads = split_heads(num_q_heads, num_kv_heads, build.comm.size)[build.comm.rank]
         self.num_q_heads, self.num_kv_heads = len(heads.q), len(heads.kv)
         self.q_columns = times(heads.q, head_dim)
         q_name, k_name, v_name = names
-        kv = (num_kv_heads * head_dim, times(heads.kv, head_dim))
-        pieces = [(q_name, num_q_heads * head_dim, self.q_columns), (k_name, *kv), (v_name, *kv)]
-        self._declare_merged(pieces, in_size, bias)
+        kv_columns = times(heads.kv, head_dim)
+        q_shape, kv_shape = (num_q_heads * head_dim, in_size), (num_kv_heads * head_dim, in_size)
+        super().__init__(
+            build,
+            _rows(q_name, q_shape, self.q_columns),
+            _rows(k_name, kv_shape, kv_columns),
+            _rows(v_name, kv_shape, kv_columns),
+            bias=bias,
+        )
 
 
 class LinearRowParallel(_Linear):
-    """[T, `share` of the inputs] -> [T, D], this rank's part of the sum over the ranks.
+    """[T, `share` of the inputs] -> this rank's partial sum [T, D].
 
-    share: what this rank has of the `in_size` inputs, as the layer before gives them.
+    share: the inputs that this rank has, of `in_size`.
     """
 
     def __init__(
@@ -129,13 +119,21 @@ class LinearRowParallel(_Linear):
         bias: bool,
         name: str,
     ) -> None:
-        super().__init__(build)
         weight = Part(name=f"{name}.weight", shape=(out_size, in_size), axis=1, share=share)
-        self.declare("weight", self.dtype, weight)
-        if bias:
-            self.declare("bias", self.dtype, Part.whole(f"{name}.bias", out_size))
+        super().__init__(build, weight, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         # The bias must enter the sum once.
         bias = self.bias if self.comm.rank == 0 else None
-        return self.ops.linear(x, self.weight, bias)
+        return self.weight.linear(x, bias)
+
+
+def _rows(name: str, shape: tuple[int, int], share: range) -> Part:
+    """Rows `share` of the weight of linear layer `name`."""
+    return Part(name=f"{name}.weight", shape=shape, axis=0, share=share)
+
+
+def _bias(part: Part) -> Part:
+    """The bias beside a weight: the weight's rows."""
+    rows = part.share if part.axis == 0 else range(part.shape[0])
+    return Part(name=f"{part.module}.bias", shape=part.shape[:1], axis=0, share=rows)

@@ -1,25 +1,27 @@
 """A mixture of experts in place of a block's MLP: route each token to a few of many small MLPs.
 
-Ranks share the experts in one of two ways. By width, as other layers (`--tp` alone): each rank has
-some columns of every expert. By expert (`--ep`): each has all of some experts. Either way every
-rank routes every token, computes what it has, and the norm after it adds all, the shared expert
-included. So both need no exchange of tokens (docs/decisions/0011 has the numbers).
+Ranks share the experts in one of two ways. By width (`--tp` alone), as other layers: each rank has
+some columns of every expert. By expert (`--ep`): each rank has all columns of some experts. Either
+way every rank routes every token, computes its experts, and the next norm all-reduces the partial
+sums, the shared expert included. So neither exchanges tokens (docs/decisions/0011 has the numbers).
 
 Axes: T tokens, D hidden size, E experts, L those of this rank, F intermediate size of an expert.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minisgl.layers.base import BaseOP, BuildContext, Part, Stack
+from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
 from minisgl.moe import Experts
+from minisgl.quantization import Part, Stack, Weight
 
 if TYPE_CHECKING:
     from minisgl.moe import BaseMoeBackend
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """Of one layer's tensors. A checkpoint has a tensor for each expert, {} being its number, or
-    one for all: [E, 2F, D], gate then up, and [E, D, F]."""
+    """Names of one layer's tensors. A checkpoint has a tensor for each expert ({} is its number) or
+    one for all experts: [E, 2F, D], gate then up, and [E, D, F]."""
 
     router: str
     router_alias: str | None
@@ -39,17 +41,13 @@ class ExpertNames:
     all_down: str
 
 
-class MoE(BaseOP):
+class MoELayer(BaseOP):
     """The weighted sum of the `top_k` experts that the router prefers (`Ops.route`)."""
-
-    router: Tensor
-    gate_up: Tensor
-    down: Tensor
 
     def __init__(
         self,
         build: BuildContext,
-        backend: BaseMoeBackend,
+        backends: Callable[[type[Weight]], BaseMoeBackend],
         *,
         hidden_size: int,
         inner_size: int,
@@ -59,16 +57,16 @@ class MoE(BaseOP):
         names: ExpertNames,
         shared: SharedExpert | None,
     ) -> None:
+        """backends: the backend for experts of a kind of weight."""
         super().__init__()
-        self.ops, self.comm, self.shared = build.ops, build.comm, shared
-        self._backend = backend
+        self.shared = shared
         self._top_k, self._renormalise, self._total = top_k, renormalise, num_experts
         held, columns = range(num_experts), range(inner_size)
         if build.expert_parallel:
-            held = split(num_experts, self.comm.size)[self.comm.rank]
+            held = split(num_experts, build.comm.size)[build.comm.rank]
         else:
-            columns = build.columns(inner_size)
-        self._first = held.start
+            columns = build.columns(inner_size, _module(names.gate), _module(names.up))
+        self._first, self._count = held.start, len(held)
         router = Part(
             name=names.router,
             alias=names.router_alias,
@@ -76,7 +74,7 @@ class MoE(BaseOP):
             axis=0,
             share=range(num_experts),
         )
-        self.declare("router", build.dtype, router)
+        self.router = build.weight(router)
 
         def part(name: str, expert: int, stack: Stack, *, is_down: bool = False) -> Part:
             size = (inner_size, hidden_size)
@@ -98,8 +96,9 @@ class MoE(BaseOP):
                 gate_up.append(part(name, expert, stack))
             stack = Stack(names.all_down, down_shape, expert, 0)
             down.append(part(names.down, expert, stack, is_down=True))
-        self.declare("gate_up", build.dtype, *gate_up, stacked=len(held))
-        self.declare("down", build.dtype, *down, stacked=len(held))
+        self.gate_up = build.weight(*gate_up, stacked=len(held))
+        self.down = build.weight(*down, stacked=len(held))
+        self._backend = backends(type(self.gate_up))
 
     def forward(
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
@@ -107,48 +106,45 @@ class MoE(BaseOP):
         """Apply norm, then the experts. Returns (output, residual)."""
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
         experts = Experts(
-            gate_up_LGD=self.gate_up,
-            down_LDF=self.down,
+            gate_up=self.gate_up,
+            down=self.down,
+            count=self._count,
             first=self._first,
             total=self._total,
             top_k=self._top_k,
             renormalise=self._renormalise,
         )
-        out_TD = self._backend.forward(x_TD, self.ops.linear(x_TD, self.router), experts)
+        out_TD = self._backend.forward(x_TD, self.router.linear(x_TD), experts)
         if self.shared:
             out_TD = out_TD + self.shared.forward(x_TD)
         return out_TD, residual_TD
 
 
 class SharedExpert(BaseOP):
-    """An MLP that every token takes, times sigmoid(gate(x)): this rank's part of the sum."""
-
-    gate_up: Tensor
-    down: Tensor
-    gate: Tensor
+    """An MLP for every token, times sigmoid(gate(x)). Returns this rank's partial sum."""
 
     def __init__(
         self, build: BuildContext, *, hidden_size: int, inner_size: int, prefix: str
     ) -> None:
         """prefix: of the layer's MLP in the checkpoint."""
         super().__init__()
-        self.ops = build.ops
-        columns = build.columns(inner_size)
-        name = f"{prefix}.shared_expert.{{}}_proj.weight"
-        up = (inner_size, hidden_size)
-        parts = [
-            Part(name=name.format(kind), shape=up, axis=0, share=columns) for kind in ("gate", "up")
-        ]
-        self.declare("gate_up", build.dtype, *parts)
-        self.declare(
-            "down",
-            build.dtype,
-            Part(name=name.format("down"), shape=up[::-1], axis=1, share=columns),
+        gate, up, down = (f"{prefix}.shared_expert.{kind}_proj" for kind in ("gate", "up", "down"))
+        columns = build.columns(inner_size, gate, up)
+        shape = (inner_size, hidden_size)
+        self.gate_up = build.weight(
+            *(Part(name=f"{n}.weight", shape=shape, axis=0, share=columns) for n in (gate, up))
         )
-        gate = Part.whole(f"{prefix}.shared_expert_gate.weight", 1, hidden_size)
-        self.declare("gate", build.dtype, gate)
+        self.down = build.weight(
+            Part(name=f"{down}.weight", shape=shape[::-1], axis=1, share=columns)
+        )
+        name = f"{prefix}.shared_expert_gate.weight"
+        self.gate = build.weight(Part.whole(name, 1, hidden_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        act = self.ops.linear(x_TD, self.gate_up, gate="silu")
-        open_T1 = torch.sigmoid(self.ops.linear(x_TD, self.gate))
-        return open_T1 * self.ops.linear(act, self.down)
+        act = self.gate_up.linear(x_TD, gate="silu")
+        return torch.sigmoid(self.gate.linear(x_TD)) * self.down.linear(act)
+
+
+def _module(name: str) -> str:
+    """The first expert's module, whose format all experts have."""
+    return name.format(0).removesuffix(".weight")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.layers.base import BaseOP, BuildContext, Part
+from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.quantization import Part
 
 
 class _Norm(BaseOP):

@@ -56,22 +56,27 @@ def times(span: range, size: int) -> range:
     return range(span.start * size, span.stop * size)
 
 
-def split_columns(width: int, num_ranks: int) -> list[range]:
+def split_columns(width: int, num_ranks: int, block: int = 1) -> list[range]:
     """A layer's columns, in the largest units that keep the shares about even.
 
-    Raises ConfigError where a rank would have none.
+    block: columns that must stay together (a block of a quantised weight); the last block may be
+    smaller. Raises ConfigError where a rank would have no columns.
     """
-    if width < num_ranks:
+    num_blocks = -(-width // block)
+    if num_blocks < num_ranks:
+        in_blocks = f", in blocks of {block}," if block > 1 else ""
         raise ConfigError(
-            f"a layer of width {width} cannot be shared by {counted(num_ranks, 'rank')}; use at "
-            f"most {width}"
+            f"a layer of width {width}{in_blocks} cannot be shared by "
+            f"{counted(num_ranks, 'rank')}; use at most {num_blocks}"
         )
     for unit in COLUMN_UNITS:
         num_units, rest = divmod(width, unit)
         largest = -(-num_units // num_ranks) * unit
-        if not rest and (unit == 1 or largest * num_ranks <= (1 + MOST_UNEVEN) * width):
+        even = largest * num_ranks <= (1 + MOST_UNEVEN) * width
+        if not rest and unit % block == 0 and (unit == 1 or even):
             return [times(span, unit) for span in split(num_units, num_ranks)]
-    raise AssertionError("every width is a multiple of 1")
+    blocks = split(num_blocks, num_ranks)
+    return [range(span.start * block, min(span.stop * block, width)) for span in blocks]
 
 
 def split_heads(num_q_heads: int, num_kv_heads: int, num_ranks: int) -> list[HeadShare]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.errors import ConfigError
-from minisgl.layers import BuildContext, Part
+from minisgl.layers import BuildContext
 from minisgl.layers.shard import vocab_share
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.spec import ModelSpec
 from minisgl.models.weight import Checkpoint, Progress, check_weight, load_dummy, load_weight
+from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 
@@ -44,7 +45,13 @@ def build_model(
     spec = config.family.spec(config)
     if expert_parallel:
         _check_expert_parallel(spec, comm)
-    build = BuildContext(ops=ops, comm=comm, dtype=dtype, expert_parallel=expert_parallel)
+    build = BuildContext(
+        ops=ops,
+        comm=comm,
+        dtype=dtype,
+        formats=config.formats,
+        expert_parallel=expert_parallel,
+    )
     return Decoder(spec, build, max_context or config.max_context)
 
 

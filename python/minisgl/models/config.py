@@ -20,6 +20,7 @@ from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
 from minisgl.models.registry import get_model_class
 from minisgl.models.spec import Family
 from minisgl.models.weight import checkpoint_dtype
+from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import counted
 
@@ -85,7 +86,7 @@ class ModelConfig:
     """The sizes of a decoder. `fields` are the rest, for its family to read.
 
     max_context: positions that the checkpoint is meant for, stretched rotary embedding included.
-    dtype: of the checkpoint.
+    dtype: of the checkpoint. formats: of its weights.
     """
 
     architecture: str
@@ -102,6 +103,7 @@ class ModelConfig:
     rope: RotaryConfig
     dtype: torch.dtype
     fields: Fields
+    formats: Formats
 
     @property
     def max_context(self) -> int:
@@ -139,11 +141,6 @@ class ModelConfig:
             raise config.error("architectures", "a list with one name, as in ['LlamaForCausalLM']")
         family = get_model_class(str(architectures[0]))
         config = Fields({**family.defaults, **values}, str(file))
-        if config.values.get("quantization_config") is not None:
-            raise ConfigError(
-                f"{file}: quantization_config is set, but quantised checkpoints are not supported; "
-                "use one in bfloat16, float16 or float32"
-            )
 
         hidden_size = config.integer("hidden_size")
         num_heads = config.integer("num_attention_heads")
@@ -180,7 +177,17 @@ class ModelConfig:
             rope=_rotary_config(config, head_dim),
             dtype=_dtype(config, folder),
             fields=config,
+            formats=_formats(config),
         )
+
+
+def _formats(config: Fields) -> Formats:
+    values = config.values.get("quantization_config")
+    if values is None:
+        return UNQUANTISED
+    from minisgl.quantization.config import read_formats
+
+    return read_formats(values, config.where)
 
 
 def _dtype(config: Fields, folder: Path) -> torch.dtype:

@@ -23,21 +23,21 @@ from minisgl.layers import (
     LinearColParallelMerged,
     LinearQKVMerged,
     LinearRowParallel,
-    MoE,
     OPList,
     ParallelLMHead,
     RMSNorm,
     RMSNormFused,
     RotaryEmbedding,
-    SharedExpert,
     VocabParallelEmbedding,
     get_rope,
 )
-from minisgl.models.spec import ModelSpec, MoeSpec
-from minisgl.moe import BaseMoeBackend, create_moe_backend
+from minisgl.models.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from minisgl.core import Batch
+    from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -90,8 +90,14 @@ class Decoder(BaseLLMModel):
             name=EMBEDDING,
             alias=LM_HEAD if config.tie_word_embeddings else None,
         )
-        moe = create_moe_backend(build.ops, build.dtype) if spec.moe else None
-        self.blocks = OPList([Block(spec, build, rope, moe, i) for i in range(config.num_layers)])
+        mixture = None
+        if spec.moe:
+            from minisgl.models.mixture import mixture_builder
+
+            mixture = mixture_builder(spec.moe, build, hidden_size)
+        self.blocks = OPList(
+            [Block(spec, build, rope, mixture, i) for i in range(config.num_layers)]
+        )
         self.norm = RMSNormFused(
             build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
         )
@@ -127,14 +133,14 @@ class Decoder(BaseLLMModel):
 class Block(BaseOP):
     """norm, attention, norm, MLP or mixture of experts."""
 
-    mlp: GatedMLP | MoE
+    mlp: GatedMLP | MoELayer
 
     def __init__(
         self,
         spec: ModelSpec,
         build: BuildContext,
         rope: RotaryEmbedding,
-        moe: BaseMoeBackend | None,
+        mixture: Callable[[int], MoELayer] | None,
         index: int,
     ) -> None:
         super().__init__()
@@ -146,8 +152,8 @@ class Block(BaseOP):
         self.mlp_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
         )
-        if spec.moe and moe and spec.moe.is_sparse[index]:
-            self.mlp = _mixture(spec.moe, build, moe, size, index)
+        if spec.moe and mixture and spec.moe.is_sparse[index]:
+            self.mlp = mixture(index)
         else:
             self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
 
@@ -262,27 +268,3 @@ class GatedMLP(BaseOP):
         """Apply norm, then the gated MLP. Returns (output, residual)."""
         x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.activation)
         return self.down.forward(x_TF), residual_TD
-
-
-def _mixture(
-    spec: MoeSpec, build: BuildContext, backend: BaseMoeBackend, hidden_size: int, index: int
-) -> MoE:
-    shared = None
-    if spec.shared_size:
-        shared = SharedExpert(
-            build,
-            hidden_size=hidden_size,
-            inner_size=spec.shared_size,
-            prefix=f"model.layers.{index}.mlp",
-        )
-    return MoE(
-        build,
-        backend,
-        hidden_size=hidden_size,
-        inner_size=spec.inner_size,
-        num_experts=spec.num_experts,
-        top_k=spec.top_k,
-        renormalise=spec.renormalise,
-        names=spec.names(index),
-        shared=shared,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.layers import ExpertNames
+from minisgl.layers.moe import ExpertNames
 from minisgl.models.spec import Family, ModelSpec, MoeSpec
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.layers import ExpertNames
+from minisgl.layers.moe import ExpertNames
 from minisgl.models import qwen2, qwen3
 from minisgl.models.spec import Family, ModelSpec, MoeSpec
 

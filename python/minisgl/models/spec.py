@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minisgl.layers import ExpertNames
+    from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
 
 

@@ -1,23 +1,32 @@
-"""Which backend computes a mixture's experts: it follows the ops that the device was given."""
+"""Which backend computes a mixture's experts: it follows the device's ops and the weights."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.kernel.hopper import on_hopper
 from minisgl.moe.base import BaseMoeBackend, TorchMoeBackend
+from minisgl.quantization import PlainWeight, Weight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
 
 
-def create_moe_backend(ops: Ops, dtype: torch.dtype) -> BaseMoeBackend:
-    """The fastest for the device of `ops` and for experts of `dtype`; it computes others, too."""
+def create_moe_backend(
+    ops: Ops, dtype: torch.dtype, weight: type[Weight] = PlainWeight
+) -> BaseMoeBackend:
+    """The fastest backend for `ops` and for experts of this kind of weight.
+
+    dtype: of the activations; the backend computes others, too.
+    """
+    if not issubclass(weight, PlainWeight):  # the kernels read plain tensors
+        return TorchMoeBackend(ops)
     if ops.name == "triton":
+        from functools import partial
+
         from minisgl.kernel.grouped import GroupedProducts
+        from minisgl.kernel.hopper import on_hopper
         from minisgl.moe.fused import FusedMoeBackend  # needs Triton, which a CPU's torch lacks
 
         otherwise = "experts' products of many rows are Triton's"

@@ -1,0 +1,132 @@
+"""A weight: a matrix in some storage format that knows how to multiply.
+
+Layers, the loader and the ops ask a `Weight` and never its format. A format is one subclass: it
+declares the checkpoint tensors of its matrices, with this rank's share of each, and writes `dense`.
+That is enough to compute. It overrides `linear` and `norm_linear` where a kernel reads the format,
+and packs its tensors in `init_buffers` where the kernel wants another layout.
+
+Axes: O outputs, I inputs, L matrices of a stack.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, Self
+
+from torch import Tensor
+
+from minisgl.quantization.parameter import Part, TensorOwner
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.kernel.ops import Activation, Ops
+
+Target = Literal["Linear", "Embedding"]
+"""The class of a module in PyTorch, by which checkpoints say what they have quantised."""
+
+
+class Weight(TensorOwner, ABC):
+    """A matrix [O, I], of several checkpoint matrices merged along O, or a stack [L, O, I]."""
+
+    def __init__(self, ops: Ops, dtype: torch.dtype) -> None:
+        """dtype: of the activations."""
+        super().__init__()
+        self.ops, self.dtype = ops, dtype
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The matrix or the stack as a tensor of `dtype`."""
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
+    ) -> Tensor:
+        """See `Ops.linear`."""
+        return self.ops.linear(x, self.dense(), bias, gate)
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        bias: Tensor | None,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops.norm_linear`."""
+        return self.ops.norm_linear(x, residual, norm_weight, eps, self.dense(), bias, gate)
+
+    def __getitem__(self, index: int) -> Self:
+        """Matrix `index` of a stack, as a view."""
+        matrix = object.__new__(type(self))
+        matrix.__dict__.update(self.__dict__)
+        for declared in self._declared:
+            attr = declared.keywords["attr"]
+            setattr(matrix, attr, getattr(self, attr)[index])
+        return matrix
+
+
+class PlainWeight(Weight):
+    """Numbers of the activations' dtype."""
+
+    tensor: Tensor
+
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> None:
+        super().__init__(ops, dtype)
+        self.declare("tensor", dtype, *parts, rows=rows, stacked=stacked)
+
+    @classmethod
+    def of(cls, ops: Ops, tensor: Tensor) -> PlainWeight:
+        """The weight of a tensor in memory."""
+        weight = cls(ops, tensor.dtype, [Part.whole("weight", *tensor.shape)])
+        weight.tensor = tensor
+        return weight
+
+    def dense(self) -> Tensor:
+        return self.tensor
+
+
+class WeightClass(Protocol):
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> Weight:
+        """parts: the checkpoint matrices as if they were plain, names and shapes [O, I] included.
+        rows, stacked: see `TensorOwner.declare`. Raises ConfigError where a rank's share cannot be
+        cut in this format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How a checkpoint stores a matrix. unit: rows and columns that no two ranks may share."""
+
+    weight: WeightClass
+    unit: int = 1
+
+
+PLAIN = Format(weight=PlainWeight)
+
+
+class Formats:
+    """The format of each module of a checkpoint: here, of one that is not quantised."""
+
+    def of(self, modules: Sequence[str], target: Target) -> Format:
+        """The one format of `modules`, which are multiplied as one matrix, all of class `target`.
+        Raises ConfigError where they have several."""
+        return PLAIN
+
+
+UNQUANTISED = Formats()
