@@ -86,7 +86,7 @@ def fill_cache(engine: Engine, rows: int, context: int) -> Plan:
     first = replace(
         plan,
         num_decodes=0,
-        new_pages=[(row, i, row * pages + i) for row in every for i in range(pages)],
+        new_pages=[(0, row, i, row * pages + i) for row in every for i in range(pages)],
         begins=[(row, SamplingParams(temperature=0.0)) for row in every],
     )
     _wait(engine.launch(first))

@@ -29,7 +29,7 @@ def make_plan(num_decodes: int, prompts: Rows, num_pages: int = 0) -> Plan:
         num_decodes=num_decodes,
         sample_rows=every,
         output_idxs=every,
-        new_pages=[(0, index, index) for index in range(num_pages)],
+        new_pages=[(0, 0, index, index) for index in range(num_pages)],
     )
 
 

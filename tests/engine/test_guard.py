@@ -102,7 +102,7 @@ def plan(rows: list[tuple[int, int, int]], pages: list[tuple[int, int, int]]) ->
         num_decodes=0,
         sample_rows=list(range(len(rows))),
         output_idxs=[0] * len(rows),
-        new_pages=pages,
+        new_pages=[(0, *page) for page in pages],
         begins=[(row, SamplingParams(temperature=0.0)) for row, *_ in rows],
     )
 

@@ -42,7 +42,7 @@ def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples:
         sample_rows=sample_rows,
         output_idxs=[3 * row for row in sample_rows],
         new_pages=[
-            (table_idx, index, next(pages))
+            (0, table_idx, index, next(pages))
             for table_idx, end in zip(table_idxs, ends, strict=True)
             for index in range(-(-end // PAGE_SIZE))
         ],
@@ -130,8 +130,8 @@ def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
     """Rows of 1,024 tokens in the same pages, then one of its own, and another's old pages."""
     device, num_shared = CpuDevice(), 1024 // page_size
     rows = list(range(MIN_SHARED_ROWS))
-    pages = [(row, index, index) for row in rows for index in range(num_shared)]
-    pages += [(row, num_shared + extra, 1000 + row) for row in rows for extra in range(3)]
+    pages = [(0, row, index, index) for row in rows for index in range(num_shared)]
+    pages += [(0, row, num_shared + extra, 1000 + row) for row in rows for extra in range(3)]
     start = num_shared * page_size
     plan = Plan(
         step=0,

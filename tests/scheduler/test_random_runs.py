@@ -7,12 +7,14 @@ too early or shared wrongly shows as a wrong token.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from minisgl.core import Accepted, Failed, Finished, Plan, SamplingParams, StepOutcome, Token
+from minisgl.core.groups import CacheGroup
+from minisgl.kvcache import RadixPrefixCache
 from minisgl.message import AbortMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.testing import FakeExecutor, ListOutbox, fake_next_id
@@ -40,7 +42,11 @@ class Case:
         ids = list(self.prompt)
         for index in range(max_tokens):
             token = fake_next_id(
-                np.array(ids, np.int32), self.sampling.seed or 0, index, config.vocab_size
+                np.array(ids, np.int32),
+                self.sampling.seed or 0,
+                index,
+                config.vocab_size,
+                config.cache_groups,
             )
             ids.append(token)
             if token in stops:
@@ -54,7 +60,26 @@ class CheckedScheduler(Scheduler):
     def plan(self) -> Plan | None:
         plan = super().plan()
         self.check()
+        if plan is not None:
+            self.check_writes(plan)
         return plan
+
+    def check_writes(self, plan: Plan) -> None:
+        """No row writes a page that an earlier step has given to the prefix tree."""
+        tree = self._cache._prefix_cache
+        if not isinstance(tree, RadixPrefixCache):
+            return
+        stored = dict(plan.stored)
+        page_size = self.config.page_size
+        written = set()
+        rows = zip(plan.uids, plan.starts, plan.ends, strict=True)
+        for row, (uid, start, end) in enumerate(rows):
+            pages = self._requests[uid].pages
+            first = max(start, stored.get(row, 0)) // page_size
+            written.update(pages[first : -(-end // page_size)])
+        written.discard(-1)  # of a model without a full group
+        for node in tree._nodes():
+            assert node.step >= plan.step or written.isdisjoint(node.pages), "a page written twice"
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list:
         events = super().commit(plan, outcome)
@@ -124,11 +149,32 @@ def random_config(rng: random.Random) -> SchedulerConfig:
     )
 
 
+def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfig:
+    """The same with window and state groups, beside a full one or without."""
+    page_size, chunk = config.page_size, config.max_prefill_tokens
+    groups = [CacheGroup(num_pages=config.num_pages)] if rng.random() < 0.7 else []
+    for _ in range(rng.choice([1, 1, 2]) - (len(groups) and rng.random() < 0.3)):
+        group = CacheGroup(kind="window", window=rng.choice([1, 2, 5, 16, 17, 40]))
+        least = group.most_pages(1 << 20, chunk, page_size)
+        num_pages = least + rng.randrange(3 * least) if rng.random() < 0.7 else rng.randint(3, 40)
+        groups.append(replace(group, num_pages=num_pages))
+    if rng.random() < 0.6:
+        interval = page_size * rng.choice([1, 1, 2, 4])
+        if not any(group.kind == "full" or group.window >= interval for group in groups):
+            rows = CacheGroup(kind="window", window=interval)
+            least = rows.most_pages(1 << 20, chunk, page_size)
+            groups.append(replace(rows, num_pages=least + rng.randrange(2 * least)))
+        groups.append(CacheGroup(kind="state", interval=interval, num_pages=rng.randint(3, 20)))
+    return replace(config, num_pages=0, groups=tuple(groups))
+
+
 def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
     roots = [[rng.randrange(50) for _ in range(rng.randint(1, 60))] for _ in range(3)]
     cases = []
     for _ in range(rng.randint(1, 14)):
         prompt = list(rng.choice(roots)[: rng.randint(1, 60)])
+        if cases and rng.random() < 0.3:
+            prompt = list(rng.choice(cases).prompt)
         prompt += [rng.randrange(50) for _ in range(rng.choice([0, 1, 7, 30]))]
         cases.append(
             Case(
@@ -144,15 +190,17 @@ def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
     return cases
 
 
-def run_seed(seed: int, *, fail: bool) -> None:
+def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
     rng = random.Random(seed)
     config = random_config(rng)
+    if grouped:
+        config = random_groups(rng, config)
     cases = random_cases(rng, config)
     overlap = rng.random() < 0.7
     fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None
     scheduler = CheckedScheduler(config)
     executor = FakeExecutor(
-        num_pages=config.num_pages,
+        groups=config.cache_groups,
         page_size=config.page_size,
         max_running=config.max_running,
         vocab_size=config.vocab_size,
@@ -199,9 +247,19 @@ def test_random_runs(shard: int) -> None:
 
 
 @pytest.mark.parametrize("shard", range(4))
-def test_random_runs_with_failing_steps(shard: int) -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
     for seed in range(10_000 + shard, 10_200, 4):
         try:
-            run_seed(seed, fail=True)
+            run_seed(seed, fail=True, grouped=grouped)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_runs_with_window_and_state_groups(shard: int) -> None:
+    for seed in range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS):
+        try:
+            run_seed(seed, fail=False, grouped=True)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

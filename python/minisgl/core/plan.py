@@ -21,6 +21,9 @@ from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
+NewPage = tuple[int, int, int, int]
+"""(cache group, table_idx, page index, page id): an entry of a group's page table."""
+
 PROMISED = -1
 """In `Plan.token_ids`: the id that the request's last launched row sampled; the host lacks it."""
 
@@ -34,7 +37,9 @@ class Plan:
     sample_rows: indices of rows whose last position yields a token, ascending.
     output_idxs: for each of `sample_rows`, which output token of its request that is (from 0).
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
-    new_pages: (table_idx, index in that page table row, page id), to be written before the step.
+    new_pages: entries of the page tables, to be written before the step.
+    stored: (row, position): the row's tokens below that position are computed again for other cache
+        groups, but the full group has their KV in pages of the prefix cache, which no step writes.
     begins: (table_idx, sampling) of requests that take a row of the tables with this step;
         seeds are resolved.
     """
@@ -49,7 +54,8 @@ class Plan:
     sample_rows: list[int]
     output_idxs: list[int]
     logprob_rows: list[int] = field(default_factory=list)
-    new_pages: list[tuple[int, int, int]] = field(default_factory=list)
+    new_pages: list[NewPage] = field(default_factory=list)
+    stored: list[tuple[int, int]] = field(default_factory=list)
     begins: list[tuple[int, SamplingParams]] = field(default_factory=list)
 
     @property

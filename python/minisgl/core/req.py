@@ -34,7 +34,9 @@ class Req:
     prompt: int32 ids. max_len: prompt plus the output tokens allowed; fits the context and the
     pool. order: (priority, arrival), lower goes first. stop_ids: output ids that end the request.
     namespace: only requests with the same one share pages of the prefix cache.
-    pages: the request's page table, one page id per `page_size` tokens that have room.
+    pages: the request's page table in the full group, one page id per `page_size` tokens that have
+    room. num_stored: tokens at the front whose pages in the full group the prefix cache owns; more
+    than `num_cached` where other cache groups have lost pages.
     handle: what the prefix cache keeps locked for this request while it holds pages.
     table_idx: its row in the engine's page table and token table, -1 while not running.
     num_stalls: large chunks that its tokens had to wait for.
@@ -56,6 +58,7 @@ class Req:
     num_computed: int = 0
 
     pages: list[int] = field(default_factory=list)
+    num_stored: int = 0
     handle: Any = None
     table_idx: int = -1
     num_flights: int = 0

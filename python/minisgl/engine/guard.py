@@ -38,7 +38,7 @@ class PageGuard:
                 self._holders[page].discard(table_idx)
         starts = dict(zip(plan.table_idxs, plan.starts, strict=True))
         fresh, cached = [], []
-        for table_idx, index, page in plan.new_pages:
+        for _, table_idx, index, page in plan.new_pages:
             self._pages.setdefault(table_idx, {})[index] = page
             if index * self._page_size >= starts[table_idx]:
                 fresh.append(page)

@@ -55,12 +55,12 @@ def probe_plan(
     which no step has computed.
     """
     num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
-    new_pages = [(row, index, index) for row in range(num_rows) for index in range(num_before)]
-    new_pages += [(row, num_before, num_before) for row in range(num_decodes)]
+    new_pages = [(0, row, index, index) for row in range(num_rows) for index in range(num_before)]
+    new_pages += [(0, row, num_before, num_before) for row in range(num_decodes)]
     next_page = num_before + (num_decodes > 0)
     for row, num_tokens in enumerate(prompts, num_decodes):
         for index in range(-(-num_tokens // engine.page_size)):
-            new_pages.append((row, num_before + index, next_page))
+            new_pages.append((0, row, num_before + index, next_page))
             next_page += 1
     return Plan(
         step=-1,

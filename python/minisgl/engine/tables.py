@@ -33,30 +33,42 @@ MIN_SHARED_TOKENS = 256
 class RequestTables:
     """Mutable; written only by the engine's steps, in stream order."""
 
-    def __init__(self, device: Device, *, max_running: int, max_pages: int) -> None:
+    def __init__(
+        self, device: Device, *, max_running: int, max_pages: int, num_groups: int = 1
+    ) -> None:
+        """page_table: int32 [G * R, P], the tables of G cache groups one after another, with P page
+        indices. The last of a group's R rows belongs to padding."""
         self.padding_idx = max_running
-        self._pages = np.zeros((max_running + 1, max_pages), np.int32)
+        self._num_rows = max_running + 1
+        self._pages = np.zeros((num_groups * self._num_rows, max_pages), np.int32)
         self._sampling = {
             name: np.full(max_running + 1, column.neutral, column.dtype)
             for name, column in SAMPLING_COLUMNS.items()
         }
         self.page_table: Tensor = torch.zeros(
-            (max_running + 1, max_pages), dtype=torch.int32, device=device.torch_device
+            self._pages.shape, dtype=torch.int32, device=device.torch_device
         )
         self.last_token: Tensor = torch.zeros(
             max_running + 1, dtype=torch.int32, device=device.torch_device
         )
 
-    def update(self, plan: Plan) -> npt.NDArray[np.int64]:
-        """Write the plan's new requests and new pages to the host's tables.
+    def group_table(self, group: int) -> Tensor:
+        """The page table of a cache group on the device, int32 [R, P]: a view."""
+        first = group * self._num_rows
+        return self.page_table[first : first + self._num_rows]
 
-        Returns the pages, [N, 3], for the device: table row, index in it, page.
+    def update(self, plan: Plan) -> npt.NDArray[np.int64]:
+        """Copy the plan's new rows and pages to the host's side of the tables.
+
+        Returns the pages for the device, [N, 3]: row of `page_table`, page index, page.
         """
         for table_idx, sampling in plan.begins:
             values = sampling_row(sampling)
             for column, value in zip(self._sampling.values(), values, strict=True):
                 column[table_idx] = value
-        new_pages = np.array(plan.new_pages, np.int64).reshape(-1, 3)
+        new_pages = np.array(plan.new_pages, np.int64).reshape(-1, 4)
+        new_pages[:, 1] += new_pages[:, 0] * self._num_rows
+        new_pages = new_pages[:, 1:]
         self._pages[new_pages[:, 0], new_pages[:, 1]] = new_pages[:, 2]
         return new_pages
 
@@ -84,8 +96,11 @@ class RequestTables:
         table_idxs_T: npt.NDArray[np.int32],
         positions_T: npt.NDArray[np.int32],
         page_size: int,
+        group: int = 0,
     ) -> npt.NDArray[np.int32]:
-        """int32 token slots of positions of table rows."""
+        """int32 token slots in a cache group of positions of table rows."""
+        if group:
+            table_idxs_T = table_idxs_T + np.int32(group * self._num_rows)
         pages = self._pages[table_idxs_T, positions_T // page_size]
         slots: npt.NDArray[np.int32] = pages * np.int32(page_size) + positions_T % page_size
         return slots

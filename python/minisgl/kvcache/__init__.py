@@ -9,7 +9,7 @@ from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 from minisgl.kvcache.manager import CacheManager
 from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
-from minisgl.kvcache.registry import create_prefix_cache
+from minisgl.kvcache.registry import create_cache_manager, create_prefix_cache
 
 __all__ = [
     "BaseCacheHandle",
@@ -17,5 +17,6 @@ __all__ = [
     "CacheManager",
     "NaivePrefixCache",
     "RadixPrefixCache",
+    "create_cache_manager",
     "create_prefix_cache",
 ]

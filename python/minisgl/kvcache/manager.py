@@ -5,24 +5,27 @@
     free ──extend──> private to a request ──publish──> prefix cache ──evict──> free
                              └───────────release (duplicates, partial pages)─────^
 
-A request's page table is `req.pages`. Its front is locked in the prefix cache by `req.handle`;
-the rest, and duplicates of pages that the cache already had, are private to the request.
+`req.pages` is a request's page table. The prefix cache owns its front, which `req.handle` locks.
+The request owns the rest, and pages whose tokens the cache already had in other pages.
+
+`CacheManager` serves models with one full group, which is nearly all of them.
+`minisgl.kvcache.grouped` extends it to window and state groups.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minisgl.core.plan import NewPage
 from minisgl.core.req import IdArray, Req
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 from minisgl.kvcache.pages import PageAllocator
 
 
 @dataclass(slots=True)
-class _Holding:
-    """`req.handle`: a locked position in the prefix cache, and what was computed twice before it.
-
-    Mutable: it moves forward as the request publishes pages.
+class Holding:
+    """`req.handle`: a locked position in the prefix cache, and the request's own copies of pages
+    before it. Mutable: it moves forward as the request publishes pages.
     """
 
     position: BaseCacheHandle
@@ -43,14 +46,19 @@ class CacheManager:
         return self._allocator.num_pages
 
     @property
-    def num_available(self) -> int:
-        """Pages that are free or that eviction would free."""
-        return self._allocator.num_free + self._prefix_cache.num_evictable
+    def num_used_pages(self) -> int:
+        """Pages that running requests hold."""
+        return self.num_pages - self._num_available
 
     @property
     def num_cached_pages(self) -> int:
-        """Pages that no running request holds, kept in case somebody comes with their prefix."""
+        """Pages that no running request holds, kept for later requests with the same prefix."""
         return self._prefix_cache.num_evictable
+
+    @property
+    def _num_available(self) -> int:
+        """Pages that are free or that eviction would free."""
+        return self._allocator.num_free + self._prefix_cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -59,18 +67,40 @@ class CacheManager:
         """The number of tokens that `attach` would find."""
         return self._prefix_cache.num_cached(ids, req.namespace)
 
-    def attach(self, req: Req, ids: IdArray) -> int:
-        """Give `req`, which holds nothing, the cached prefix of `ids`; returns its tokens."""
+    def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
+        """Give `req`, which holds nothing, the cached prefix of `ids`. Returns its length.
+
+        None, and the request holds nothing, if a step after `step` can use a longer prefix.
+        """
         assert req.handle is None, "it holds pages already"
         position = self._prefix_cache.match(ids, req.namespace)
         self._prefix_cache.lock(position)
-        req.handle = _Holding(position)
+        req.handle = Holding(position)
         req.pages = position.pages()
+        req.num_stored = position.num_tokens
         return position.num_tokens
 
-    def extend(self, req: Req, end: int) -> bool:
-        """Make room for the tokens [0, end) of `req`; False, and no change, when pages run out."""
-        count = -(-end // self.page_size) - len(req.pages)
+    def has_room(self, req: Req, end: int, others: int, growth: int) -> bool:
+        """Whether `req` can grow to `end` tokens while `others` requests grow by `growth` each."""
+        need = self.pages_for(end) - len(req.pages)
+        return need + others * self.pages_for(growth) <= self._num_available
+
+    def chunk_end(self, req: Req, start: int, end: int) -> int:
+        """Where a chunk that starts at `start` and may reach `end` should end. A chunk that is not
+        its prompt's last ends with a whole page, as only these can be shared."""
+        aligned = end - end % self.page_size
+        return aligned if end < req.num_known and aligned > start else end
+
+    def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
+        """Append all pages of a request that has just got its row of the page table."""
+        row = req.table_idx
+        new_pages += [(0, row, index, page) for index, page in enumerate(req.pages)]
+
+    def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
+        """Make room for the tokens [start, end) of `req`, which come next, and append the pages
+        that this takes. False, and nothing taken, when pages run out."""
+        first = len(req.pages)
+        count = -(-end // self.page_size) - first
         if count <= 0:
             return True
         missing = count - self._allocator.num_free
@@ -81,15 +111,18 @@ class CacheManager:
         pages = self._allocator.allocate(count)
         assert pages is not None, "num_evictable promised these pages"
         req.pages += pages
+        row = req.table_idx
+        for index, page in enumerate(pages, first):
+            new_pages.append((0, row, index, page))
         return True
 
     def publish(self, req: Req, end: int, step: int) -> None:
-        """Let others share the full pages of `req` below `end`.
+        """Let others share the whole pages of `req` below `end`.
 
-        Their ids are committed and the step that writes them, `step` at the latest, is launched
-        or about to be: stream order makes them readable by whoever comes later.
+        Their ids are committed. The step that writes them, `step` at the latest, is launched or
+        about to be, so in stream order later steps can read them.
         """
-        holding: _Holding = req.handle
+        holding: Holding = req.handle
         start = holding.position.num_tokens
         end -= end % self.page_size
         if end <= start or not self.shares:
@@ -104,16 +137,18 @@ class CacheManager:
         holding.duplicates += duplicates
 
     def release(self, req: Req) -> None:
-        """Take back what `req` holds; what it published stays in the prefix cache, evictable."""
-        holding: _Holding = req.handle
+        """Take back all pages of `req`. Those that it published stay in the prefix cache,
+        evictable."""
+        holding: Holding = req.handle
         first_private = holding.position.num_tokens // self.page_size
         self._allocator.free(req.pages[first_private:] + holding.duplicates)
         self._prefix_cache.unlock(holding.position)
         req.pages = []
         req.handle = None
+        req.num_stored = 0
 
     def drop(self, step: int) -> None:
-        """Forget pages that `step` or a later one was to write. No request may hold them."""
+        """Forget the pages that `step` or a later one was to write. No request may hold them."""
         self._allocator.free(self._prefix_cache.drop(step))
 
     def check(self, holders: list[Req]) -> None:
@@ -125,13 +160,13 @@ class CacheManager:
         locks = dict.fromkeys(held, 0)
         private: list[int] = []
         for req in holders:
-            holding: _Holding = req.handle
+            holding: Holding = req.handle
             for page in holding.position.pages():
                 locks[page] += 1
             first_private = holding.position.num_tokens // self.page_size
             private += req.pages[first_private:] + holding.duplicates
         everywhere = sorted([*self._allocator.free_pages(), *held, *private])
-        assert everywhere == list(range(self.num_pages)), "pages lost or owned twice"
+        assert everywhere == list(range(self._allocator.num_pages)), "pages lost or owned twice"
         assert locks == held, "locks do not match their holders"
         unlocked = sum(count == 0 for count in held.values())
         assert unlocked == self._prefix_cache.num_evictable, (

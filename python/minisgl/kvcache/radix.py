@@ -2,22 +2,24 @@
 
 ::
 
-    root ──[You are a helpful …]──┬──[What is a radix tree?]      an edge: ids, and their pages
+    root ──[You are a helpful …]──┬──[What is a radix tree?]      an edge: ids and their pages
              locks=2              ├──[What is a page?]            locks: running requests below
                                   └──…
 
-Every edge covers whole pages. Edges split where two requests part; leaves that no running request
-needs are evicted, least recently used first. The idea is RadixAttention (Zheng et al., "SGLang:
-Efficient Execution of Structured Language Model Programs", 2023); the tree is in path-compressed
-form as in Morrison's PATRICIA (1968).
+An edge covers whole pages. It splits where two requests part. Leaves that no running request needs
+are evicted, least recently used first. The idea is RadixAttention (Zheng et al., "SGLang: Efficient
+Execution of Structured Language Model Programs", 2023). The tree is path-compressed as in
+Morrison's PATRICIA (1968).
 
-Why not a hash per page: a chain of hashes finds a prefix as fast, but says nothing about which
-pages can be evicted without orphaning others; the tree does.
+Why not a hash per page: a chain of hashes finds a prefix as fast, but does not say which pages can
+be evicted without orphaning others. The tree does.
 
-Each namespace has a root of its own, so requests of two namespaces share nothing. A root exists as
-long as it has children. Eviction looks at all namespaces alike.
+Each namespace has its own root, so requests of two namespaces share nothing. A root exists as long
+as it has children. Eviction treats all namespaces alike.
 
-"Recently" is counted in operations, never in seconds: every rank must evict the same pages.
+The clock of the LRU order counts operations, never seconds: every rank must evict the same pages.
+
+Models with window or state groups add their pages to the same nodes (`minisgl.kvcache.grouped`).
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 class _Node:
     """One edge and the position at its end.
 
-    ids: int32, a multiple of the page size. locks: handles locked at or below this node.
-    step: the step that wrote these pages; never smaller than the parent's. namespace: of a root.
+    ids: int32, a multiple of the page size. pages: of the full group. tails: for each window or
+    state group, a page for each of `pages`, -1 where there is none. locks: locked handles at or
+    below this node. step: the step that wrote these pages, never smaller than the parent's.
+    namespace: set on a root.
     """
 
     __slots__ = (
@@ -48,6 +52,7 @@ class _Node:
         "pages",
         "parent",
         "step",
+        "tails",
     )
 
     def __init__(self, ids: IdArray, pages: list[int], parent: _Node | None, step: int) -> None:
@@ -60,10 +65,11 @@ class _Node:
         self.last_used = 0
         self.in_heap = False
         self.namespace = ""
+        self.tails: list[list[int]] = []
 
 
 class RadixHandle(BaseCacheHandle):
-    """A node: splitting an edge leaves the lower half in the same object, so handles stay true."""
+    """A node. Splitting an edge keeps the lower half in the same object, so handles stay valid."""
 
     __slots__ = ("node", "num_tokens")
 
@@ -81,7 +87,7 @@ class RadixHandle(BaseCacheHandle):
 
 
 class RadixPrefixCache(BasePrefixCache):
-    """Mutable; owned by the scheduler. `common_prefix(a, b)` counts the leading ids that agree."""
+    """Mutable; the scheduler owns it. `common_prefix(a, b)` counts the leading ids that agree."""
 
     shares = True
 
@@ -103,15 +109,7 @@ class RadixPrefixCache(BasePrefixCache):
         return RadixHandle(node, matched)
 
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
-        node, matched = self._root(namespace), 0
-        end = len(ids) // self.page_size * self.page_size
-        while matched < end and (child := node.children.get(self._key(ids[matched:]))):
-            common = self._common_prefix(child.ids, ids[matched:end])
-            matched += common - common % self.page_size
-            if common < len(child.ids):
-                break
-            node = child
-        return matched
+        return sum(common for _, common in self._follow(ids, namespace))
 
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
@@ -124,7 +122,7 @@ class RadixPrefixCache(BasePrefixCache):
         num_old = matched // self.page_size
         if matched < len(ids):
             # A copy: `ids` may be a view of a prompt, which must not outlive its request here.
-            leaf = _Node(ids[matched:].copy(), pages[num_old:], node, step)
+            leaf = _Node(ids[matched:].copy(), pages[num_old:], node, max(step, node.step))
             leaf.last_used = self._clock
             node.children[self._key(leaf.ids)] = leaf
             if node.parent is None:
@@ -160,19 +158,13 @@ class RadixPrefixCache(BasePrefixCache):
             last_used, _, node = heapq.heappop(self._heap)
             node.in_heap = False
             if not self._is_evictable(node):
-                continue  # locked, removed, or has children again: offered anew when that ends
+                continue  # locked, removed, or a parent again: offered anew when that ends
             if last_used != node.last_used:
                 self._offer(node)
                 continue
+            # The front of a prefix is worth more than its tail.
             keep = max(len(node.pages) - (count - len(evicted)), 0)
-            evicted += node.pages[keep:]
-            self._evictable -= len(node.pages) - keep
-            if keep:  # the front of a prefix is worth more than its tail
-                node.pages = node.pages[:keep]
-                node.ids = node.ids[: keep * self.page_size]
-                self._offer(node)
-            else:
-                self._remove(node)
+            evicted += self._shorten(node, keep)
         return evicted
 
     def drop(self, step: int) -> list[int]:
@@ -180,9 +172,7 @@ class RadixPrefixCache(BasePrefixCache):
         for node in list(self._nodes()):
             if node.step >= step:
                 assert node.locks == 0, "a dropped page is locked"
-                dropped += node.pages
-                self._evictable -= len(node.pages)
-                self._remove(node)
+                dropped += self._shorten(node, 0)
         return dropped
 
     def held_pages(self) -> Iterator[tuple[int, int]]:
@@ -191,15 +181,29 @@ class RadixPrefixCache(BasePrefixCache):
                 yield page, node.locks
 
     def _root(self, namespace: str) -> _Node:
-        """The namespace's root; a new one if it has none. `insert` adds it with its first child."""
+        """The namespace's root, or a new one, which `insert` adds with its first child."""
         root = self._roots.get(namespace)
         if root is None:
             root = _Node(np.empty(0, np.int32), [], None, -1)
             root.namespace = namespace
         return root
 
+    def _follow(self, ids: IdArray, namespace: str) -> Iterator[tuple[_Node, int]]:
+        """The nodes that share whole pages with `ids`, from the root down, and how many tokens of
+        each agree. Changes nothing."""
+        node, matched = self._root(namespace), 0
+        end = len(ids) // self.page_size * self.page_size
+        while matched < end and (child := node.children.get(self._key(ids[matched:]))):
+            common = self._common_prefix(child.ids, ids[matched:end])
+            common -= common % self.page_size
+            yield child, common
+            if common < len(child.ids):
+                return
+            node, matched = child, matched + common
+
     def _walk(self, node: _Node, ids: IdArray) -> tuple[_Node, int]:
-        """Follow `ids` down from the end of `node` as far as whole pages agree."""
+        """Follow `ids` down from the end of `node` as far as whole pages agree. Splits the edge on
+        which they part. Returns the last node and the number of tokens that agree."""
         page_size = self.page_size
         end = len(ids) // page_size * page_size
         self._clock += 1
@@ -222,7 +226,7 @@ class RadixPrefixCache(BasePrefixCache):
         return node, matched
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Cut an edge `at` tokens; the new node is the upper part and is returned."""
+        """Cut an edge after `at` tokens. Returns the upper part, a new node."""
         assert 0 < at < len(node.ids), (at, len(node.ids))
         assert node.parent is not None
         num_pages = at // self.page_size
@@ -243,11 +247,23 @@ class RadixPrefixCache(BasePrefixCache):
         return node.locks == 0 and not node.children and node.parent is not None
 
     def _offer(self, node: _Node) -> None:
-        """Put an evictable leaf on the heap, once; its place is checked again when it is popped."""
+        """Put an evictable leaf on the heap, once. `evict` checks its age again."""
         if not node.in_heap and self._is_evictable(node):
             node.in_heap = True
-            self._pushes += 1  # breaks ties: nodes have no order
+            self._pushes += 1  # decides between equal ages, as nodes have no order
             heapq.heappush(self._heap, (node.last_used, self._pushes, node))
+
+    def _shorten(self, node: _Node, keep: int) -> list[int]:
+        """Keep the first `keep` pages of an unlocked leaf; none removes it. Returns the others."""
+        pages = node.pages[keep:]
+        self._evictable -= len(pages)
+        node.pages = node.pages[:keep]
+        if keep:
+            node.ids = node.ids[: keep * self.page_size]
+            self._offer(node)
+        else:
+            self._remove(node)
+        return pages
 
     def _remove(self, node: _Node) -> None:
         parent = node.parent

@@ -1,21 +1,36 @@
-"""`--cache` by name."""
+"""The prefix cache that `--cache` names, and the manager for a model's cache groups."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from minisgl.core.args import CacheKind
+from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.base import BasePrefixCache
+from minisgl.kvcache.manager import CacheManager
 from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
 
 
 def create_prefix_cache(kind: CacheKind, page_size: int) -> BasePrefixCache:
-    """Raises ConfigError for a kind that is none."""
+    """Raises ConfigError for an unknown kind."""
     if kind not in get_args(CacheKind):
         raise ConfigError(f"cache must be one of {', '.join(get_args(CacheKind))}, got {kind!r}")
     if kind == "radix":
         return RadixPrefixCache(page_size, load_common_prefix())
     return NaivePrefixCache(page_size)
+
+
+def create_cache_manager(
+    groups: Sequence[CacheGroup], kind: CacheKind, page_size: int, chunk: int
+) -> CacheManager:
+    """The page bookkeeping of a model with these groups. chunk: prompt tokens a step at most."""
+    if len(groups) == 1 and groups[0].kind == "full":
+        return CacheManager(groups[0].num_pages, create_prefix_cache(kind, page_size))
+    from minisgl.kvcache.grouped import GroupedCacheManager, GroupedPrefixCache
+
+    tree = GroupedPrefixCache(page_size, load_common_prefix(), groups, shares=kind == "radix")
+    return GroupedCacheManager(tree, chunk)

@@ -161,6 +161,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.output_idxs,
         plan.logprob_rows,
         plan.new_pages,
+        plan.stored,
         plan.begins,
     )
     return crc32(plan.token_ids.data, crc32(msgspec.msgpack.encode(fields), before))

@@ -135,7 +135,7 @@ class LoopMeter:
                 waiting=scheduler.num_waiting,
                 used_pages=scheduler.num_used_pages,
                 cached_pages=scheduler.num_cached_pages,
-                num_pages=scheduler.config.num_pages,
+                num_pages=scheduler.num_pages,
             )
         )
         self._num_output_tokens = num_output_tokens
@@ -156,7 +156,7 @@ class LoopMeter:
             rank=self._rank,
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
-            num_pages=scheduler.config.num_pages,
+            num_pages=scheduler.num_pages,
             num_used_pages=scheduler.num_used_pages,
             num_cached_pages=scheduler.num_cached_pages,
             num_steps=stats.num_steps,

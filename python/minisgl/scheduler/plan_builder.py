@@ -6,7 +6,7 @@ from collections.abc import Set
 
 import numpy as np
 
-from minisgl.core.plan import Plan
+from minisgl.core.plan import NewPage, Plan
 from minisgl.core.req import IdArray, Req
 from minisgl.core.sampling import SamplingParams
 
@@ -28,7 +28,8 @@ class PlanBuilder:
         self.chunks: list[IdArray] = []
         self.sample_rows: list[int] = []
         self.output_idxs: list[int] = []
-        self.new_pages: list[tuple[int, int, int]] = []
+        self.new_pages: list[NewPage] = []
+        self.stored: list[tuple[int, int]] = []
         self.begins: list[tuple[int, SamplingParams]] = []
 
     def end_decodes(self) -> None:
@@ -40,6 +41,8 @@ class PlanBuilder:
         if end == req.num_known:
             self.sample_rows.append(len(self.uids))
             self.output_idxs.append(len(req.output))
+        if start < req.num_stored:
+            self.stored.append((len(self.uids), req.num_stored))
         self.uids.append(req.uid)
         self.table_idxs.append(req.table_idx)
         self.starts.append(start)
@@ -60,6 +63,7 @@ class PlanBuilder:
             output_idxs=self.output_idxs,
             logprob_rows=self._samples_of(self._with_logprobs),
             new_pages=self.new_pages,
+            stored=self.stored,
             begins=self.begins,
         )
 

@@ -28,7 +28,7 @@ from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, 
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
 from minisgl.core.req import Req
 from minisgl.errors import RequestError
-from minisgl.kvcache import CacheManager, create_prefix_cache
+from minisgl.kvcache import create_cache_manager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.budget import prefill_budget
@@ -46,8 +46,8 @@ class Scheduler:
         self.config = config
         self.stats = SchedulerStats()
         self._clock = clock
-        self._cache = CacheManager(
-            config.num_pages, create_prefix_cache(config.cache, config.page_size)
+        self._cache = create_cache_manager(
+            config.cache_groups, config.cache, config.page_size, config.max_prefill_tokens
         )
         self._requests: dict[int, Req] = {}
         self._waiting: list[Req] = []  # by order
@@ -193,10 +193,8 @@ class Scheduler:
             if known - start != 1:
                 behind = req
                 continue
-            if start >= len(req.pages) * page_size:
-                if not self._make_room(req, start + 1):
-                    continue
-                plan.new_pages.append((req.table_idx, len(req.pages) - 1, req.pages[-1]))
+            if start >= len(req.pages) * page_size and not self._make_room(plan, req, start + 1):
+                continue
             num_prompt, output = len(req.prompt), req.output
             if known != num_prompt + len(output):
                 token = PROMISED
@@ -217,13 +215,13 @@ class Scheduler:
         plan.end_decodes()
         return None if behind is None or behind.leaving or behind.table_idx < 0 else behind
 
-    def _make_room(self, req: Req, end: int) -> bool:
-        """Find pages for [0, end) of a running request; the last in the order give theirs.
+    def _make_room(self, plan: PlanBuilder, req: Req, end: int) -> bool:
+        """Find pages for a running request up to `end`. The last in the order give theirs.
 
         False if it must wait for pages that come back when a flight is home, or if it was the
         last itself.
         """
-        while not self._cache.extend(req, end):
+        while not self._cache.extend(req, req.num_computed, end, plan.new_pages):
             if self._leaving:
                 return False
             victim = self._running[-1]
@@ -240,13 +238,9 @@ class Scheduler:
         """
         start, known = req.num_computed, req.num_known
         end = min(known, start + budget)
-        if end < known and end - end % self.config.page_size > start:
-            end -= end % self.config.page_size  # only whole pages can be shared
-        num_pages = len(req.pages)
-        if not self._make_room(req, end):
+        end = self._cache.chunk_end(req, start, end)
+        if not self._make_room(plan, req, end):
             return 0 if req.table_idx >= 0 else budget
-        for index in range(num_pages, len(req.pages)):
-            plan.new_pages.append((req.table_idx, index, req.pages[index]))
         plan.add_chunk(req, start, end)
         req.num_computed = end
         req.num_chunks += 1
@@ -264,10 +258,11 @@ class Scheduler:
             return None
         req = self._waiting[0]
         # At least one token is left to compute: its logits are what the request is here for.
-        num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1))
-        need = self._cache.pages_for(req.num_known + 1) - len(req.pages)
-        watermark = len(self._running) * self._cache.pages_for(self.config.watermark_tokens)
-        if need + watermark > self._cache.num_available:
+        num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1), self._step)
+        growth = self.config.watermark_tokens
+        if num_cached is not None and not self._cache.has_room(
+            req, req.num_known + 1, len(self._running), growth
+        ):
             self._cache.release(req)
             return None
         return num_cached
@@ -278,8 +273,7 @@ class Scheduler:
             self._with_logprobs.add(req.table_idx)
         req.num_computed = num_cached
         plan.begins.append((req.table_idx, req.sampling))
-        for index, page in enumerate(req.pages):
-            plan.new_pages.append((req.table_idx, index, page))
+        self._cache.list_pages(req, plan.new_pages)
         if req.num_retractions == 0:
             req.num_cached = num_cached
             req.launched_at = self._clock()
@@ -390,7 +384,8 @@ class Scheduler:
         self._leaving.pop(req.uid, None)
         if self._void_from is None:
             # A row past the end may have written one more position than there are ids.
-            self._cache.publish(req, min(req.num_computed, req.num_tokens), self._step)
+            # Its steps are launched: all are before the next one.
+            self._cache.publish(req, min(req.num_computed, req.num_tokens), self._step - 1)
         self._cache.release(req)
         self._free_table_idxs.append(req.table_idx)
         self._with_logprobs.discard(req.table_idx)
@@ -429,9 +424,14 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_pages(self) -> int:
+        """Pages of all cache groups."""
+        return self._cache.num_pages
+
+    @property
     def num_used_pages(self) -> int:
         """Pages that running requests hold."""
-        return self._cache.num_pages - self._cache.num_available
+        return self._cache.num_used_pages
 
     @property
     def num_cached_pages(self) -> int:

@@ -1,18 +1,22 @@
 """A device that computes no model but notices every mistake in a plan.
 
-Its "KV" of a token is the token's id, written to the slot that the plan names; its "model" hashes
-the ids that it reads back through the page table. A page that was given away too early, shared
-wrongly, or never written gives a wrong token, and the oracle (`fake_next_id` over the true
-sequence) sees it.
+Its "KV" of a token is the token's id, written to the slots that the plan names. Its "model" hashes
+the ids that it reads back through the page tables: all of them in a full group, the last `window`
+in a window group. In a state group it reads the state at the last multiple of `interval`, a hash
+of all ids before it, which earlier steps have handed on from page to page. A page that was given
+away too early, shared wrongly, or never written gives a wrong token, and so does a stale state or
+one that the same step writes. The oracle (`fake_next_id` over the true sequence) sees it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.core.groups import FULL, CacheGroup
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import IdArray
 from minisgl.errors import EngineError
@@ -20,10 +24,32 @@ from minisgl.errors import EngineError
 _UNWRITTEN = -(2**31)
 
 
-def fake_next_id(ids: IdArray, seed: int, output_idx: int, vocab_size: int) -> int:
-    """The fake model: a hash of the whole sequence, the seed and the output index."""
-    mixed = hash((ids.tobytes(), seed, output_idx))
-    return mixed % vocab_size
+def fake_next_id(
+    ids: IdArray,
+    seed: int,
+    output_idx: int,
+    vocab_size: int,
+    groups: Sequence[CacheGroup] = (FULL,),
+) -> int:
+    """The fake model: a hash of what each group shows of the sequence, the seed and the index."""
+    seen: list[bytes | int] = []
+    for group in groups:
+        if group.kind == "state":
+            seen.append(_state(0, ids[: len(ids) // group.interval * group.interval], group))
+        else:
+            seen.append((ids[-group.window :] if group.kind == "window" else ids).tobytes())
+    return _token(seen, seed, output_idx, vocab_size)
+
+
+def _token(seen: list[bytes | int], seed: int, output_idx: int, vocab_size: int) -> int:
+    return hash((*seen, seed, output_idx)) % vocab_size
+
+
+def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
+    """The state after `ids`, whole intervals."""
+    for start in range(0, len(ids), group.interval):
+        state = hash((state, ids[start : start + group.interval].tobytes()))
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +63,34 @@ class _Done:
 class FakeExecutor:
     """Runs plans as they are launched. Mutable: it is the device's state.
 
-    fail_steps: steps that fail, and with which share of their rows: maps a step to the number of
-    its uids (from the back) to blame.
+    groups: cache groups with their pages, instead of the `num_pages` of one full group. A state
+    group needs a group beside it that shows the tokens of an interval. fail_steps: maps a step
+    that fails to the number of its uids (from the back) to blame.
     """
 
     def __init__(
         self,
         *,
-        num_pages: int,
+        num_pages: int = 0,
         page_size: int,
         max_running: int,
         vocab_size: int,
         fail_steps: dict[int, int] | None = None,
+        groups: Sequence[CacheGroup] = (),
     ) -> None:
         self.vocab_size = vocab_size
         self.page_size = page_size
-        self._kv = np.full(num_pages * page_size, _UNWRITTEN, np.int32)
-        self._page_table = np.full((max_running, num_pages), -1, np.int32)
+        self.groups = tuple(groups) or (CacheGroup(num_pages=num_pages),)
+        # Per group: ids by slot, or states by page.
+        self._memory = [
+            np.full(
+                group.num_pages * (1 if group.kind == "state" else page_size),
+                _UNWRITTEN,
+                np.int64 if group.kind == "state" else np.int32,
+            )
+            for group in self.groups
+        ]
+        self._page_table = np.full((len(self.groups), max_running, 1), -1, np.int32)
         self._last_token = np.full(max_running, _UNWRITTEN, np.int32)
         self._seeds: dict[int, int] = {}
         self._fail_steps = fail_steps or {}
@@ -61,10 +98,11 @@ class FakeExecutor:
     def launch(self, plan: Plan) -> _Done:
         for table_idx, sampling in plan.begins:
             self._seeds[table_idx] = sampling.seed or 0
-            self._page_table[table_idx] = -1
+            self._page_table[:, table_idx] = -1
             self._last_token[table_idx] = _UNWRITTEN
-        for table_idx, index, page in plan.new_pages:
-            self._page_table[table_idx, index] = page
+        for number, table_idx, index, page in plan.new_pages:
+            self._grow_tables(index)
+            self._page_table[number, table_idx, index] = page
         if plan.step in self._fail_steps:
             count = max(1, min(self._fail_steps[plan.step], plan.num_rows))
             self._last_token[:] = _UNWRITTEN
@@ -72,33 +110,96 @@ class FakeExecutor:
                 StepFailed(error=EngineError("the fake failed"), uids=tuple(plan.uids[-count:]))
             )
         self._write(plan)
+        states = self._update_states(plan)
         next_ids = []
         for row, output_idx in zip(plan.sample_rows, plan.output_idxs, strict=True):
-            table_idx = plan.table_idxs[row]
-            ids = self._kv[self._slots(table_idx, 0, plan.ends[row])]
-            token = fake_next_id(ids, self._seeds[table_idx], output_idx, self.vocab_size)
+            table_idx, end = plan.table_idxs[row], plan.ends[row]
+            seen: list[bytes | int] = []
+            for index, group in enumerate(self.groups):
+                if group.kind == "state":
+                    seen.append(states[row, index])
+                else:
+                    start = max(end - group.window, 0) if group.kind == "window" else 0
+                    seen.append(self._read(index, table_idx, start, end).tobytes())
+            token = _token(seen, self._seeds[table_idx], output_idx, self.vocab_size)
             self._last_token[table_idx] = token
             next_ids.append(token)
         return _Done(StepResult(next_ids=next_ids))
 
+    def _grow_tables(self, index: int) -> None:
+        missing = index + 1 - self._page_table.shape[2]
+        if missing > 0:
+            padding = ((0, 0), (0, 0), (0, missing))
+            self._page_table = np.pad(self._page_table, padding, constant_values=-1)
+
     def _write(self, plan: Plan) -> None:
+        stored = dict(plan.stored)
         at = 0
-        for table_idx, start, end in zip(plan.table_idxs, plan.starts, plan.ends, strict=True):
+        rows = zip(plan.table_idxs, plan.starts, plan.ends, strict=True)
+        for row, (table_idx, start, end) in enumerate(rows):
             ids = plan.token_ids[at : at + end - start].copy()
             at += end - start
             ids[ids == PROMISED] = self._last_token[table_idx]
-            self._kv[self._slots(table_idx, start, end)] = ids
+            for index, group in enumerate(self.groups):
+                first = start
+                if group.kind == "full":
+                    first = min(max(start, stored.get(row, 0)), end)
+                if group.kind != "state":
+                    slots = self._slots(index, table_idx, first, end)
+                    self._memory[index][slots] = ids[first - start :]
 
-    def _slots(self, table_idx: int, start: int, end: int) -> npt.NDArray[np.int64]:
+    def _update_states(self, plan: Plan) -> dict[tuple[int, int], int]:
+        """The state that each (row, group) is left with, of which new ones are written. A row reads
+        what the pages held before this step."""
+        states: dict[tuple[int, int], int] = {}
+        written: list[tuple[int, int, int]] = []
+        for index, group in enumerate(self.groups):
+            if group.kind != "state":
+                continue
+            rows = zip(plan.table_idxs, plan.starts, plan.ends, strict=True)
+            for row, (table_idx, start, end) in enumerate(rows):
+                before, after = (at // group.interval * group.interval for at in (start, end))
+                state = 0
+                if before:
+                    state = int(self._memory[index][self._state_page(index, table_idx, before)])
+                if after > before:
+                    ids = self._read(self._group_with_rows(group), table_idx, before, after)
+                    state = _state(state, ids, group)
+                    written.append((index, self._state_page(index, table_idx, after), state))
+                states[row, index] = state
+        for index, page, state in written:
+            self._memory[index][page] = state
+        return states
+
+    def _group_with_rows(self, state: CacheGroup) -> int:
+        """A group that still shows the tokens since the last multiple of the state's interval."""
+        return next(
+            index
+            for index, group in enumerate(self.groups)
+            if group.kind == "full" or group.window >= state.interval
+        )
+
+    def _state_page(self, index: int, table_idx: int, position: int) -> int:
+        page = int(self._page_table[index, table_idx, position // self.page_size - 1])
+        assert page >= 0, "a row has no page for its state"
+        return page
+
+    def _read(self, index: int, table_idx: int, start: int, end: int) -> IdArray:
+        ids = self._memory[index][self._slots(index, table_idx, start, end)]
+        return ids.astype(np.int32, copy=False)
+
+    def _slots(self, index: int, table_idx: int, start: int, end: int) -> npt.NDArray[np.int64]:
         positions = np.arange(start, end)
-        pages = self._page_table[table_idx, positions // self.page_size].astype(np.int64)
+        self._grow_tables(end // self.page_size)
+        table = self._page_table[index, table_idx]
+        pages = table[positions // self.page_size].astype(np.int64)
         assert (pages >= 0).all(), "a row reaches beyond its pages"
         slots: npt.NDArray[np.int64] = pages * self.page_size + positions % self.page_size
         return slots
 
 
 class InstantExecutor:
-    """Samples token 7 for every row at once: leaves nothing but the scheduler's own time."""
+    """Samples token 7 for every row at once, so that only the scheduler's own time is left."""
 
     def launch(self, plan: Plan) -> _Done:
         return _Done(StepResult(next_ids=[7] * len(plan.sample_rows)))

@@ -1,0 +1,77 @@
+"""Cache groups: layers whose caches live and die together.
+
+All layers of a group share page ids, and with them an allocator, a page table and slots. The page
+size in tokens is the same for all groups, so a position means the same page index in each::
+
+    full         |== 0 ==|== 1 ==|== 2 ==|== 3 ==|- - -|     every page of [0, end)
+    window       |       |       |== 2 ==|== 3 ==|- - -|     the pages that the last `window` tokens
+    state                                |=S=|               touch; the newest state
+    position     0                               start  end
+
+A window page is given back as soon as no later query sees it. A state page holds the state of a
+recurrent layer after the tokens of its page index; only page indices that end at a multiple of
+`interval` have one, and only the newest is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from minisgl.errors import ConfigError
+
+GroupKind = Literal["full", "window", "state"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """window: keys that a query of a window group sees, itself included. interval: tokens between
+    the positions at which a state can be saved, a multiple of the page size. num_pages: of the
+    group's pool, 0 until memory is planned.
+    """
+
+    kind: GroupKind = "full"
+    window: int = 0
+    interval: int = 0
+    num_pages: int = 0
+
+    def first_page(self, position: int, page_size: int) -> int:
+        """The lowest page index that a query at `position` or a later one reads."""
+        if self.kind == "full":
+            return 0
+        if self.kind == "window":
+            return max(position - self.window + 1, 0) // page_size
+        return max(position // self.interval * self.interval // page_size - 1, 0)
+
+    def takes_page(self, index: int, end: int, page_size: int) -> bool:
+        """Whether a row that computes up to `end`, beyond the start of page `index`, needs it."""
+        if self.kind != "state":
+            return True
+        saved_at = (index + 1) * page_size
+        # The newest state that the row writes, or the one that a later row will write.
+        return saved_at % self.interval == 0 and saved_at >= end // self.interval * self.interval
+
+    def most_pages(self, num_tokens: int, chunk: int, page_size: int) -> int:
+        """The pages that a request of `num_tokens` holds at a time, if a step computes `chunk` of
+        them at most."""
+        if self.kind == "state":
+            return min(3, num_tokens // self.interval + 1)  # one read, one written, one to come
+        pages = -(-num_tokens // page_size)
+        if self.kind == "window":
+            pages = min(pages, -(-(self.window + chunk) // page_size) + 1)
+        return pages
+
+    def most_tokens(self, chunk: int, page_size: int) -> int | None:
+        """The longest request that fits the group's pages when it runs alone; None for any.
+
+        Raises ConfigError if none fits.
+        """
+        any_length = 1 << 40
+        if self.most_pages(any_length, chunk, page_size) <= self.num_pages:
+            return None
+        if self.kind == "state":
+            raise ConfigError(f"a state group needs at least 3 pages, got {self.num_pages}")
+        return self.num_pages * page_size
+
+
+FULL = CacheGroup()

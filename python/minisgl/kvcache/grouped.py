@@ -1,0 +1,432 @@
+"""Pages of window and state groups: the same prefix tree, with pages that may be missing.
+
+A full group's pages cover a prefix without holes. A window or state group (a *tail* group) needs
+only the pages near the end of what is computed, so a request lets go of the others while it runs,
+and a node of the tree may lack them::
+
+    ids          |=== node ===|=== node ========|
+    full         | 0  1  2  3 | 4  5  6  7  8  9|
+    window 2     | .  .  2  3 | .  .  .  .  8  9|     resume at 4 pages or at 10, not at 6
+    state        | .  .  .  3 | .  .  .  .  .  9|
+
+A request can resume where every group has the pages that the next token reads. The full group may
+have more: their tokens are computed again for the other groups, and the full group's pages are not
+written again (`Plan.stored`).
+
+A tail page belongs to one request, or to the tree, which counts the requests that hold it. The
+tree's pages that nobody holds wait in the order in which they were last held, and the oldest is
+evicted first. This order is the group's own: evicting a window page leaves the node in place. When
+the full group loses a page of a node, the tail groups lose theirs of that position as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from minisgl.core.groups import CacheGroup
+from minisgl.core.plan import NewPage
+from minisgl.core.req import IdArray, Req
+from minisgl.kvcache.manager import CacheManager, Holding
+from minisgl.kvcache.pages import PageAllocator
+from minisgl.kvcache.radix import RadixHandle, RadixPrefixCache, _Node
+
+NO_PAGE = -1
+
+
+class _NoPages(PageAllocator):
+    """Stands for the full group of a model that has none: its pages take no memory."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def allocate(self, count: int) -> list[int] | None:
+        return [NO_PAGE] * count
+
+    def free(self, pages: list[int]) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A page of the tree. Mutable. step: the step that wrote it. holders: requests."""
+
+    node: _Node
+    step: int
+    holders: int = 1
+
+
+class _Tail:
+    """The pages of one window or state group. Mutable. `column` is its index in `_Node.tails`."""
+
+    def __init__(self, index: int, column: int, group: CacheGroup) -> None:
+        self.index, self.column, self.group = index, column, group
+        self.allocator = PageAllocator(group.num_pages)
+        self.entries: dict[int, _Entry] = {}  # the tree's pages
+        self.idle: dict[int, None] = {}  # those without holders, the least recently held first
+
+    @property
+    def num_available(self) -> int:
+        return self.allocator.num_free + len(self.idle)
+
+    def hold(self, page: int) -> None:
+        self.entries[page].holders += 1
+        self.idle.pop(page, None)
+
+    def let_go(self, page: int) -> None:
+        """A request gives up its own page, or its share in one of the tree's."""
+        entry = self.entries.get(page)
+        if entry is None:
+            self.allocator.free([page])
+            return
+        entry.holders -= 1
+        if entry.holders == 0:
+            self.idle[page] = None
+
+    def forget(self, page: int) -> None:
+        """The tree has lost an idle page."""
+        entry = self.entries.pop(page)
+        assert entry.holders == 0, f"page {page} is lost while {entry.holders} requests hold it"
+        del self.idle[page]
+        self.allocator.free([page])
+
+
+class GroupedPrefixCache(RadixPrefixCache):
+    """The tree of a model with tail groups. Mutable; the scheduler owns it."""
+
+    def __init__(
+        self,
+        page_size: int,
+        common_prefix: Callable[[IdArray, IdArray], int],
+        groups: Sequence[CacheGroup],
+        *,
+        shares: bool,
+    ) -> None:
+        """groups: at most one is full, the first. shares: whether requests share prefixes."""
+        super().__init__(page_size, common_prefix)
+        assert all(group.kind != "full" for group in groups[1:]), groups
+        self.shares = shares
+        self.full = groups[0] if groups[0].kind == "full" else None
+        tails = [(index, group) for index, group in enumerate(groups) if group.kind != "full"]
+        self.tails = [_Tail(index, column, group) for column, (index, group) in enumerate(tails)]
+
+    def find(self, ids: IdArray, namespace: str, step: int) -> tuple[RadixHandle, RadixHandle, int]:
+        """Three positions on the path of `ids`: the end of the full group's match, where a row of
+        `step` can resume, and the number of tokens where a row of a later step could."""
+        parts = list(self._follow(ids, namespace))
+        now, later = self._resume(parts, step), self._resume(parts, None)
+        end = self.match(ids, namespace)
+        return end, end if now == end.num_tokens else self.match(ids[:now], namespace), later
+
+    def num_cached(self, ids: IdArray, namespace: str = "") -> int:
+        return self._resume(list(self._follow(ids, namespace)), None)
+
+    def _resume(self, parts: list[tuple[_Node, int]], step: int | None) -> int:
+        """The largest number of tokens after which every group has the pages that come next are
+        read from. A state that `step` or a later one writes does not count."""
+        page_size = self.page_size
+        index = sum(num_tokens for _, num_tokens in parts) // page_size
+        columns = []
+        for tail in self.tails:
+            column = self._column(tail, parts)
+            if step is not None and tail.group.kind == "state":
+                entries = tail.entries
+                column = [
+                    page if page >= 0 and entries[page].step < step else NO_PAGE for page in column
+                ]
+            columns.append(column)
+        while index > 0:
+            missing = NO_PAGE
+            for tail, column in zip(self.tails, columns, strict=True):
+                first = tail.group.first_page(index * page_size, page_size)
+                at = index - 1
+                while at >= first and column[at] >= 0:
+                    at -= 1
+                if at >= first:
+                    missing = max(missing, at)
+            if missing < 0:
+                break
+            index = missing  # any position between reads the missing page as well
+        return index * page_size
+
+    def _column(self, tail: _Tail, parts: list[tuple[_Node, int]]) -> list[int]:
+        return [
+            page
+            for node, num_tokens in parts
+            for page in node.tails[tail.column][: num_tokens // self.page_size]
+        ]
+
+    def tail_pages(self, position: RadixHandle, tail: _Tail) -> list[int]:
+        """The group's pages from the first token to a position, `NO_PAGE` where one is missing."""
+        parts: list[list[int]] = []
+        node: _Node | None = position.node
+        while node is not None and node.parent is not None:
+            parts.append(node.tails[tail.column])
+            node = node.parent
+        return [page for part in reversed(parts) for page in part]
+
+    def insert_tails(self, end: RadixHandle, columns: list[list[int]], step: int) -> None:
+        """Give the tree the tail pages of the tokens before `end`, a list for each group: it takes
+        those that it lacks, and the caller holds them."""
+        at = len(columns[0])
+        node: _Node | None = end.node
+        while at > 0:
+            assert node is not None
+            count = len(node.ids) // self.page_size
+            at -= count
+            if not node.tails:
+                node.tails = [[NO_PAGE] * count for _ in self.tails]
+            for tail, column, held in zip(self.tails, columns, node.tails, strict=True):
+                for index in range(count):
+                    page = column[at + index]
+                    if page >= 0 and held[index] < 0:
+                        held[index] = page
+                        tail.entries[page] = _Entry(node, step)
+            node = node.parent
+        assert at == 0, "the pages start inside a node"
+
+    def take(self, tail: _Tail, count: int) -> list[int]:
+        """Allocate tail pages. The tree loses its oldest idle ones where too few are free."""
+        while tail.allocator.num_free < count:
+            self._blank(tail, next(iter(tail.idle)))
+        pages = tail.allocator.allocate(count)
+        assert pages is not None
+        return pages
+
+    def prune(self, node: _Node) -> None:
+        """Remove unlocked leaves without pages, from `node` up. A full group's are evicted."""
+        while (
+            self.full is None
+            and self._is_evictable(node)
+            and all(page < 0 for pages in node.tails for page in pages)
+        ):
+            parent = node.parent
+            assert parent is not None
+            self._shorten(node, 0)
+            node = parent
+
+    def drop(self, step: int) -> list[int]:
+        dropped = super().drop(step)
+        for tail in self.tails:
+            for page, entry in list(tail.entries.items()):
+                if entry.step >= step:
+                    self._blank(tail, page)
+        return dropped
+
+    def _blank(self, tail: _Tail, page: int) -> None:
+        node = tail.entries[page].node
+        pages = node.tails[tail.column]
+        pages[pages.index(page)] = NO_PAGE
+        tail.forget(page)
+        self.prune(node)
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        upper = super()._split(node, at)
+        count = at // self.page_size
+        upper.tails = [pages[:count] for pages in node.tails]
+        node.tails = [pages[count:] for pages in node.tails]
+        for tail, pages in zip(self.tails, upper.tails, strict=True):
+            for page in pages:
+                if page >= 0:
+                    tail.entries[page].node = upper
+        return upper
+
+    def _shorten(self, node: _Node, keep: int) -> list[int]:
+        for tail, pages in zip(self.tails, node.tails, strict=True):
+            for page in pages[keep:]:
+                if page >= 0:
+                    tail.forget(page)
+            del pages[keep:]
+        return super()._shorten(node, keep)
+
+    def _offer(self, node: _Node) -> None:
+        if self.full is not None:  # else nothing is evicted through the heap
+            super()._offer(node)
+
+
+@dataclass(slots=True, kw_only=True)
+class _GroupedHolding(Holding):
+    """Mutable. position: the end of what is locked. cursor: the end of what the request has shared,
+    at or before it. tails: for each tail group, the page at each page index of the request,
+    `NO_PAGE` where it holds none. firsts: below these indices it holds none.
+    """
+
+    cursor: RadixHandle
+    tails: list[list[int]]
+    firsts: list[int]
+
+
+class GroupedCacheManager(CacheManager):
+    """Page bookkeeping of a model with tail groups. Mutable."""
+
+    def __init__(self, tree: GroupedPrefixCache, chunk: int) -> None:
+        """chunk: prompt tokens of a step at most."""
+        super().__init__(tree.full.num_pages if tree.full else 0, tree)
+        if tree.full is None:
+            self._allocator = _NoPages()
+        self._tree = tree
+        self._tails = tree.tails
+        self._chunk = chunk
+        intervals = [tail.group.interval for tail in tree.tails if tail.group.kind == "state"]
+        self._multiple = lcm(self.page_size, *intervals)
+
+    @property
+    def num_pages(self) -> int:
+        return self._allocator.num_pages + sum(tail.group.num_pages for tail in self._tails)
+
+    @property
+    def num_used_pages(self) -> int:
+        used = sum(tail.group.num_pages - tail.num_available for tail in self._tails)
+        return used + (super().num_pages - self._num_available if self._tree.full else 0)
+
+    @property
+    def num_cached_pages(self) -> int:
+        idle = sum(len(tail.idle) for tail in self._tails)
+        return idle + (self._tree.num_evictable if self._tree.full else 0)
+
+    def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
+        assert req.handle is None, "it holds pages already"
+        tree = self._tree
+        end, resume, later = tree.find(ids, req.namespace, step)
+        num_tokens = resume.num_tokens
+        if later > num_tokens:
+            return None
+        tree.lock(end)
+        firsts = [tail.group.first_page(num_tokens, self.page_size) for tail in self._tails]
+        tails = []
+        for tail, first in zip(self._tails, firsts, strict=True):
+            pages = tree.tail_pages(resume, tail)
+            pages[:first] = [NO_PAGE] * first
+            for page in pages[first:]:
+                tail.hold(page)
+            tails.append(pages)
+        req.handle = _GroupedHolding(position=end, cursor=resume, tails=tails, firsts=firsts)
+        req.pages = end.pages()
+        req.num_stored = end.num_tokens if tree.full else 0
+        return num_tokens
+
+    def has_room(self, req: Req, end: int, others: int, growth: int) -> bool:
+        if self._tree.full and not super().has_room(req, end, others, growth):
+            return False
+        for tail, pages in zip(self._tails, req.handle.tails, strict=True):
+            held = sum(page >= 0 for page in pages)
+            need = tail.group.most_pages(end, self._chunk, self.page_size) - held
+            each = self.pages_for(growth) if tail.group.kind == "window" else 1
+            if need + others * each > tail.num_available:
+                return False
+        return True
+
+    def chunk_end(self, req: Req, start: int, end: int) -> int:
+        if self._multiple > self.page_size:  # a state is saved where prompts part
+            holding: _GroupedHolding = req.handle
+            parting = holding.position.num_tokens // self._multiple * self._multiple
+            if start < parting < end:
+                return parting
+        aligned = end - end % self._multiple
+        if end < req.num_known and aligned > start:
+            return aligned
+        return super().chunk_end(req, start, end)
+
+    def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
+        if self._tree.full:
+            super().list_pages(req, new_pages)
+        for tail, pages in zip(self._tails, req.handle.tails, strict=True):
+            new_pages += [
+                (tail.index, req.table_idx, index, page)
+                for index, page in enumerate(pages)
+                if page >= 0
+            ]
+
+    def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
+        """Also lets go of the tail pages that no token from `start` on reads. Steps in flight may
+        read them: whoever gets such a page writes it in a later step, or in the one that is being
+        planned, and these run after them."""
+        holding: _GroupedHolding = req.handle
+        num_pages = self.pages_for(end)
+        wanted = []
+        for tail, pages in zip(self._tails, holding.tails, strict=True):
+            self._let_go_before(holding, tail, tail.group.first_page(start, self.page_size))
+            wanted.append(
+                [
+                    index
+                    for index in range(len(pages), num_pages)
+                    if tail.group.takes_page(index, end, self.page_size)
+                ]
+            )
+            if len(wanted[-1]) > tail.num_available:
+                return False
+        if self._tree.full:
+            if not super().extend(req, start, end, new_pages):
+                return False
+        else:
+            req.pages += [NO_PAGE] * (num_pages - len(req.pages))
+        for tail, pages, indices in zip(self._tails, holding.tails, wanted, strict=True):
+            pages += [NO_PAGE] * (num_pages - len(pages))
+            for index, page in zip(indices, self._tree.take(tail, len(indices)), strict=True):
+                pages[index] = page
+                new_pages.append((tail.index, req.table_idx, index, page))
+        return True
+
+    def _let_go_before(self, holding: _GroupedHolding, tail: _Tail, first: int) -> None:
+        pages, column = holding.tails[tail.column], tail.column
+        for index in range(holding.firsts[column], min(first, len(pages))):
+            if pages[index] >= 0:
+                tail.let_go(pages[index])
+                pages[index] = NO_PAGE
+        holding.firsts[column] = max(first, holding.firsts[column])
+
+    def publish(self, req: Req, end: int, step: int) -> None:
+        holding: _GroupedHolding = req.handle
+        start = holding.cursor.num_tokens
+        end -= end % self.page_size
+        if end <= start or not self.shares:
+            return
+        tree, part = self._tree, slice(start // self.page_size, end // self.page_size)
+        position, duplicates = tree.insert(
+            holding.cursor, req.token_ids(start, end), req.pages[part], step
+        )
+        columns = [pages[part] for pages in holding.tails]
+        tree.insert_tails(position, columns, step)
+        # Those before the lock's end are the tree's own pages.
+        num_own = max(holding.position.num_tokens - start, 0) // self.page_size
+        holding.duplicates += duplicates[num_own:]
+        holding.cursor = position
+        if end > holding.position.num_tokens:
+            tree.lock(position)
+            tree.unlock(holding.position)
+            holding.position = position
+
+    def release(self, req: Req) -> None:
+        holding: _GroupedHolding = req.handle
+        for tail in self._tails:
+            self._let_go_before(holding, tail, len(holding.tails[tail.column]))
+        super().release(req)
+        assert isinstance(holding.position, RadixHandle)
+        self._tree.prune(holding.position.node)
+
+    def check(self, holders: list[Req]) -> None:
+        if self._tree.full:
+            super().check(holders)
+        for tail in self._tails:
+            held = dict.fromkeys(tail.entries, 0)
+            private: list[int] = []
+            for req in holders:
+                for page in req.handle.tails[tail.column]:
+                    if page in held:
+                        held[page] += 1
+                    elif page >= 0:
+                        private.append(page)
+            everywhere = sorted([*tail.allocator.free_pages(), *tail.entries, *private])
+            assert everywhere == list(range(tail.group.num_pages)), "pages lost or owned twice"
+            assert held == {page: entry.holders for page, entry in tail.entries.items()}
+            assert set(tail.idle) == {page for page, count in held.items() if count == 0}
+        in_nodes: list[dict[int, _Node]] = [{} for _ in self._tails]
+        for node in self._tree._nodes():
+            for found, pages in zip(in_nodes, node.tails, strict=True):
+                assert len(pages) * self.page_size == len(node.ids)
+                found.update({page: node for page in pages if page >= 0})
+            if self._tree.full is None and not node.children and not node.locks:
+                assert any(page >= 0 for pages in node.tails for page in pages), "an empty leaf"
+        for tail, found in zip(self._tails, in_nodes, strict=True):
+            assert found == {page: entry.node for page, entry in tail.entries.items()}

@@ -1,0 +1,240 @@
+"""The pages of window and state groups: the tree against a plain list of what it must have."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from minisgl.core import Req, SamplingParams
+from minisgl.core.groups import CacheGroup
+from minisgl.core.plan import NewPage
+from minisgl.errors import ConfigError
+from minisgl.kernel.radix import load_common_prefix
+from minisgl.kvcache import CacheManager
+from minisgl.kvcache.grouped import GroupedCacheManager, GroupedPrefixCache
+
+PAGE_SIZE = 2
+
+
+def make(*groups: CacheGroup, chunk: int = 8) -> GroupedCacheManager:
+    tree = GroupedPrefixCache(PAGE_SIZE, load_common_prefix(), groups, shares=True)
+    return GroupedCacheManager(tree, chunk)
+
+
+def request(ids: list[int], uid: int = 0) -> Req:
+    return Req(
+        uid=uid, prompt=np.array(ids, np.int32), sampling=SamplingParams(), max_len=1000,
+        order=(0, uid), stop_ids=frozenset(), num_known=len(ids), table_idx=uid,
+    )  # fmt: skip
+
+
+def compute(cache: CacheManager, req: Req, end: int, step: int) -> list[NewPage]:
+    """The request computes up to `end` in a step, and shares it."""
+    new_pages: list[NewPage] = []
+    assert cache.extend(req, req.num_computed, end, new_pages)
+    req.num_computed = end
+    cache.publish(req, end, step)
+    return new_pages
+
+
+def test_where_a_group_reads() -> None:
+    window = CacheGroup(kind="window", window=5)
+    assert [window.first_page(position, 2) for position in (0, 4, 5, 6, 7)] == [0, 0, 0, 1, 1]
+    state = CacheGroup(kind="state", interval=4)
+    assert [state.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 3]
+    # Up to position 9: the state at 8 is the newest, and the page of index 4 ends at no multiple.
+    assert [index for index in range(5) if state.takes_page(index, 9, 2)] == [3]
+    assert [index for index in range(6) if state.takes_page(index, 11, 2)] == [3, 5]
+
+
+def test_a_group_that_no_request_fits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a state group needs at least 3 pages, got 2"):
+        CacheGroup(kind="state", interval=4, num_pages=2).most_tokens(8, 2)
+    window = CacheGroup(kind="window", window=5, num_pages=7)
+    assert window.most_tokens(8, 2) == 14  # 8 pages hold a window, a chunk and a page begun
+    assert CacheGroup(kind="window", window=5, num_pages=8).most_tokens(8, 2) is None
+
+
+def test_window_pages_are_given_back_behind_the_window() -> None:
+    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="window", window=5, num_pages=50))
+    req = request(list(range(100)))
+    assert cache.attach(req, req.prompt[:99], 0) == 0
+    for step, end in enumerate(range(8, 80, 8)):
+        assert len(compute(cache, req, end, step)) == 8  # 4 pages of each group
+        cache.check([req])
+        held = sum(page >= 0 for page in req.handle.tails[0])
+        assert held <= 4 + 2, "more than a chunk and a window"
+    assert cache.num_used_pages == 36 + held
+    cache.release(req)
+    assert cache.num_used_pages == 0
+    cache.check([])
+
+
+def test_a_match_needs_the_pages_that_come_next_are_read_from() -> None:
+    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="window", window=5, num_pages=12))
+    ids = list(range(40))
+    req = request(ids)
+    assert cache.attach(req, req.prompt, 0) == 0
+    for step, end in enumerate(range(8, 41, 8)):
+        compute(cache, req, end, step)
+    cache.release(req)
+    # 12 pages show the last 24 tokens: a position reads two pages before it.
+    assert cache.num_cached(req, req.prompt) == 40
+    assert cache.num_cached(req, req.prompt[:30]) == 30
+    assert cache.num_cached(req, req.prompt[:20]) == 20
+    assert cache.num_cached(req, req.prompt[:19]) == 0
+    other = request([*ids[:19], 99, 98, 97], uid=1)
+    assert cache.attach(other, other.prompt, 9) == 0
+    assert other.num_stored == 18  # computed again, for the window group alone
+    new_pages = compute(cache, other, 8, 9)
+    assert [(group, index) for group, _, index, _ in new_pages] == [
+        (1, index) for index in range(4)
+    ]
+    cache.check([other])
+    cache.release(other)
+    assert cache.num_cached(other, other.prompt[:8]) == 8
+    cache.check([])
+
+
+def test_a_state_is_read_in_a_later_step_than_it_is_written() -> None:
+    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="state", interval=4, num_pages=9))
+    first, second = request(list(range(10))), request(list(range(10)), uid=1)
+    assert cache.attach(first, first.prompt[:9], 3) == 0
+    compute(cache, first, 10, 3)
+    assert cache.attach(second, second.prompt[:9], 3) is None  # the next step can use 8 tokens
+    assert second.handle is None
+    assert cache.attach(second, second.prompt[:9], 4) == 8
+    cache.check([first, second])
+
+
+def test_prompts_that_part_save_a_state_there() -> None:
+    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="state", interval=4, num_pages=9))
+    first = request(list(range(30)))
+    cache.attach(first, first.prompt[:29], 0)
+    assert cache.chunk_end(first, 0, 23) == 20  # a chunk ends at a multiple of the interval
+    compute(cache, first, 30, 0)
+    second = request([*range(17), *range(90, 100)], uid=1)
+    assert cache.attach(second, second.prompt, 1) == 0
+    assert second.num_stored == 16
+    assert cache.chunk_end(second, 0, 27) == 16
+    compute(cache, second, 16, 1)
+    compute(cache, second, 27, 2)
+    third = request([*range(17), *range(50, 60)], uid=2)
+    assert cache.attach(third, third.prompt, 3) == 16
+    cache.check([first, second, third])
+
+
+GROUPS: dict[str, tuple[CacheGroup, ...]] = {
+    "full and window": (
+        CacheGroup(num_pages=30), CacheGroup(kind="window", window=5, num_pages=14)
+    ),
+    "window alone": (CacheGroup(kind="window", window=4, num_pages=20),),
+    "two windows": (
+        CacheGroup(kind="window", window=3, num_pages=16),
+        CacheGroup(kind="window", window=9, num_pages=24),
+    ),
+    "full, window and state": (
+        CacheGroup(num_pages=40), CacheGroup(kind="window", window=4, num_pages=20),
+        CacheGroup(kind="state", interval=4, num_pages=10),
+    ),
+}  # fmt: skip
+
+
+def longest(
+    cache: GroupedCacheManager,
+    groups: tuple[CacheGroup, ...],
+    ids: list[int],
+    wrote: list[dict[int, tuple[tuple[int, ...], int]]],
+    step: int,
+) -> int:
+    """The longest prefix after which a row of `step` can resume, by trying all."""
+    held: list[dict[tuple[int, ...], int]] = [{} for _ in groups]  # page by the ids up to its end
+    for node in cache._tree._nodes():
+        path, above = node.ids.tolist(), node.parent
+        while above is not None:
+            path, above = above.ids.tolist() + path, above.parent
+        columns = ([node.pages] if groups[0].kind == "full" else []) + node.tails
+        first = len(path) // PAGE_SIZE - len(columns[0])
+        for pages, found in zip(columns, held, strict=True):
+            for index, page in enumerate(pages, first):
+                if page >= 0:
+                    found[tuple(path[: (index + 1) * PAGE_SIZE])] = page
+
+    def fits(group: CacheGroup, found: dict[tuple[int, ...], int], end: int) -> bool:
+        if group.kind == "state":
+            page = found.get(tuple(ids[:end]))
+            return page is not None and wrote[groups.index(group)][page][1] < step
+        first = max(end - group.window + 1, 0) // PAGE_SIZE if group.kind == "window" else 0
+        return all(
+            tuple(ids[: (index + 1) * PAGE_SIZE]) in found
+            for index in range(first, end // PAGE_SIZE)
+        )
+
+    for end in range(len(ids) // PAGE_SIZE * PAGE_SIZE, 0, -PAGE_SIZE):
+        if all(fits(group, found, end) for group, found in zip(groups, held, strict=True)):
+            return end
+    return 0
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("seed", range(15))
+def test_random_operations(name: str, seed: int) -> None:
+    """Requests start, compute, leave and fail. The oracle says which ids each page has, by group,
+    and so whether a request was given pages with its own tokens, and where it may resume."""
+    rng = random.Random(seed)
+    groups = GROUPS[name]
+    cache = make(*groups)
+    wrote: list[dict[int, tuple[tuple[int, ...], int]]] = [{} for _ in groups]  # (ids, step)
+    running: list[Req] = []
+    step = uid = 0
+    for _ in range(250):
+        step += 1
+        roll = rng.random()
+        if roll < 0.35 and len(running) < 3:
+            ids = [rng.randrange(2) for _ in range(rng.randint(2, 30))]
+            if rng.random() < 0.5:
+                ids = [0] * rng.randint(2, 12) + ids
+            req, uid = request(ids, uid), uid + 1
+            later = longest(cache, groups, ids[:-1], wrote, step + 1)
+            num_tokens = cache.attach(req, req.prompt[:-1], step)
+            if num_tokens is None:
+                assert later > longest(cache, groups, ids[:-1], wrote, step)
+                continue
+            assert num_tokens == longest(cache, groups, ids[:-1], wrote, step)
+            req.num_computed = num_tokens
+            tables = ([req.pages] if groups[0].kind == "full" else []) + req.handle.tails
+            for group, pages, written in zip(groups, tables, wrote, strict=True):
+                first = group.first_page(num_tokens, PAGE_SIZE)
+                for index in range(first, num_tokens // PAGE_SIZE):
+                    if group.kind == "state" and (index + 1) * PAGE_SIZE < num_tokens:
+                        continue
+                    ids_there, then = written[pages[index]]
+                    assert ids_there == tuple(ids[: (index + 1) * PAGE_SIZE]), "another's page"
+                    assert then < step or group.kind != "state"
+            running.append(req)
+        elif roll < 0.85 and running:
+            req = rng.choice(running)
+            start = req.num_computed
+            end = min(start + rng.randint(1, 8), req.num_prompt)
+            if start == end or not cache.extend(req, start, end, new_pages := []):
+                cache.release(req)
+                running.remove(req)
+            else:
+                for group, _, index, page in new_pages:
+                    ids_there = tuple(req.prompt[: (index + 1) * PAGE_SIZE].tolist())
+                    wrote[group][page] = (ids_there, step)
+                req.num_computed = end
+                cache.publish(req, end, step)
+        elif roll < 0.97 and running:
+            cache.release(running.pop(rng.randrange(len(running))))
+        elif roll > 0.98:
+            while running:
+                cache.release(running.pop())
+            cache.drop(step - rng.randint(0, 3))
+        cache.check(running)
+    for req in running:
+        cache.release(req)
+    assert cache.num_used_pages == 0
+    cache.check([])
