@@ -173,6 +173,17 @@ def test_stop_string(llm: LLM) -> None:
     assert "6" not in output.text
 
 
+def test_logprobs_are_for_those_that_ask(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=True)
+    asked, plain = llm.chat([ask("What is 12 + 30?")] * 2, [params, GREEDY])
+    assert asked.logprobs is not None
+    assert len(asked.logprobs) == len(asked.token_ids)
+    assert all(value <= 0 for value in asked.logprobs)
+    assert max(asked.logprobs) > -0.1  # a greedy answer of a model that knows it
+    assert plain.logprobs is None
+    assert asked.token_ids == plain.token_ids[:20]
+
+
 def test_only_calls_with_one_cache_salt_share_a_prefix(llm: LLM) -> None:
     prompt = "Tenants share no cache. " * 8
     salts = ["alice", "bob", "", "alice"]

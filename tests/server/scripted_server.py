@@ -200,10 +200,12 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         num_output += 1
         while word == "!forever":
             yield TextReply(uid=uid, text="more ", token_ids=[1])
-        yield TextReply(uid=uid, text=f"{word} ", token_ids=[len(word)])
+        logprobs = [-0.5 * len(word)] if message.sampling.logprobs else None
+        yield TextReply(uid=uid, text=f"{word} ", token_ids=[len(word)], logprobs=logprobs)
     reason = "length" if len(words) > limit else "stop"
     if reason == "stop":
-        yield TextReply(uid=uid, text=".", token_ids=[0])
+        logprobs = [0.0] if message.sampling.logprobs else None
+        yield TextReply(uid=uid, text=".", token_ids=[0], logprobs=logprobs)
     yield Finished(
         uid=uid,
         reason="abort" if "!abort" in words else reason,

@@ -300,6 +300,17 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
     assert data[0] == {"text": "5 ", "token_ids": [1]}
     assert data[-3] == {"text": ".", "token_ids": [0]}
     assert (data[-2]["text"], data[-2]["finish_reason"], data[-1]) == ("", "stop", "[DONE]")
+
+
+def test_generate_with_logprobs(http: httpx.Client, server: ScriptedServer) -> None:
+    request = {"text": "one three", "logprobs": True}
+    answer = http.post("/generate", json=request).json()
+    assert (answer["token_ids"], answer["logprobs"]) == ([3, 5, 0], [-1.5, -2.5, 0.0])
+    *chunks, end, _ = events(http.post("/generate", json=request | {"stream": True}))
+    assert [chunk["logprobs"] for chunk in chunks] == [[-1.5], [-2.5], [0.0]]
+    assert (end["token_ids"], end["logprobs"]) == ([], [])
+    assert server.received[-1].sampling.logprobs
+    assert "logprobs" not in http.post("/generate", json={"text": "one"}).json()
     chatted = http.post("/generate", json={"messages": [{"role": "user", "content": "hi"}]})
     assert chatted.json()["text"] == "hi ."
 

@@ -105,6 +105,24 @@ class TestLife:
         replies, _ = detokenizer.handle(_tokens(1, ids[-1:]))
         assert replies == [TextReply(uid=1, text="🦜", token_ids=ids)]
 
+    def test_logprobs_stay_with_their_tokens(self, tokenizer: Tokenizer) -> None:
+        detokenizer = Detokenizer(tokenizer)
+        detokenizer.handle([_accepted(1, logprobs=True), _accepted(2)])
+        ids = tokenizer.encode("a🦜", add_special_tokens=False)
+        expected = [-0.5 * n for n in range(len(ids))]
+        got: list[float] = []
+        for token, logprob in zip(ids, expected, strict=True):
+            turn: list[Event] = [Token(uid=1, id=token, logprob=logprob), Token(uid=2, id=token)]
+            for reply in detokenizer.handle(turn)[0]:
+                assert isinstance(reply, TextReply)
+                if reply.uid == 1:
+                    assert reply.logprobs is not None
+                    assert len(reply.logprobs) == len(reply.token_ids)
+                    got += reply.logprobs
+                else:
+                    assert reply.logprobs is None
+        assert got == expected
+
     def test_unfinished_character_at_the_end(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("a🦜", add_special_tokens=False)[:-1]

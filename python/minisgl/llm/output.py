@@ -9,8 +9,9 @@ from minisgl.core import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """text: stops before a stop string. token_ids: all that were made, an end-of-sequence too.
+    """text: ends before a stop string. token_ids: all output tokens, an end-of-sequence included.
 
+    logprobs: the log-probability of each output token, None unless `SamplingParams.logprobs`.
     stop_match: the stop string or stop token id that ended it; None for the model's own end or
     another `finish_reason`. num_cached_tokens: prompt tokens found in the prefix cache. Times are
     seconds: queued_s until the first step, prefill_s until the first token, decode_s until the end.
@@ -18,6 +19,7 @@ class RequestOutput:
 
     text: str
     token_ids: list[int]
+    logprobs: list[float] | None
     finish_reason: FinishReason
     stop_match: str | int | None
     num_prompt_tokens: int

@@ -49,6 +49,7 @@ class Session:
         self._aborting = False
         self._texts: dict[int, list[str]] = {uid: [] for uid in self._order}
         self._ids: dict[int, list[int]] = {uid: [] for uid in self._order}
+        self._logprobs: dict[int, list[float]] = {}
         self._finished: dict[int, Finished] = {}
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
@@ -67,7 +68,7 @@ class Session:
         for reply in replies:
             match reply:
                 case TextReply():
-                    num_tokens += self._add(reply.uid, reply.text, reply.token_ids)
+                    num_tokens += self._add(reply)
                 case Finished():
                     self._finished[reply.uid] = reply
                     self._open.discard(reply.uid)
@@ -86,11 +87,13 @@ class Session:
         """In the order of the requests; all of them have finished."""
         return [self._output(uid) for uid in self._order]
 
-    def _add(self, uid: int, text: str, token_ids: list[int]) -> int:
+    def _add(self, reply: TextReply) -> int:
         """Keep a piece of a request's output. Returns the number of its tokens."""
-        self._texts[uid].append(text)
-        self._ids[uid] += token_ids
-        return len(token_ids)
+        self._texts[reply.uid].append(reply.text)
+        self._ids[reply.uid] += reply.token_ids
+        if reply.logprobs:
+            self._logprobs.setdefault(reply.uid, []).extend(reply.logprobs)
+        return len(reply.token_ids)
 
     def _error(self, failed: Failed) -> RequestError | EngineError:
         if len(self._order) > 1:
@@ -103,6 +106,7 @@ class Session:
         return RequestOutput(
             text="".join(self._texts[uid]),
             token_ids=self._ids[uid],
+            logprobs=self._logprobs.get(uid),
             finish_reason=reply.reason,
             stop_match=reply.stop_match,
             num_prompt_tokens=reply.num_prompt_tokens,

@@ -221,12 +221,16 @@ class DetokenizeMsg(_Record, frozen=True, kw_only=True):
 # --- to the API server -------------------------------------------------------------------------
 
 
-class TextReply(_Record, frozen=True, kw_only=True):
-    """Text that is final: no later token changes it. ``token_ids`` are those it came from."""
+class TextReply(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
+
+    logprobs: one for each of `token_ids`; None unless the request asks for them.
+    """
 
     uid: Uid
     text: str
     token_ids: list[int]
+    logprobs: list[float] | None = None
 
 
 class PongMsg(_Record, frozen=True, kw_only=True):

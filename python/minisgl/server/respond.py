@@ -41,10 +41,11 @@ _STREAM_HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One prompt's whole answer."""
+    """One prompt's whole answer. logprobs: empty unless the request asks for them."""
 
     text: str
     token_ids: list[int]
+    logprobs: list[float]
     end: Finished
 
 
@@ -169,6 +170,7 @@ class EventStream(Response):
 async def _collect(call: Call, num_prompts: int) -> list[Output]:
     texts: list[list[str]] = [[] for _ in range(num_prompts)]
     ids: list[list[int]] = [[] for _ in range(num_prompts)]
+    logprobs: list[list[float]] = [[] for _ in range(num_prompts)]
     ends: dict[int, Finished] = {}
     async for batch in call:
         for index, reply in batch:
@@ -177,8 +179,14 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
             else:
                 texts[index].append(reply.text)
                 ids[index] += reply.token_ids
+                logprobs[index] += reply.logprobs or ()
     return [
-        Output(text="".join(texts[index]), token_ids=ids[index], end=ends[index])
+        Output(
+            text="".join(texts[index]),
+            token_ids=ids[index],
+            logprobs=logprobs[index],
+            end=ends[index],
+        )
         for index in range(num_prompts)
     ]
 

@@ -51,6 +51,7 @@ class _Output:
     num_tokens: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
     @property
     def stop_match(self) -> str | None:
@@ -61,6 +62,8 @@ class _Output:
         """Add the token's text. Returns whether it completes a stop string."""
         self.num_tokens += 1
         self.token_ids.append(token.id)
+        if token.logprob is not None:
+            self.logprobs.append(token.logprob)
         if not token.silent:
             self._add_text(self.stream.feed(token.id))
         return self.stop_match is not None
@@ -73,8 +76,10 @@ class _Output:
 
     def take(self, uid: int) -> TextReply:
         """What was collected since the last call."""
-        reply = TextReply(uid=uid, text=self.text, token_ids=self.token_ids)
-        self.text, self.token_ids = "", []
+        reply = TextReply(
+            uid=uid, text=self.text, token_ids=self.token_ids, logprobs=self.logprobs or None
+        )
+        self.text, self.token_ids, self.logprobs = "", [], []
         return reply
 
     def _add_text(self, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
 
 from minisgl.core import Finished
 from minisgl.message import TextReply
@@ -29,7 +30,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             stream=asked.stream,
-            shape=_GenerateShape(),
+            shape=_GenerateShape(logprobs=bool(asked.logprobs)),
             prompt_field=asked.prompt_field,
         )
 
@@ -37,29 +38,40 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 
 class _GenerateShape:
-    """See `minisgl.server.respond.Shape`."""
+    """A `minisgl.server.respond.Shape`. logprobs: whether the request asks for them."""
+
+    def __init__(self, *, logprobs: bool) -> None:
+        self._has_logprobs = logprobs
 
     def whole(self, outputs: list[Output]) -> Generated:
         (output,) = outputs
-        return _generated(output.text, output.token_ids, output.end)
+        logprobs = self._shown(output.logprobs)
+        return _generated(output.text, output.token_ids, logprobs, output.end)
 
     def opening(self) -> bytes:
         return b""
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        return event(GeneratedChunk(text=reply.text, token_ids=reply.token_ids))
+        logprobs = self._shown(reply.logprobs or [])
+        return event(GeneratedChunk(text=reply.text, token_ids=reply.token_ids, logprobs=logprobs))
 
     def end(self, index: int, end: Finished) -> bytes:
-        return event(_generated("", [], end))
+        return event(_generated("", [], self._shown([]), end))
 
     def closing(self, ends: list[Finished]) -> bytes:
         return b""
 
+    def _shown(self, logprobs: list[float]) -> list[float] | UnsetType:
+        return logprobs if self._has_logprobs else UNSET
 
-def _generated(text: str, token_ids: list[int], end: Finished) -> Generated:
+
+def _generated(
+    text: str, token_ids: list[int], logprobs: list[float] | UnsetType, end: Finished
+) -> Generated:
     return Generated(
         text=text,
         token_ids=token_ids,
+        logprobs=logprobs,
         finish_reason=end.reason,
         stop_match=end.stop_match,
         usage=Usage.of([end]),

@@ -355,6 +355,17 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
     input_ids: list[NonNegative] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     chat_template_kwargs: TemplateArgs = None
+    logprobs: Annotated[
+        bool | None,
+        Meta(
+            description="Report each token's log-probability under the model's own distribution, "
+            "before temperature and filters."
+        ),
+    ] = None
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().sampling(defaults)
+        return msgspec.structs.replace(params, logprobs=bool(self.logprobs))
 
     @property
     def prompt_field(self) -> str:
@@ -510,10 +521,11 @@ class Completion(_Json, frozen=True, kw_only=True):
 
 
 class Generated(_Json, frozen=True, kw_only=True):
-    """The answer of /generate; in a stream the last event, with the last of text and ids."""
+    """The answer of /generate; in a stream the last event, whose text and lists are empty."""
 
     text: str
     token_ids: list[int]
+    logprobs: list[float] | UnsetType = UNSET
     finish_reason: FinishReason
     stop_match: str | int | None
     usage: Usage
@@ -523,6 +535,7 @@ class Generated(_Json, frozen=True, kw_only=True):
 class GeneratedChunk(_Json, frozen=True, kw_only=True):
     text: str
     token_ids: list[int]
+    logprobs: list[float] | UnsetType = UNSET
 
 
 class Model(_Json, frozen=True, kw_only=True):
