@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From a machine with an NVIDIA GPU and a CUDA build of torch to GPU tests and the benchmark JSON that
-# docs/performance-cuda.md quotes, but for h200-experiments.json and files that are named after a
-# commit: half an hour on one H200, ten minutes more on four.
+# Run the GPU tests, then the benchmarks whose JSON docs/performance-cuda.md quotes, on a machine with an
+# NVIDIA GPU and a CUDA build of torch. Half an hour on one H200, ten minutes more on four. It does not
+# make h200-experiments.json, peers-h200.json and the files that are named after a commit.
 #
 #   scripts/gpu_check.sh [OUT]      OUT: where the JSON goes (default: benchmarks/results)
 #

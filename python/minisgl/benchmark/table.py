@@ -1,7 +1,8 @@
-"""Makes the README's table from `benchmarks/results/`, so that it says what was measured.
+"""Makes the README's table from `benchmarks/results/`.
 
-`table` prints it; `table --write README.md` puts it between the two marks there. A test keeps the
-README equal to what this makes.
+`table` prints it; `table --write README.md` puts it between its two marks in that page. A test
+keeps the README equal to it. A peer's figure is shown only beside our figure of the same door: a
+public offline class beside `LLM.generate`, a server beside our server.
 """
 
 from __future__ import annotations
@@ -17,97 +18,136 @@ from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.errors import ConfigError
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+PEERS = "peers-h200"
 BEGIN, END = "<!-- python -m minisgl.benchmark table -->", "<!-- end of the table -->"
+
+_PEERS_DOOR = {"LLM.generate": "offline", "HTTP": "HTTP"}  # our door: the same door of a peer
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """file: in `RESULTS`. shown: "rate" (tokens/s), "seconds", or "itl" (p50). peers: what
-    mini-sglang and vLLM 0.26 gave, measured by others on machines of this kind."""
+    """file: name of a result in `RESULTS`. shown: the figure, a key of `_FORMATS`."""
 
-    label: str
-    file: str
+    model: str
     workload: str
-    shown: str
-    peers: tuple[str, str]
+    file: str
+    key: str
+    shown: str = "tokens_per_s"
 
 
-_OFFLINE = "256 requests, 100 to 1,024 tokens in and out"
+_MIXED = "256 requests, 100 to 1,024 tokens in and out"
+_SINGLE = "one request, 128 in, 512 out"
+_PREFILL = "32 prompts of 4,096, 1 out"
+_SMALL, _MIDDLE = "Qwen3-0.6B, 1 GPU", "Qwen3-14B, 1 GPU"
+_LARGE = "Qwen3-32B, 4 GPUs"
 ROWS = (
-    Row(f"Qwen3-0.6B, {_OFFLINE}", "offline-qwen3-0.6b", "throughput", "rate",
-        ("22,458 tok/s, 0.62", "24,194 tok/s, 0.67")),
-    Row("the same over HTTP, all at once", "serving-qwen3-0.6b", "throughput", "rate",
-        ("15,620 tok/s", "")),
-    Row("one request, 128 in, 512 out", "offline-qwen3-0.6b", "single", "rate",
-        ("578 tok/s, 0.17", "608 tok/s, 0.17")),
-    Row("prefill of 32 prompts of 4,096", "offline-qwen3-0.6b", "prefill", "rate",
-        ("365,000 tok/s, 0.62", "345,000 tok/s, 0.59")),
-    Row("128 requests sharing 4,096 tokens", "offline-qwen3-0.6b", "shared", "seconds",
-        ("0.829 s", "0.551 s")),
-    Row(f"Qwen3-14B, {_OFFLINE}", "offline-qwen3-14b", "throughput", "rate",
-        ("6,335 tok/s, 0.72", "6,355 tok/s, 0.73")),
-    Row("one request, 128 in, 512 out", "offline-qwen3-14b", "single", "rate",
-        ("118 tok/s, 0.77", "118 tok/s, 0.77")),
-    Row("prefill of 32 prompts of 4,096", "offline-qwen3-14b", "prefill", "rate",
-        ("22,200 tok/s, 0.79", "22,500 tok/s, 0.80")),
-    Row(f"Qwen3-30B-A3B, {_OFFLINE}", "offline-qwen3-30b-a3b", "throughput", "rate", ("", "")),
-    Row(f"Qwen3-32B on four H200s over HTTP, {_OFFLINE}", "serving-qwen3-32b-tp4", "throughput",
-        "rate", ("9,336 tok/s, 0.55", "8,340 tok/s, 0.50, offline")),
-    Row("one request, time per token", "serving-qwen3-32b-tp4", "single", "itl",
-        ("7.75 ms, 0.48", "7.2 ms, 0.52")),
+    Row(_SMALL, _MIXED, "offline-qwen3-0.6b", "throughput"),
+    Row(_SMALL, _MIXED, "serving-qwen3-0.6b", "throughput"),
+    Row(_SMALL, _SINGLE, "offline-qwen3-0.6b", "single"),
+    Row(_SMALL, _PREFILL, "offline-qwen3-0.6b", "prefill"),
+    Row(_SMALL, "128 requests with a common prefix of 4,096, 32 out", "offline-qwen3-0.6b",
+        "shared", "seconds"),
+    Row(_MIDDLE, _MIXED, "offline-qwen3-14b", "throughput"),
+    Row(_MIDDLE, _SINGLE, "offline-qwen3-14b", "single"),
+    Row(_MIDDLE, _PREFILL, "offline-qwen3-14b", "prefill"),
+    Row("Qwen3-30B-A3B, 1 GPU", _MIXED, "offline-qwen3-30b-a3b", "throughput"),
+    Row(_LARGE, _MIXED, "serving-qwen3-32b-tp4", "throughput"),
+    Row(_LARGE, f"{_SINGLE}: time per token", "serving-qwen3-32b-tp4", "single", "itl_p50_ms"),
 )  # fmt: skip
+
+_FORMATS = {
+    "tokens_per_s": "{:,.0f} tok/s",
+    "seconds": "{:.3f} s",
+    "itl_p50_ms": "{:.2f} ms",
+}
 
 
 def make_table(results: Path = RESULTS) -> str:
-    """Markdown. Raises ConfigError where a result is missing."""
-    lines = [
-        "| workload | Mini-SGLang | of the floor | mini-sglang | vLLM 0.26 | commit |",
-        "|---|---|---|---|---|---|",
+    """Return the table as Markdown. Raises ConfigError if a result is missing."""
+    peers = _read(results, PEERS)
+    engines: dict[str, dict[str, Any]] = peers["engines"]
+    names = [
+        f"{name} {engine['version']} ({', '.join(engine['dates'])})"
+        for name, engine in engines.items()
     ]
+    heads = ["model", "workload", "door", "Mini-SGLang", "of the floor", *names, "commit"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in ROWS:
-        content, values = _find(results, row)
+        content = _read(results, row.file)
+        values = _find(content, row)
         commit = content["environment"]["commit"]
         commit = commit[:7] + "+" * commit.endswith("+")  # "+": with changes, see the file
-        # The file's own share is rounded already.
+        # The share in the file is rounded.
         of_floor = values["floor_s"] / (values.get("seconds") or values["duration_s"])
-        cells = (row.label, _value(row, values), f"{of_floor:.2f}", *row.peers, commit)
-        lines.append("| " + " | ".join(cells) + " |")
+        door = _door(values)
+        figures = _peer_figures(peers, row, door)
+        cells = [row.model, row.workload, door, _own_figure(row, values), f"{of_floor:.2f}"]
+        cells += [_range(row.shown, figures[name]) if name in figures else "" for name in engines]
+        lines.append("| " + " | ".join([*cells, commit]) + " |")
     return "\n".join(lines)
 
 
-def _find(results: Path, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
-    path = results / f"{row.file}.json"
+def _read(results: Path, file: str) -> dict[str, Any]:
+    path = results / f"{file}.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the table needs {path}: {error}") from error
-    for values in content["rows"]:
-        if values["workload"] == row.workload:
-            return content, values | values.get("median", {})
-    raise ConfigError(f"{path} has no row {row.workload!r}")
+    return content
 
 
-def _value(row: Row, values: dict[str, Any]) -> str:
-    if row.shown == "itl":
-        return f"{values['itl_ms']['p50']:.2f} ms"
-    if row.shown == "seconds":
-        return f"{values['seconds']:.3f} s"
-    return f"{values.get('tokens_per_s') or values['output_tokens_per_s']:,.0f} tok/s"
+def _find(content: dict[str, Any], row: Row) -> dict[str, Any]:
+    """Return the row's values. If both doors were measured, these are `LLM.generate`'s."""
+    found = [values for values in content["rows"] if values["workload"] == row.key]
+    if not found:
+        raise ConfigError(f"{row.file}.json has no row {row.key!r}")
+    values = min(found, key=lambda values: _door(values) != "LLM.generate")
+    return {**values, **values.get("median", {})}
+
+
+def _door(values: dict[str, Any]) -> str:
+    return str(values.get("door", "HTTP"))  # `offline` names its door, `serving` has only HTTP
+
+
+def _own_figure(row: Row, values: dict[str, Any]) -> str:
+    if row.shown == "itl_p50_ms":
+        value = values["itl_ms"]["p50"]
+    elif row.shown == "seconds":
+        value = values["seconds"]
+    else:
+        value = values.get("tokens_per_s") or values["output_tokens_per_s"]
+    return _FORMATS[row.shown].format(value)
+
+
+def _peer_figures(peers: dict[str, Any], row: Row, door: str) -> dict[str, dict[str, float]]:
+    """Return {engine: {"low", "high"}} for the same workload, shown figure and door."""
+    shape = row.file.partition("-")[2]
+    for values in peers["rows"]:
+        same = values["name"] == f"{shape} {row.key}" and values["door"] == _PEERS_DOOR.get(door)
+        if same and row.shown in values:
+            found: dict[str, dict[str, float]] = values[row.shown]
+            return found
+    return {}
+
+
+def _range(shown: str, figure: dict[str, float]) -> str:
+    low, high = (_FORMATS[shown].format(figure[key]) for key in ("low", "high"))
+    return low if low == high else f"{low.partition(' ')[0]} to {high}"
 
 
 def with_table(page: str, table: str) -> str:
-    """`page` with `table` between its marks. Raises ConfigError where they are not there."""
+    """Return `page` with `table` between its marks. Raises ConfigError if a mark is missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ConfigError(f"the page has no lines {BEGIN} and {END} to put the table between")
+        raise ConfigError(f"the page lacks {BEGIN} and {END}, which mark the table's place")
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
-    parser.add_argument("--write", type=Path, metavar="PAGE.md", help="put it there")
+    parser.add_argument("--write", type=Path, metavar="PAGE.md", help="page to put the table into")
     args = parser.parse_args(argv)
     try:
         table = make_table(args.results)
