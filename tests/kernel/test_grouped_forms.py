@@ -18,7 +18,7 @@ from minisgl.kernel.grouped import (
     _Task,
 )
 from minisgl.kernel.hopper import SHARED_BYTES, Kernels
-from minisgl.kernel.jit import JitUnavailable
+from minisgl.kernel.library import JitUnavailable
 
 
 def test_a_block_has_the_memory_that_is_asked_for() -> None:

@@ -11,7 +11,7 @@ from hopper_kernels import uncompiled
 
 from minisgl.kernel import grouped
 from minisgl.kernel.hopper import SHARED_BYTES, on_hopper
-from minisgl.kernel.jit import JitUnavailable
+from minisgl.kernel.library import JitUnavailable
 
 
 def test_a_kernel_is_made_once_and_may_use_a_blocks_memory() -> None:

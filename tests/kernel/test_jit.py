@@ -17,7 +17,8 @@ import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
-from minisgl.kernel import build, jit, registry
+from minisgl.kernel import build, jit
+from minisgl.kernel.library import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
@@ -154,7 +155,7 @@ def test_builds_of_two_threads_do_not_take_ninja_from_each_other(
 def test_a_build_that_fails_meanwhile_is_told_where_it_is_loaded(small: Path) -> None:
     (jit.CSRC / "answer.cpp").write_text("int broken( { }\n")
     jit.begin_building().join(60)
-    with pytest.raises(jit.JitUnavailable, match="error: expected"):
+    with pytest.raises(JitUnavailable, match="error: expected"):
         jit.load_library()
 
 
@@ -172,7 +173,7 @@ def test_what_a_killed_build_left_is_removed(small: Path) -> None:
 
 def test_on_a_gpu_the_hosts_kernels_are_built_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(registry, "begin_building", lambda: begun.append("the host's"))
+    monkeypatch.setattr(jit, "begin_building", lambda: begun.append("the host's"))
     no_triton = SimpleNamespace(CudaOps=lambda thin: Ops())
     monkeypatch.setitem(sys.modules, "minisgl.kernel.cuda", no_triton)
     create_ops(torch.device("cuda"))
@@ -257,10 +258,10 @@ def test_build_command_builds_nothing_when_asked_otherwise(
 
 def test_without_nvrtc_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(jit.JitUnavailable, match=r"no NVRTC, .*: import of cuda"):
+    with pytest.raises(JitUnavailable, match=r"no NVRTC, .*: import of cuda"):
         jit.load_cubin("all_reduce", "sm_90")
     monkeypatch.setenv("MINISGL_DISABLE_JIT", "1")
-    with pytest.raises(jit.JitUnavailable, match="MINISGL_DISABLE_JIT=1"):
+    with pytest.raises(JitUnavailable, match="MINISGL_DISABLE_JIT=1"):
         jit.load_cubin("all_reduce", "sm_90")
 
 

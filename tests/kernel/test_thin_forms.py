@@ -7,7 +7,7 @@ import torch
 from hopper_kernels import uncompiled
 
 from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, Kernels, multiply_source
-from minisgl.kernel.jit import JitUnavailable
+from minisgl.kernel.library import JitUnavailable
 from minisgl.kernel.thin import (
     LARGE,
     MAX_ROWS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from minisgl import models
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 from minisgl.models import ModelConfig, ModelSpec, get_model_class, supported_architectures
 from minisgl.models.config import Fields
@@ -221,6 +224,17 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
         read(tmp_path, {"architectures": ["GPT2LMHeadModel"], "n_embd": 8})
     for architecture in supported_architectures():
         assert architecture in get_model_class(architecture).architectures
+
+
+def test_the_registry_names_every_family() -> None:
+    """A module of `models` that has a FAMILY is found by each of its architectures."""
+    names = {module.name for module in pkgutil.iter_modules(models.__path__)}
+    modules = [importlib.import_module(f"minisgl.models.{name}") for name in names]
+    families = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    architectures = [name for family in families for name in family.architectures]
+    assert sorted(architectures) == list(supported_architectures())
+    for family in families:
+        assert all(get_model_class(name) is family for name in family.architectures)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x80", "[" * 100_000])

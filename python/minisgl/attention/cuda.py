@@ -15,7 +15,7 @@ from minisgl.attention.names import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACK
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
-from minisgl.attention.trtllm import TrtllmBackend
+from minisgl.attention.trtllm import TensorRTLLMBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import num_cores
 from minisgl.kernel.ops import Ops
@@ -50,7 +50,7 @@ def create_cuda_backend(
 
     def create_decode(part: str) -> PagedAttnBackend:
         if part == "trtllm":
-            return TrtllmBackend(ops, device, dtype, head_dim, page_size)
+            return TensorRTLLMBackend(ops, device, dtype, head_dim, page_size)
         return create(part)
 
     if name == "torch":

@@ -1,11 +1,10 @@
-"""The attention backends by name, and the one place that chooses."""
+"""Chooses the attention backend by name: the only place that does."""
 
 from __future__ import annotations
 
 import torch
 
 from minisgl.attention.base import BaseAttnBackend
-from minisgl.attention.cpu_backend import CpuAttnBackend
 from minisgl.attention.names import (
     ATTENTION_BACKENDS,
     CUDA_BACKENDS,
@@ -14,7 +13,7 @@ from minisgl.attention.names import (
 )
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
-from minisgl.kernel.jit import JitUnavailable, load_library
+from minisgl.kernel.library import JitUnavailable, load_cpu_library
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
@@ -32,10 +31,11 @@ def create_attention_backend(
     head_dim: int = 128,
     page_size: int = 16,
 ) -> BaseAttnBackend:
-    """The backend called `name` on `device`; "auto" is the fastest that works here.
+    """Returns the backend called `name` on `device`; "auto" is the fastest that works here.
 
-    dtype, head_dim, page_size: not every backend takes each. Raises ConfigError for a name
-    that the device does not know, and for one that was asked for by name and does not work here.
+    dtype, head_dim, page_size: of the KV pool; not every backend takes all of them. Raises
+    ConfigError for a name that the device does not know, and for a named backend that does not
+    work here.
     """
     if device.type == "cuda":
         from minisgl.attention.cuda import create_cuda_backend
@@ -51,9 +51,12 @@ def create_attention_backend(
     if name == "torch":
         return TorchAttnBackend(ops)
     try:
-        return CpuAttnBackend(load_library())
+        library = load_cpu_library()
     except JitUnavailable as error:
         if name == "cpu":
             raise ConfigError(f"attention backend 'cpu' needs its C++ kernels: {error}") from error
         logger.warning("attention: plain torch, several times slower (%s)", error)
         return TorchAttnBackend(ops)
+    from minisgl.attention.cpu_backend import CpuAttnBackend
+
+    return CpuAttnBackend(library)

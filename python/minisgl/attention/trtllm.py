@@ -27,7 +27,7 @@ ARCHS = (9, 10, 12)  # majors of compute capability
 WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation asks for; zero before the first use
 
 
-class TrtllmBackend(PagedAttnBackend):
+class TensorRTLLMBackend(PagedAttnBackend):
     name = "trtllm"
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl import __version__, env, kernel, moe
+from minisgl import __version__, env, kernel
 from minisgl.core import Plan, SamplingParams
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.probe import GREEDY, fits, probe_plan, run_probe
@@ -82,7 +82,7 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
     kernels = hashlib.sha256()
     folder = Path(kernel.__file__ or "").parent
     sources = (*folder.glob("*.py"), *folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu*"))
-    for path in sorted((*sources, *Path(moe.__file__ or "").parent.iterdir(), Path(__file__))):
+    for path in sorted((*sources, *(folder.parent / "moe").iterdir(), Path(__file__))):
         if path.is_file():
             kernels.update(path.read_bytes())
     spec = engine.model.spec

@@ -16,7 +16,8 @@ import torch
 
 from minisgl import env
 from minisgl.kernel.all_reduce import all_reduce_cubin
-from minisgl.kernel.jit import CPU, CUDA, JitUnavailable, load_library
+from minisgl.kernel.jit import CPU, CUDA, load_library
+from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."

@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from minisgl.kernel.jit import CSRC, CUDA, JitUnavailable, build_in_thread, load_cubin, load_library
+from minisgl.kernel.jit import CSRC, CUDA, build_in_thread, load_cubin, load_library
+from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)

@@ -1,14 +1,14 @@
 """Compiles C++ and CUDA on first use and loads it: tvm-ffi with a cache that is safe to share.
 
-tvm-ffi builds and loads; what is added here is when to build. What is built is named by a hash of
-all that it depends on (sources, flags, compiler, processor or GPU), so that a changed source or
-another machine never meets a stale one. It appears under its name in one rename, complete, next to
-its checksum: a damaged file is noticed before the loader maps it, and built again. Processes that
-start together wait for one build.
+tvm-ffi builds and loads; this module decides when to build. A built file is named by a hash of
+everything that it depends on (sources, flags, compiler, processor or GPU), so a changed source or
+another machine never loads a stale file. It appears under its name in one rename, complete, next to
+its checksum, so a damaged file is noticed before the loader maps it, and built again. Processes
+that start together wait for one build.
 
-C++ is compiled by the machine's compiler, CUDA by NVRTC, which comes with a CUDA build of torch:
-no CUDA toolkit is needed. Imports torch (through tvm_ffi): that also loads torch's OpenMP runtime
-first, which ours shares.
+The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
+so no CUDA toolkit is needed. Importing tvm_ffi imports torch, which loads torch's OpenMP runtime
+first; ours shares it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from minisgl import env
-from minisgl.errors import MinisglError
+from minisgl.kernel.library import JitUnavailable, refuse_if_disabled
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 CSRC = Path(__file__).parent / "csrc"
-# fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: nobody looks at either,
-# and without them GCC does not vectorise comparisons. Infinities and NaN keep their meaning.
+# fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: we read neither errno nor
+# traps, and GCC vectorises comparisons only with them. Infinities and NaN keep their meaning.
 CFLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wfatal-errors"),
@@ -57,10 +57,6 @@ CPU = Library("minisgl_cpu", "", "the C++ kernels")
 CUDA = Library("minisgl_cuda", "cuda", "the calls of NCCL and the CUDA driver")
 
 
-class JitUnavailable(MinisglError):
-    """Something cannot be compiled or loaded here; the message says why, in one line."""
-
-
 def load_library(library: Library = CPU) -> Any:
     """The compiled library, as a tvm-ffi module whose attributes are functions.
 
@@ -76,13 +72,13 @@ def load_library(library: Library = CPU) -> Any:
 
 
 def begin_building(library: Library = CPU) -> threading.Thread:
-    """Have the library built, if need be, while the caller does something else."""
+    """Build the library in a thread, if it is not built yet."""
     return build_in_thread(lambda: _build_library(library))
 
 
 def build_in_thread(build: Callable[[], object]) -> threading.Thread:
-    """Have a thread build something, if need be, while the caller does something else. Whoever
-    calls `build` meanwhile waits until it is there, and is told what went wrong."""
+    """Build something in a thread, if it is not built yet. A caller that calls `build` meanwhile
+    waits for it, and gets its error."""
 
     def build_quietly() -> None:
         with suppress(JitUnavailable):
@@ -94,12 +90,12 @@ def build_in_thread(build: Callable[[], object]) -> threading.Thread:
 
 
 def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = "") -> bytes:
-    """The kernels of `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"), with macros as NAME=VALUE
-    and with what else the source needs `before` it.
+    """Compile `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"). Returns a cubin.
 
-    The source includes nothing: there may be no CUDA headers. Raises JitUnavailable.
+    defines: macros as NAME=VALUE. before: text in front of the source, which includes no files, as
+    there may be no CUDA headers. Raises JitUnavailable.
     """
-    _refuse_if_disabled()
+    refuse_if_disabled()
     try:
         from cuda.bindings import nvrtc
 
@@ -125,15 +121,10 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
 
 
 def _build_library(library: Library) -> Path:
-    _refuse_if_disabled()
+    refuse_if_disabled()
     path = _library_path(library, _compiler())
     _build_once(path, library.what, lambda folder: _compile_library(library, folder))
     return path
-
-
-def _refuse_if_disabled() -> None:
-    if env.jit_disabled():
-        raise JitUnavailable("MINISGL_DISABLE_JIT=1")
 
 
 def _compiler() -> str:
@@ -200,8 +191,8 @@ def _is_whole(path: Path) -> bool:
 def _build_once(
     path: Path, what: str, compile_into: Callable[[Path], Path], level: int = logging.INFO
 ) -> None:
-    """Have `path`, whole: if need be, what `compile_into(an empty folder)` makes there.
-    level: of the log's lines."""
+    """Make sure that `path` is there and whole; if it is not, `compile_into(an empty folder)` makes
+    it. level: of the log lines."""
     if _is_whole(path):
         return
     from tvm_ffi.utils.lockfile import FileLock

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
-from minisgl.kernel.philox import gumbel_noise
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
@@ -183,48 +182,15 @@ class Ops:
         greedy_S = logits_SV.argmax(-1)
         if args.all_greedy:
             return greedy_S.int()
-        assert args.temperatures is not None
-        assert args.seeds is not None
-        assert args.output_idxs is not None
-        is_greedy_S = args.temperatures == 0
-        temperatures_S1 = args.temperatures.masked_fill(is_greedy_S, 1.0)[:, None]
-        x_SV = logits_SV.float()
-        # The largest becomes 0: no temperature, however small, overflows.
-        x_SV = (x_SV - x_SV.amax(-1, keepdim=True)) / temperatures_S1
-        if args.top_ks is not None or args.top_ps is not None:
-            x_SV = _keep_top(x_SV, args.top_ks, args.top_ps)
-        if args.min_ps is not None:
-            x_SV = x_SV.masked_fill(x_SV < args.min_ps.log()[:, None], -torch.inf)
-        noise_SV = gumbel_noise(args.seeds, args.output_idxs, x_SV.shape[1])
-        return torch.where(is_greedy_S, greedy_S, (x_SV + noise_SV).argmax(-1)).int()
+        from minisgl.kernel.sampling import sample_random
+
+        return sample_random(logits_SV, greedy_S, args)
 
     def logprobs(self, logits_SV: Tensor, ids_S: Tensor) -> Tensor:
         """float32 [S]: the log-softmax of each row's logits, in float32, at the row's id."""
         x_SV = logits_SV.float()
         chosen_S = x_SV.gather(1, ids_S.long()[:, None])[:, 0]
         return chosen_S - x_SV.logsumexp(-1)
-
-
-def _keep_top(x_SV: Tensor, top_ks: Tensor | None, top_ps: Tensor | None) -> Tensor:
-    """-inf for what top-k and then top-p drop."""
-    sorted_SV = x_SV.sort(-1, descending=True).values
-    num_vocab = x_SV.shape[1]
-    if top_ks is not None:
-        k_S = top_ks.long().masked_fill(top_ks == 0, num_vocab).clamp(max=num_vocab)
-        threshold_S1 = sorted_SV.gather(1, k_S[:, None] - 1)
-        x_SV = x_SV.masked_fill(x_SV < threshold_S1, -torch.inf)
-        sorted_SV = sorted_SV.masked_fill(sorted_SV < threshold_S1, -torch.inf)
-    if top_ps is not None:
-        # Kept: those before which less than p has come, so the one that crosses p is kept too.
-        mass_SV = sorted_SV.double().softmax(-1).cumsum(-1)
-        before_SV = mass_SV.roll(1, -1)
-        before_SV[:, 0] = 0
-        num_kept_S = (before_SV < top_ps.double()[:, None]).sum(-1)
-        # p = 1 keeps everything, whatever the sum of rounded probabilities says.
-        num_kept_S = num_kept_S.masked_fill(top_ps >= 1, num_vocab)
-        threshold_S1 = sorted_SV.gather(1, num_kept_S[:, None] - 1)
-        x_SV = x_SV.masked_fill(x_SV < threshold_S1, -torch.inf)
-    return x_SV
 
 
 def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:

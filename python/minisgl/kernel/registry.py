@@ -1,11 +1,10 @@
-"""The twins of `Ops` by device, and the one place that chooses."""
+"""Chooses the ops of a device: the only place that does."""
 
 from __future__ import annotations
 
 import torch
 
-from minisgl.kernel.hopper import on_hopper
-from minisgl.kernel.jit import JitUnavailable, begin_building, load_library
+from minisgl.kernel.library import JitUnavailable, load_cpu_library
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
@@ -13,25 +12,29 @@ logger = get_logger(__name__)
 
 
 def create_ops(device: torch.device) -> Ops:
-    """The fastest for `device`, of GPUs the current one; called once, where the engine is built."""
+    """Returns the fastest ops for `device`; of several GPUs it must be the current one. Called
+    once, where the engine is built."""
     return _create_cuda_ops() if device.type == "cuda" else _create_cpu_ops()
 
 
 def _create_cpu_ops() -> Ops:
-    from minisgl.kernel.cpu import CpuOps
-
     try:
-        return CpuOps(load_library())
+        library = load_cpu_library()
     except JitUnavailable as error:
         logger.warning("ops: plain torch, slower (%s)", error)
         return Ops()
+    from minisgl.kernel.cpu import CpuOps
+
+    return CpuOps(library)
 
 
 def _create_cuda_ops() -> Ops:
     """For the current device."""
-    from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+    from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU build of torch lacks
+    from minisgl.kernel.hopper import on_hopper
+    from minisgl.kernel.jit import begin_building
     from minisgl.kernel.thin import ThinProducts
 
-    ops = CudaOps(on_hopper(ThinProducts, "products of few rows are cuBLAS's"))
-    begin_building()  # the host's own, for the prefix tree: a first start has more to compile
+    ops = CudaOps(on_hopper(ThinProducts, "skinny GEMMs are cuBLAS's"))
+    begin_building()  # the C++ for the prefix tree; a first start compiles more meanwhile
     return ops

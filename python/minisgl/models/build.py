@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.errors import ConfigError
 from minisgl.layers import BuildContext
 from minisgl.layers.shard import vocab_share
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
-from minisgl.models.spec import ModelSpec
 from minisgl.models.weight import Checkpoint, Progress, check_weight, load_dummy, load_weight
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
-from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
@@ -44,7 +41,9 @@ def build_model(
     """
     spec = config.family.spec(config)
     if expert_parallel:
-        _check_expert_parallel(spec, comm)
+        from minisgl.models.mixture import check_expert_parallel
+
+        check_expert_parallel(spec, comm)
     build = BuildContext(
         ops=ops,
         comm=comm,
@@ -53,24 +52,6 @@ def build_model(
         expert_parallel=expert_parallel,
     )
     return Decoder(spec, build, max_context or config.max_context)
-
-
-def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:
-    if spec.moe is None:
-        raise ConfigError(
-            f"--ep shares experts among ranks, and {spec.config.architecture} has none; leave it "
-            "out"
-        )
-    if not any(spec.moe.is_sparse):
-        raise ConfigError(
-            f"--ep shares experts among ranks, and no layer of {spec.config.fields.where} has any "
-            "(mlp_only_layers, decoder_sparse_step); leave it out"
-        )
-    if comm.size > spec.moe.num_experts:
-        raise ConfigError(
-            f"{counted(spec.moe.num_experts, 'expert')} cannot be shared by {comm.size} ranks, "
-            "since each needs one; leave --ep out, or use fewer ranks"
-        )
 
 
 def load_model(

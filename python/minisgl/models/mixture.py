@@ -6,12 +6,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from minisgl.errors import ConfigError
 from minisgl.layers.moe import MoELayer, SharedExpert
 from minisgl.moe import create_moe_backend
+from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
+    from minisgl.distributed import DistributedCommunicator
     from minisgl.layers import BuildContext
-    from minisgl.models.spec import MoeSpec
+    from minisgl.models.spec import ModelSpec, MoeSpec
     from minisgl.moe import BaseMoeBackend
     from minisgl.quantization import Weight
 
@@ -47,3 +50,22 @@ def mixture_builder(
         )
 
     return mixture
+
+
+def check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:
+    """Raise ConfigError where the ranks cannot share this model's experts."""
+    if spec.moe is None:
+        raise ConfigError(
+            f"--ep shares experts among ranks, and {spec.config.architecture} has none; leave it "
+            "out"
+        )
+    if not any(spec.moe.is_sparse):
+        raise ConfigError(
+            f"--ep shares experts among ranks, and no layer of {spec.config.fields.where} has any "
+            "(mlp_only_layers, decoder_sparse_step); leave it out"
+        )
+    if comm.size > spec.moe.num_experts:
+        raise ConfigError(
+            f"{counted(spec.moe.num_experts, 'expert')} cannot be shared by {comm.size} ranks, "
+            "since each needs one; leave --ep out, or use fewer ranks"
+        )

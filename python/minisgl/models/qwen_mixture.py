@@ -1,0 +1,45 @@
+"""The mixture of experts of Qwen2-MoE and Qwen3-MoE, from config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minisgl.layers.moe import ExpertNames
+from minisgl.models.spec import MoeSpec
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+
+def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
+    """shared_size: see `MoeSpec`."""
+    fields = config.fields
+    newer = "num_local_experts" in fields.values  # as transformers 5 writes it
+    num_experts, top_k = config.experts("num_local_experts" if newer else "num_experts")
+    dense = fields.values.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if type(dense) is not list or any(type(index) is not int for index in dense):
+        raise fields.error("mlp_only_layers", "a list of layers' numbers")
+    step = fields.integer("decoder_sparse_step", 1)
+    return MoeSpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner_size=fields.integer("moe_intermediate_size"),
+        renormalise=fields.flag("norm_topk_prob", False),
+        is_sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers)),
+        names=_names,
+        shared_size=shared_size,
+    )
+
+
+def _names(layer: int) -> ExpertNames:
+    prefix = f"model.layers.{layer}.mlp"
+    return ExpertNames(
+        router=f"{prefix}.gate.weight",
+        router_alias=None,
+        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
+        up=f"{prefix}.experts.{{}}.up_proj.weight",
+        down=f"{prefix}.experts.{{}}.down_proj.weight",
+        all_gate_up=f"{prefix}.experts.gate_up_proj",
+        all_down=f"{prefix}.experts.down_proj",
+    )
