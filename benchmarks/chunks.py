@@ -2,7 +2,7 @@
 
 The loop is the real one, too. The device has a known speed: a step takes `--step-ms`, `--row-us`
 for each decoding row, `--kv-ns` for each token of their contexts, and its prompt tokens at
-`--rate`, from which the large chunk follows as it does in a server. The host takes `--host-ms` to
+`--rate`. The host takes `--host-ms` to
 plan and settle any step, `--replay-ms` to launch one of decode rows alone, and `--launch-ms` one
 with prompts. Requests arrive at once, or each at a time of its own within `--spread-ms`, in
 `--draws` ways; what is printed are the medians of the draws. Nothing sleeps, so the same flags
@@ -31,7 +31,6 @@ from minisgl.benchmark.report import write_json
 from minisgl.core import Event, Plan, SamplingParams
 from minisgl.core.event import Token
 from minisgl.core.plan import StepResult
-from minisgl.engine.probe import CHUNK_TARGET_S, chunk_tokens
 from minisgl.errors import ConfigError
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
@@ -52,11 +51,6 @@ class Speed:
     host_s: float
     replay_s: float
     launch_s: float
-
-    @property
-    def large_chunk(self) -> int:
-        """Prompt tokens of a step at most, whatever decodes: as a server chooses them."""
-        return chunk_tokens(self.rate, CHUNK_TARGET_S)
 
     def device_s(self, plan: Plan) -> float:
         rows, prompt = plan.num_decodes, plan.num_tokens - plan.num_decodes
@@ -123,9 +117,7 @@ class _Flight:
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
-    add(
-        "--chunks", type=naturals, default="1024,2048,4096,8192", help="while more decode than wait"
-    )
+    add("--chunks", type=naturals, default="1024,2048,4096,8192", help="prompt tokens of a step")
     add("--workloads", default=",".join(WORKLOADS), help="with commas")
     add("--rate", type=above_zero, default=400_000.0, help="prompt tokens a second")
     for name, default, what in (
@@ -216,8 +208,7 @@ def _simulate(
             max_seq_len=40_960,
             vocab_size=VOCAB_SIZE,
             eos_ids=frozenset(),
-            max_prefill_tokens=speed.large_chunk,
-            max_stalling_tokens=min(chunk, speed.large_chunk),
+            max_prefill_tokens=chunk,
         ),
         clock=lambda: simulation.now,
     )

@@ -31,6 +31,7 @@ from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES as MODELS
 from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.startup import start_engine
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.utils.logger import setup_logging
@@ -126,7 +127,8 @@ def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
     """Return an engine with random weights on a GPU. values: of a config.json."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(values))
-        return Engine(EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings))
+        config = EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings)
+        return start_engine(config)
 
 
 def _shapes(text: str) -> dict[str, dict[str, Any]]:

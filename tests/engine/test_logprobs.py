@@ -92,6 +92,7 @@ def test_logprobs_of_replayed_steps(reference: Reference, monkeypatch: pytest.Mo
     try:
         requests, outbox = mixed_requests(), ListOutbox()
         drive(engine, requests, turns=[0, 0, 0, 3, 9, 20], outbox=outbox)
+        drive(engine, [([1, 2, 3], SamplingParams(max_tokens=3))])
         captured = engine.runner.captured  # type: ignore[attr-defined]
         shapes = [shape for shape in captured if isinstance(shape, StepShape)]
         assert {shape.has_logprobs for shape in shapes} == {False, True}

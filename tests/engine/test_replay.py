@@ -21,7 +21,7 @@ from torch import Tensor
 from minisgl.attention import AttnLayer, BaseAttnMetadata
 from minisgl.attention.torch_backend import TorchAttnBackend, _attend
 from minisgl.core import Batch, Plan, SamplingParams
-from minisgl.engine import Engine, EngineConfig, probe
+from minisgl.engine import Engine, EngineConfig
 from minisgl.engine import connect as connect_module
 from minisgl.engine import engine as engine_module
 from minisgl.engine.cpu import CpuDevice
@@ -64,6 +64,7 @@ class ReplayRunner(GraphRunner):
     def __init__(self, max_rows: int, max_prompt_tokens: int) -> None:
         super().__init__(max_rows, max_prompt_tokens)
         self.captured: dict[Hashable, Callable[[], Tensor]] = {}
+        self.max_tokens = self.prompt_sizes[-1] + self.beside_prompts[-1]
 
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
         return compute() if shape is None else self.captured.setdefault(shape, compute)()
@@ -112,16 +113,11 @@ def make_requests(count: int, rng: random.Random) -> list[Request]:
 def replay_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have engines run padded steps as a `ReplayRunner` does."""
 
-    def choose(engine: Engine) -> None:
-        runner = engine.runner
-        runner.max_tokens = runner.prompt_sizes[-1] + runner.beside_prompts[-1]
-
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(connect_module, "create_device", lambda *_: ReplayDevice())
     monkeypatch.setattr(
         engine_module, "create_attention_backend", lambda _, ops, *args, **kwargs: RowsBackend(ops)
     )
-    monkeypatch.setattr(probe, "choose_prompt_graphs", choose)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.core import Plan
-from minisgl.engine import Engine, EngineConfig, probe, warm_up
+from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.cpu import CpuDevice
+from minisgl.engine.startup import probe, start_engine, warm_up
 from minisgl.models.spec import MoeSpec
 
 
@@ -48,7 +49,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
             max_running_requests=8,
             max_prefill_length=128,
         )
-        Engine(config).close()
+        start_engine(config).close()
         return set(kinds)
 
     alone = {(1, (), 0, False), (5, (), 0, False), (8, (), 0, False), (1, (), 0, True)}

@@ -16,16 +16,16 @@ def pretend(compiled: list[str]) -> None:
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
     from minisgl.attention.triton_backend import TritonAttnBackend
     from minisgl.core import BatchSamplingArgs
-    from minisgl.engine import Engine, connect, engine, probe
+    from minisgl.engine import Engine, connect, engine
     from minisgl.engine.cuda import CudaDevice
+    from minisgl.engine.startup import graphs, probe
     from minisgl.kernel.cuda import CudaOps
     from minisgl.kernel.ops import Ops
     from minisgl.kernel.triton.launch import Launcher
 
     class Device(ReplayDevice):
-        probe_tokens = CudaDevice.probe_tokens
-        min_chunk_tokens = CudaDevice.min_chunk_tokens
-        stall_target_s = CudaDevice.stall_target_s
+        best_chunk = CudaDevice.best_chunk
+        num_threads = 0
         can_rehearse = True
 
         def warm_up_rows(self, most: int) -> list[int]:
@@ -68,12 +68,12 @@ def pretend(compiled: list[str]) -> None:
             return decode
         return HybridBackend(ops, PromptsElsewhere(ops, 132, device), decode)
 
-    def prefill_s(engine: Engine, num_tokens: int, repeats: int = 3) -> float:
+    def prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:
         """As on an H200, where launching takes 8 ms."""
         plan = probe.probe_plan(engine, 0, [num_tokens], sampling=probe.GREEDY)
         probe.run_probe(engine, plan)
-        launching_s = 0 if num_tokens <= engine.runner.max_tokens else 0.008
-        return max(launching_s, num_tokens / 400_000)
+        launching_us = 0 if num_tokens <= engine.runner.max_tokens else 8000
+        return max(launching_us, num_tokens * 10 // 4)
 
     patched: tuple[tuple[Any, str, Any], ...] = (
         (Launcher, "__call__", launch),
@@ -81,7 +81,7 @@ def pretend(compiled: list[str]) -> None:
         (connect, "create_device", lambda *_: Device()),
         (engine, "create_ops", lambda _: NumbersOps()),
         (engine, "create_attention_backend", create_attention),
-        (probe, "_prefill_s", prefill_s),
+        (graphs, "_prompt_us", prompt_us),
     )
     for owner, name, value in patched:  # for as long as the process lives
         setattr(owner, name, value)

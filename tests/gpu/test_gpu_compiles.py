@@ -71,7 +71,8 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: 
     from test_equalities import drive
 
     from minisgl.core import SamplingParams
-    from minisgl.engine import Engine, EngineConfig
+    from minisgl.engine import EngineConfig
+    from minisgl.engine.startup import start_engine
 
     compiled: list[str] = []
     if torch.cuda.is_available():
@@ -88,7 +89,7 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: 
         max_prefill_length=chunk or None,
         dummy_weight=True,
     )
-    engine = Engine(config)
+    engine = start_engine(config)
     at_start = list(compiled)
     rng = random.Random(0)
 

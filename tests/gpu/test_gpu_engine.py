@@ -16,6 +16,7 @@ from transformers import Qwen3Config
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.device import StepSize
+from minisgl.engine.startup import start_engine
 
 Checkpoint = tuple[Path, list[list[int]]]
 
@@ -57,7 +58,7 @@ def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
         "max_running_requests": 16,
         "max_prefill_length": 64,
     }
-    return Engine(EngineConfig(folder=checkpoint[0], device="cuda", **(settings | options)))
+    return start_engine(EngineConfig(folder=checkpoint[0], device="cuda", **(settings | options)))
 
 
 def captured_sizes(engine: Engine) -> set[StepSize]:

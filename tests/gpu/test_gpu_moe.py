@@ -138,13 +138,14 @@ def test_tokens_equal_transformers(family: str, graphs: int, tmp_path: Path) -> 
     from model_harness import make_reference
     from test_equalities import drive, greedy, prompts
 
-    from minisgl.engine import Engine, EngineConfig
+    from minisgl.engine import EngineConfig
+    from minisgl.engine.startup import start_engine
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     model = make_reference(tiny_config(family))
     model.save_pretrained(tmp_path)
-    engine = Engine(
+    engine = start_engine(
         EngineConfig(
             folder=tmp_path,
             device="cuda",

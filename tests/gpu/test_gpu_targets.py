@@ -76,7 +76,8 @@ def main(target: int) -> None:
     from triton.compiler import ASTSource
 
     from minisgl.core import SamplingParams
-    from minisgl.engine import Engine, EngineConfig
+    from minisgl.engine import EngineConfig
+    from minisgl.engine.startup import start_engine
     from minisgl.kernel.triton import decode_attention, launch
 
     has_pdl = target >= 90
@@ -103,7 +104,7 @@ def main(target: int) -> None:
         launched.clear()
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
-            engine = Engine(
+            engine = start_engine(
                 EngineConfig(
                     folder=Path(folder), device="auto", attn="triton", num_pages=8192,
                     max_running_requests=256, cuda_graph_max_bs=256, dummy_weight=True,

@@ -40,7 +40,6 @@ CONFIG = SchedulerConfig(
     vocab_size=VOCAB,
     eos_ids=frozenset({3}),
     max_prefill_tokens=16,
-    max_stalling_tokens=5,
     max_running=6,
 )
 

@@ -14,6 +14,7 @@ import pytest
 
 from minisgl.core import Accepted, Failed, Finished, Plan, SamplingParams, StepOutcome, Token
 from minisgl.core.groups import CacheGroup
+from minisgl.core.tuning import Tuning
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.message import AbortMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
@@ -21,6 +22,9 @@ from minisgl.testing import FakeExecutor, ListOutbox, fake_next_id
 
 NUM_SEEDS = 600
 SHARDS = 12
+TUNING = Tuning(
+    prompt_us=((8, 2_000), (64, 20_000), (128, 50_000)), decode_us=1000, row_us=10, attend_ns=1000
+)
 
 
 @dataclass
@@ -143,7 +147,8 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         vocab_size=50,
         eos_ids=frozenset([3, 4]),
         max_prefill_tokens=rng.choice([1, 5, 16, 64, 512]),
-        max_stalling_tokens=rng.choice([None, 1, 7, 64]),
+        max_stall_s=rng.choice([None, None, 1e-6, 0.01, 0.03]),
+        tuning=TUNING,
         max_running=rng.choice([1, 2, 5, 16]),
         cache=rng.choice(["radix", "radix", "naive"]),
     )

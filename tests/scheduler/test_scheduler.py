@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams, StepResult, Token
+from minisgl.core.tuning import Tuning
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 
@@ -77,112 +78,125 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
 
 
-def test_chunks_are_smaller_while_more_requests_decode_than_wait() -> None:
-    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4)
-    for uid in range(2):
-        add(scheduler, uid, [uid] * 3)
-    assert spans(scheduler.plan()) == [(0, 0, 3), (1, 0, 3)]
-    for uid in range(2, 5):
-        add(scheduler, uid, [uid] * 18)
-    # Two decode and three wait, then two decode and two wait, then three decode and one waits.
-    assert spans(scheduler.plan())[2:] == [(2, 0, 16)]
-    assert spans(scheduler.plan())[2:] == [(2, 16, 18), (3, 0, 12)]
-    assert spans(scheduler.plan())[3:] == [(3, 12, 16)]
-    assert spans(scheduler.plan())[3:] == [(3, 16, 18), (4, 0, 2)]
+TUNING = Tuning(prompt_us=((8, 1000), (1024, 102_600)), decode_us=500, row_us=0, attend_ns=10_000)
+"""Steps with prompts take 0.2 ms and 0.1 ms a token, and decode steps 0.5 ms."""
 
 
-def test_large_chunks_go_on_while_few_of_the_tokens_wait_for_them() -> None:
-    """Of 350 tokens 3 may wait: a large chunk holds up two. Of 450 it would be 4, and with a second
-    chunk it were 5. And a chunk that starts nobody is small."""
-    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=128)
-    for uid, max_tokens in enumerate((200, 100)):
-        add(scheduler, uid, [uid] * 3, max_tokens=max_tokens)
-    assert spans(scheduler.plan()) == [(0, 0, 3), (1, 0, 3)]
-    add(scheduler, 2, [2] * 40, max_tokens=50)
-    assert spans(scheduler.plan())[2:] == [(2, 0, 4)]
-    for _ in range(5):
-        scheduler.plan()
-    assert spans(scheduler.plan())[2:] == [(2, 24, 40)]  # a large one, which starts it
-    add(scheduler, 3, [3] * 12, max_tokens=100)
-    assert spans(scheduler.plan())[3:] == [(3, 0, 4)]
-
-
-@pytest.mark.parametrize(("num_waiting", "end"), [(1, 16), (2, 4)])
-def test_no_large_chunk_where_all_that_wait_would_take_too_many(num_waiting: int, end: int) -> None:
-    """Three of 200 tokens decode. One that waits holds them up once, 3 of 650 tokens; two hold up
-    3 and then 4 of 700."""
-    scheduler = make(
-        max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=256, max_running=8
-    )
-    for uid in range(3):
-        add(scheduler, uid, [uid] * 3, max_tokens=200)
-    assert len(spans(scheduler.plan())) == 3
-    for uid in range(3, 3 + num_waiting):
-        add(scheduler, uid, [uid] * 16, max_tokens=50)
-    assert spans(scheduler.plan())[3:] == [(3, 0, end)]
-
-
-def test_what_is_cached_is_no_part_of_a_chunk() -> None:
-    """Four decode. Two wait, of 26 tokens of which 16 are cached: one large chunk starts both."""
-    scheduler = make(max_prefill_tokens=20, max_stalling_tokens=4, max_seq_len=240, num_pages=256)
-    for uid, prompt in enumerate(([0], [1], [2], list(range(16)))):
-        add(scheduler, uid, prompt, max_tokens=200)
-    assert len(spans(scheduler.plan())) == 4
-    for uid in (4, 5):
-        add(scheduler, uid, [*range(16), *[uid] * 10], max_tokens=50)
-    assert spans(scheduler.plan())[4:] == [(4, 16, 26), (5, 16, 26)]
-
-
-@pytest.mark.parametrize(
-    ("max_running", "expected"), [(18, [(17, 0, 4)]), (19, [(17, 0, 8), (18, 0, 8)])]
-)
-def test_a_large_chunk_is_for_those_that_can_start(
-    max_running: int, expected: list[tuple[int, int, int]]
-) -> None:
-    """17 decode, more than 16 for each that starts if the table has one row left."""
-    scheduler = make(
-        max_prefill_tokens=17, max_stalling_tokens=4, num_pages=512, max_running=max_running
-    )
-    for uid in range(17):
-        add(scheduler, uid, [uid], max_tokens=190)
-    assert len(spans(scheduler.plan())) == 17
-    for uid in (17, 18):
-        add(scheduler, uid, [uid] * 8)
-    assert spans(scheduler.plan())[17:] == expected
-
-
-def test_a_prompt_that_is_half_done_waits_too() -> None:
-    """One decodes and one is behind: its chunks are large to its end."""
-    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4)
-    add(scheduler, 0, [0] * 3)
-    scheduler.plan()
+def test_a_stall_bound_counts_only_beside_decode_rows() -> None:
+    """A step of 3 decode rows and n tokens takes 0.2 + 0.1 (n + 3) ms; 0.5 of them without."""
+    scheduler = make(max_prefill_tokens=32, max_stall_s=1.6e-3, tuning=TUNING)
+    add(scheduler, 0, [0] * 64)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    assert spans(scheduler.plan()) == [(0, 32, 64)]
     add(scheduler, 1, [1] * 40)
-    ends = [spans(scheduler.plan())[1][1:] for _ in range(3)]
-    assert ends == [(0, 16), (16, 32), (32, 40)]
+    # 16 tokens add 1.6 ms; the next ones also attend to those, at 0.16 ms each.
+    assert spans(scheduler.plan())[1:] == [(1, 0, 16)]
+    assert spans(scheduler.plan())[1:] == [(1, 16, 20)]
 
 
-@pytest.mark.parametrize(("max_tokens", "end"), [(20, 8), (150, 20)])
-def test_what_is_behind_may_give_tokens_too(max_tokens: int, end: int) -> None:
-    """Two decode, of 100 and 60 tokens, of which one may wait; with 150 more, two may."""
-    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240, num_pages=128)
-    for uid, tokens in enumerate((100, 60)):
-        add(scheduler, uid, [uid] * 3, max_tokens=tokens)
+def test_a_bound_that_nothing_fits_leaves_a_page_to_a_step() -> None:
+    scheduler = make(max_stall_s=1e-6, tuning=TUNING)
+    add(scheduler, 0, [0] * 4)
     scheduler.plan()
-    add(scheduler, 2, [2] * 20, max_tokens=max_tokens)
-    assert spans(scheduler.plan())[2:] == [(2, 0, 4)]  # starts nobody
-    assert spans(scheduler.plan())[2:] == [(2, 4, end)]
+    add(scheduler, 1, [1] * 10)
+    ends = [spans(scheduler.plan())[1:] for _ in range(3)]
+    assert ends == [[(1, 0, 4)], [(1, 4, 8)], [(1, 8, 10)]]
 
 
-@pytest.mark.parametrize("uid", [0, 2])
-def test_what_a_retracted_request_has_waited_counts(uid: int) -> None:
-    """Of three times 200 tokens 5 may wait, and 6 have."""
-    scheduler = make(max_prefill_tokens=16, max_stalling_tokens=4, max_seq_len=240)
-    for i in range(3):
-        add(scheduler, i, [i] * 5, max_tokens=200)
-    settle(scheduler, scheduler.plan())
-    scheduler._requests[uid].num_stalls = 6
-    scheduler._retract(scheduler._requests[2])
-    assert scheduler._prefill_budget([0, 1], None) == 4
+def test_short_prompts_share_the_budget_with_a_long_one() -> None:
+    """Half of it, the shortest first, while the long one needs more than a step."""
+    scheduler = make(max_prefill_tokens=32, num_pages=128)
+    add(scheduler, 0, [0] * 150)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    add(scheduler, 1, [1] * 12)
+    add(scheduler, 2, [2] * 8)
+    assert spans(scheduler.plan()) == [(2, 0, 8), (1, 0, 8), (0, 32, 48)]
+    assert spans(scheduler.plan()) == [(2, 8, 9), (1, 8, 12), (0, 48, 76)]
+    assert spans(scheduler.plan())[2:] == [(0, 76, 108)]
+    # What needs no more than one step is not held up.
+    for _ in range(1):
+        assert spans(scheduler.plan())[2:] == [(0, 108, 140)]
+    add(scheduler, 3, [3] * 5)
+    assert spans(scheduler.plan())[2:] == [(0, 140, 150), (3, 0, 5)]
+
+
+def test_a_longer_prompt_and_a_less_urgent_one_wait_for_the_first() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=128)
+    add(scheduler, 0, [0] * 60)
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    add(scheduler, 1, [1] * 80)
+    add(scheduler, 2, [2] * 4, priority=1)
+    assert spans(scheduler.plan()) == [(0, 16, 32)]
+    add(scheduler, 3, [3] * 4, priority=-1)
+    assert spans(scheduler.plan()) == [(3, 0, 4), (0, 32, 44)]
+
+
+def test_what_is_cached_of_a_prompt_does_not_make_it_long() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=128)
+    add(scheduler, 0, [0] * 61, max_tokens=1)
+    while scheduler.runnable:
+        settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [1] * 60)
+    assert spans(scheduler.plan()) == [(1, 0, 16)]
+    add(scheduler, 2, [0] * 60 + [5] * 4)
+    assert spans(scheduler.plan()) == [(2, 60, 64), (1, 16, 28)]
+
+
+def test_the_first_token_of_a_short_prompt_comes_within_four_steps() -> None:
+    """And the prompt of 100,000 tokens ends at most 5 % later."""
+
+    def steps_to_first_tokens(*others: int) -> dict[int, int]:
+        scheduler = make(num_pages=8000, page_size=16, max_seq_len=110_000, max_prefill_tokens=2048)
+        add(scheduler, 0, [0] * 100_000, max_tokens=2)
+        steps: dict[int, int] = {}
+        for step in range(1, 60):
+            if step == 10:
+                for uid in others:
+                    add(scheduler, uid, [uid] * 100, max_tokens=2)
+            if (plan := scheduler.plan()) is None:
+                break
+            for event in settle(scheduler, plan):
+                if isinstance(event, Token):
+                    steps.setdefault(event.uid, step)
+        return steps
+
+    alone, beside = steps_to_first_tokens(), steps_to_first_tokens(1, 2, 3)
+    assert all(beside[uid] - 10 < 4 for uid in (1, 2, 3))
+    assert beside[0] <= 1.05 * alone[0]
+
+
+def test_prompts_with_a_common_prefix_compute_it_once_while_others_go_on() -> None:
+    """The second waits for the pages that the first computes; a third, which shares none, does
+    not."""
+    scheduler = make(max_prefill_tokens=16, num_pages=256)
+    common = list(range(40))
+    add(scheduler, 0, common + [50] * 30)
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    add(scheduler, 1, common + [51] * 4)
+    add(scheduler, 2, [7] * 6)
+    assert spans(scheduler.plan()) == [(2, 0, 6), (0, 16, 24)]
+    assert spans(scheduler.plan())[1:] == [(0, 24, 40)]
+    # Now all 40 are there, and 4 are left of the second.
+    assert spans(scheduler.plan())[1:] == [(1, 40, 44), (0, 40, 52)]
+
+
+def test_a_more_urgent_prompt_does_not_wait_for_a_common_prefix() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=256)
+    add(scheduler, 0, list(range(60)))
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    add(scheduler, 1, list(range(60)), priority=-1)
+    assert spans(scheduler.plan()) == [(1, 16, 32)]
+
+
+def test_requests_of_two_namespaces_do_not_wait_for_each_other() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=256)
+    add(scheduler, 0, list(range(60)))
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    message = UserMsg(
+        uid=1, ids=ids_to_bytes(list(range(20))), sampling=SamplingParams(), namespace="other"
+    )
+    scheduler.add(message)
+    assert spans(scheduler.plan()) == [(1, 0, 8), (0, 16, 24)]
 
 
 def test_a_prefix_that_arrives_twice_is_computed_once() -> None:

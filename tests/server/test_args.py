@@ -24,7 +24,8 @@ def test_defaults_and_every_flag() -> None:
         shlex.split(
             "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
-            "--max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 --device cpu "
+            "--max-stall-ms 2.5 --max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 "
+            "--device cpu "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl"
@@ -78,6 +79,9 @@ def test_defaults_and_every_flag() -> None:
         ("--dtype int4", "invalid choice: 'int4'"),
         ("--served-model-name ", "printable name"),
         ("--num-pages 5 --memory-ratio 0.5", "give one of them"),
+        ("--max-stall-ms 0", "must be a number above 0, got '0'"),
+        ("--max-stall-ms nan", "must be a number above 0, got 'nan'"),
+        ("--max-stall-ms inf", "must be a number above 0, got 'inf'"),
         ("--dry-run --shell", "serves nothing"),
         ("--mod x", "unrecognized arguments: --mod"),
         ("--tensor-parallel 2", "unrecognized arguments: --tensor-parallel"),
@@ -134,7 +138,7 @@ def test_help_tells_meaning_and_default(
         parse_args(["--help"])
     assert "Serve a language model" in capsys.readouterr().out
     values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
-    assert len(values) == 27
+    assert len(values) == 28
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

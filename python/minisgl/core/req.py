@@ -39,7 +39,8 @@ class Req:
     than `num_cached` where other cache groups have lost pages.
     handle: what the prefix cache keeps locked for this request while it holds pages.
     table_idx: its row in the engine's page table and token table, -1 while not running.
-    num_stalls: large chunks that its tokens had to wait for.
+    num_reusable: prompt tokens that the prefix cache had, or another request was computing, when
+    the scheduler last looked; None if it has not. leader: the request that was computing them.
     num_flights: launched steps that carry it and are not committed yet (0 to 2).
     leaving: no more rows are planned; its pages go back when the last flight is home, and then it
     is gone (`ended`) or waits to be resumed (retracted).
@@ -68,7 +69,8 @@ class Req:
     num_cached: int = 0
     num_chunks: int = 0
     num_retractions: int = 0
-    num_stalls: int = 0
+    num_reusable: int | None = None
+    leader: Req | None = None
     accepted_at: float = 0.0
     launched_at: float = 0.0
     first_token_at: float = 0.0
@@ -81,6 +83,12 @@ class Req:
     def num_tokens(self) -> int:
         """Tokens whose ids the host has."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens left to compute; those of a waiting request that it can share do not count."""
+        reusable = self.num_reusable if self.table_idx < 0 else None
+        return self.num_known - self.num_computed - (reusable or 0)
 
     def token_ids(self, start: int, end: int) -> IdArray:
         """Committed ids in [start, end) as int32. `end` is at most `num_tokens`."""

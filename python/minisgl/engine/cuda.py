@@ -89,9 +89,10 @@ class _Views:
 class CudaDevice(Device):
     """Mutable: stream, staging ring and the pinned buffers of ids. One thread enqueues."""
 
-    probe_tokens = 4096
-    stall_target_s = 0.005  # decision 0009 has what 5 and 10 ms do
-    min_chunk_tokens = 1024
+    best_chunk = 8192
+    """No larger chunk even where it would be fast: activations grow with it, throughput does
+    not."""
+    measured_sizes = (64, 256, 512, 1024, 2048, 4096, 8192)
     max_graph_tokens = PROMPT_TOKENS[-1]
     can_rehearse = True
     default_memory_ratio = 0.9
@@ -208,9 +209,6 @@ class CudaDevice(Device):
 
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             compile_only(capture)
-
-    def tune(self, decode: Callable[[], object]) -> None:
-        """Nothing is left to choose by time."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, torch.cuda.OutOfMemoryError)

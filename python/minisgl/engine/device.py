@@ -81,16 +81,16 @@ class EagerRunner(Runner):
 class Device(ABC):
     """One accelerator, or the CPU.
 
-    probe_tokens: how long a prompt must be for its time to tell the prefill rate.
-    stall_target_s: how long a chunk should hold up requests that decode, but no chunk is smaller
-    for it than min_chunk_tokens, below which prompts run at a much lower rate.
+    best_chunk: the prompt tokens of a step with the best prefill rate. measured_sizes: prompt
+    tokens of the steps that are timed at the start, for a stall bound.
+    num_threads: how many threads a step may run on, where that is to be chosen; else 0.
     max_graph_tokens: no `Runner.prompt_sizes` are larger. can_rehearse: whether `rehearse` can.
     """
 
     torch_device: torch.device
-    probe_tokens: int
-    stall_target_s: float
-    min_chunk_tokens: int
+    best_chunk: int
+    measured_sizes: tuple[int, ...]
+    num_threads = 0
     max_graph_tokens = 0
     can_rehearse = False
     default_memory_ratio: float
@@ -131,9 +131,9 @@ class Device(ABC):
         what it returns launches the kernels, none of which runs."""
         raise AssertionError("this device cannot launch without running")
 
-    @abstractmethod
-    def tune(self, decode: Callable[[], object]) -> None:
-        """Choose what is best chosen by timing `decode`, which runs one decode step and waits."""
+    def set_threads(self, count: int) -> None:
+        """Run later steps on `count` threads; only where `num_threads` is above 0."""
+        raise AssertionError("this device's steps run on no threads")
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:

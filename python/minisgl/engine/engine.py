@@ -6,7 +6,8 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,10 @@ from torch import Tensor
 from minisgl import env
 from minisgl.attention import create_attention_backend
 from minisgl.core import Batch, Context, Plan
-from minisgl.engine import probe, warm_up
+from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
-from minisgl.engine.device import StepSize, out_of_memory
+from minisgl.engine.device import Device, StepSize, out_of_memory
 from minisgl.engine.flight import ForwardOutput
 from minisgl.engine.inputs import ForwardTensors, SampleTensors, StepArrays, make_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
@@ -31,10 +32,24 @@ from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
 
 if TYPE_CHECKING:
+    from minisgl.distributed import DistributedCommunicator
     from minisgl.engine.guard import PageGuard
     from minisgl.engine.profiler import StepProfiler
 
 logger = get_logger(__name__)
+
+
+@contextmanager
+def closing_on_error(device: Device, comm: DistributedCommunicator) -> Iterator[None]:
+    """Close the device when an engine cannot start; raise OutOfDeviceMemory with advice."""
+    try:
+        yield
+    except Exception as error:
+        if comm.size == 1:  # else what was enqueued may wait for other ranks for ever
+            device.close()
+        if device.is_out_of_memory(error):
+            raise out_of_memory("loading", "lower --memory-ratio or --num-pages", error) from error
+        raise
 
 
 class Engine:
@@ -47,9 +62,10 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
         clock: StartClock | None = None,
     ) -> None:
-        """Load everything, measure the prefill rate. `progress(done, total)` counts weight bytes.
-        `clock` laps after each of its parts.
+        """Load the model and allocate the KV pool.
 
+        Nothing is measured: `minisgl.engine.startup.start_engine` builds an engine to serve with.
+        progress: gets (done, total) weight bytes. clock: laps after each part of the start.
         Raises ConfigError (and its kinds) for a checkpoint or settings that cannot work, and
         OutOfDeviceMemory.
         """
@@ -58,17 +74,9 @@ class Engine:
         clock.lap("device")
         self._profiler: StepProfiler | None = None
         self._guard: PageGuard | None = None
-        try:
+        self.tuning = Tuning()
+        with closing_on_error(self.device, self.comm):
             self._build(config, progress, clock)
-            self._measure(config, clock)
-        except Exception as error:
-            if self.comm.size == 1:  # else what was enqueued may wait for other ranks for ever
-                self.device.close()
-            if self.device.is_out_of_memory(error):
-                raise out_of_memory(
-                    "loading", "lower --memory-ratio or --num-pages", error
-                ) from error
-            raise
 
     def _build(
         self,
@@ -116,7 +124,8 @@ class Engine:
         max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
-        self.runner = self.device.create_runner(max_graph_rows, max_prompt_tokens(config))
+        self.max_prefill_tokens = max_prompt_tokens(config, self.device)
+        self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens)
         self._context = Context(
             kv_pool=create_kvcache_pool(
                 num_layers=self.model_config.num_layers,
@@ -130,27 +139,24 @@ class Engine:
             page_table=self._tables.page_table,
             attn=self._attn,
         )
-        clock.lap("memory")
-        self.max_prefill_tokens = self.max_stalling_tokens = max_prompt_tokens(config)
-
-    def _measure(self, config: EngineConfig, clock: StartClock) -> None:
-        """Steps that serve nobody: kernels are compiled, sizes chosen, graphs captured."""
-        warm_up.compile_kernels(self)
-        clock.lap("kernels")
-        probe.tune(self)
-        if self._attn.prompts_graph_safe:
-            probe.choose_prompt_graphs(self)
-        if not config.max_prefill_length:
-            self.max_prefill_tokens, self.max_stalling_tokens = probe.choose_chunks(self)
-        clock.lap("measuring")
-        probe.capture_prompts(self)
-        clock.lap("graphs")
         if env.check_pages():
             from minisgl.engine.guard import PageGuard
 
             pool = self._context.kv_pool
             self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
-        self.comm.all_min(0)  # nobody serves before all can
+        clock.lap("memory")
+
+    def apply(self, tuning: Tuning) -> None:
+        """Compute from now on as start-up measuring found best (`minisgl.engine.startup`)."""
+        if tuning.num_threads is not None:
+            self.device.set_threads(tuning.num_threads)
+        self.runner.max_tokens = tuning.graph_tokens
+        self.tuning = tuning
+
+    @property
+    def replays_prompts(self) -> bool:
+        """Whether steps with prompts can be replayed from CUDA graphs."""
+        return self._attn.prompts_graph_safe and bool(self.runner.prompt_sizes)
 
     # --- steps ---------------------------------------------------------------------------------
 

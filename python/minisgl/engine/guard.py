@@ -31,7 +31,12 @@ class PageGuard:
         self._follows_a_failed_one = False
 
     def before(self, plan: Plan) -> None:
-        """Take in whose pages are whose; fill new ones. Raises EngineError for a shared write."""
+        """Take in whose pages are whose; fill new ones. Raises EngineError for a shared write.
+
+        A step of the start (its number is below 0) is not checked: it may read what it likes.
+        """
+        if plan.step < 0:
+            return
         self._follows_a_failed_one, self._is_in_step = self._is_in_step, True
         for table_idx, _ in plan.begins:
             for page in self._pages.pop(table_idx, {}).values():
@@ -69,6 +74,9 @@ class PageGuard:
         """Raises EngineError if the step read what nobody had written. Behind a step that failed,
         which left out what it should have written, that may be: such a step does not count (docs/
         decisions/0005)."""
+        if plan.step < 0:
+            self._saw_nan.zero_()
+            return
         self._is_in_step = False
         if bool(self._saw_nan):
             self._saw_nan.zero_()

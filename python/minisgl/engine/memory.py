@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from minisgl.distributed import DistributedCommunicator
-from minisgl.engine import probe
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
@@ -173,13 +172,9 @@ def plan_engine_memory(
     return replace(memory, num_pages=comm.all_min(memory.num_pages))
 
 
-def max_prompt_tokens(config: EngineConfig) -> int:
-    """The most prompt tokens of a step; the chunk that is measured later may be smaller."""
-    return config.max_prefill_length or probe.MAX_PREFILL_TOKENS
-
-
-def _max_step_tokens(config: EngineConfig) -> int:
-    return max_prompt_tokens(config) + config.max_running_requests
+def max_prompt_tokens(config: EngineConfig, device: Device) -> int:
+    """Return the largest number of prompt tokens in a step."""
+    return config.max_prefill_length or device.best_chunk
 
 
 def _activation_bytes(
@@ -191,7 +186,7 @@ def _activation_bytes(
     model = spec.config
     heads = model.num_heads + 2 * model.num_kv_heads
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
-    num_tokens, num_steps = _max_step_tokens(config), 1
+    num_tokens, num_steps = max_prompt_tokens(config, device) + config.max_running_requests, 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:
         num_tokens += min(device.max_graph_tokens + config.max_running_requests, num_tokens)
         num_steps = 2

@@ -46,6 +46,10 @@ class BasePrefixCache(ABC):
         """The number of tokens that `match` would find. Changes nothing, the LRU order included."""
 
     @abstractmethod
+    def num_common(self, a: IdArray, b: IdArray) -> int:
+        """The number of leading tokens of `a` and `b` whose pages could be shared."""
+
+    @abstractmethod
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[BaseCacheHandle, list[int]]:

@@ -306,12 +306,19 @@ class GroupedCacheManager(CacheManager):
         req.num_stored = end.num_tokens if tree.full else 0
         return num_tokens
 
-    def has_room(self, req: Req, end: int, others: int, growth: int) -> bool:
-        if self._tree.full and not super().has_room(req, end, others, growth):
+    def has_room(
+        self, req: Req, end: int, unfinished: Sequence[Req], others: int, growth: int
+    ) -> bool:
+        if self._tree.full and not super().has_room(req, end, unfinished, others, growth):
             return False
-        for tail, pages in zip(self._tails, req.handle.tails, strict=True):
-            held = sum(page >= 0 for page in pages)
-            need = tail.group.most_pages(end, self._chunk, self.page_size) - held
+        ends = [(req, end), *((other, other.num_known + 1) for other in unfinished)]
+        for tail in self._tails:
+            need = 0
+            for request, num_tokens in ends:
+                pages = request.handle.tails[tail.column] if request.handle else ()
+                held = sum(page >= 0 for page in pages)
+                most = tail.group.most_pages(num_tokens, self._chunk, self.page_size)
+                need += max(most - held, 0)
             each = self.pages_for(growth) if tail.group.kind == "window" else 1
             if need + others * each > tail.num_available:
                 return False

@@ -14,6 +14,7 @@ The request owns the rest, and pages whose tokens the cache already had in other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from minisgl.core.plan import NewPage
@@ -67,6 +68,15 @@ class CacheManager:
         """The number of tokens that `attach` would find."""
         return self._prefix_cache.num_cached(ids, req.namespace)
 
+    def num_common(self, req: Req, other: Req) -> int:
+        """The number of leading prompt tokens whose pages the two requests could share.
+
+        At least one token of `req` is not counted: a request computes its last token itself.
+        """
+        if req.namespace != other.namespace:
+            return 0
+        return self._prefix_cache.num_common(req.prompt[: req.num_tokens - 1], other.prompt)
+
     def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
         """Give `req`, which holds nothing, the cached prefix of `ids`. Returns its length.
 
@@ -80,9 +90,14 @@ class CacheManager:
         req.num_stored = position.num_tokens
         return position.num_tokens
 
-    def has_room(self, req: Req, end: int, others: int, growth: int) -> bool:
-        """Whether `req` can grow to `end` tokens while `others` requests grow by `growth` each."""
+    def has_room(
+        self, req: Req, end: int, unfinished: Sequence[Req], others: int, growth: int
+    ) -> bool:
+        """Whether `req` can grow to `end` tokens, `unfinished` requests to the end of their known
+        tokens, and `others` requests by `growth` tokens each."""
         need = self.pages_for(end) - len(req.pages)
+        for other in unfinished:
+            need += max(self.pages_for(other.num_known + 1) - len(other.pages), 0)
         return need + others * self.pages_for(growth) <= self._num_available
 
     def chunk_end(self, req: Req, start: int, end: int) -> int:

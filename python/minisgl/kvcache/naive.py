@@ -31,6 +31,9 @@ class NaivePrefixCache(BasePrefixCache):
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return 0
 
+    def num_common(self, a: IdArray, b: IdArray) -> int:
+        return 0
+
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[BaseCacheHandle, list[int]]:

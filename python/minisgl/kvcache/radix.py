@@ -111,6 +111,10 @@ class RadixPrefixCache(BasePrefixCache):
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return sum(common for _, common in self._follow(ids, namespace))
 
+    def num_common(self, a: IdArray, b: IdArray) -> int:
+        common = self._common_prefix(a, b)
+        return common - common % self.page_size
+
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[RadixHandle, list[int]]:

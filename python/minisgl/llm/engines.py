@@ -8,7 +8,8 @@ from typing import Protocol
 
 from minisgl import env
 from minisgl.core.args import EngineArgs
-from minisgl.engine import Engine, EngineConfig
+from minisgl.engine import EngineConfig
+from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
@@ -35,7 +36,7 @@ class OwnEngine:
         progress: Callable[[int, int], None],
     ) -> None:
         """Load the model. `progress(done, total)` counts bytes. Raises ConfigError."""
-        self.engine = Engine(EngineConfig.of(args, folder), progress=progress)
+        self.engine = start_engine(EngineConfig.of(args, folder), progress=progress)
         try:
             self.scheduler = Scheduler(scheduler_config(args, self.engine, eos_ids))
         except Exception:

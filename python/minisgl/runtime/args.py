@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import SWITCH, EngineArgs, option, text, whole
+from minisgl.core.args import POSITIVE, SWITCH, EngineArgs, option, text, whole
 from minisgl.runtime.node_map import is_interface
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
@@ -40,6 +40,16 @@ class RuntimeArgs(EngineArgs):
         "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
         "prompts than this with 400",
         metavar="N",
+    )
+    max_stall_ms: float | None = option(
+        None,
+        POSITIVE,
+        "scheduling",
+        "milliseconds for which the prompts of a step may hold up running streams; less makes "
+        "streams steadier, more computes prompts faster; one page of tokens is computed however "
+        "little it is",
+        metavar="MS",
+        unset="what the smallest chunk with 0.95 of the best prefill rate takes; the log says it",
     )
     nnodes: int = option(
         1,

@@ -15,6 +15,7 @@ from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
 from minisgl.engine.memory import plan_engine_memory
+from minisgl.engine.startup import start_engine
 from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
 from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply
@@ -67,7 +68,12 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         status.ready({"memory": memory} if leads else {})
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
-    engine = Engine(config, progress=_Progress() if leads else None, clock=clock)
+    engine = start_engine(
+        config,
+        progress=_Progress() if leads else None,
+        clock=clock,
+        measure_steps=not args.offline,
+    )
     source, executor, now = _links(engine, endpoints, config.ranks)
     outbox = _outbox(args, endpoints, rank)
 
@@ -90,7 +96,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             args,
             engine,
             end_of_sequence_ids(folder, load_tokenizer(folder)),
-            max_stalling_tokens=None if args.offline else engine.max_stalling_tokens,
+            max_stall_s=None if args.offline else _stall_bound_s(args, engine, rank),
             max_queued=None if args.offline else args.max_queued_requests,
         )
         scheduler = Scheduler(settings, clock=now)
@@ -115,6 +121,26 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             engine.close()
         if step_log:
             step_log.close()
+
+
+def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
+    """`--max-stall-ms`, or what the default chunk takes."""
+    tuning = engine.tuning
+    bound_s = args.max_stall_ms / 1e3 if args.max_stall_ms else tuning.default_stall_s
+    if rank == 0:
+        largest, chunk = engine.max_prefill_tokens, tuning.default_chunk
+        logger.info(
+            "prefill runs at %s tokens/s in chunks of %s, at %s in chunks of %s; the prompts of a "
+            "step hold up running streams for at most %.1f ms (--max-stall-ms), and have at most "
+            "%s tokens (--max-prefill-length)",
+            f"{tuning.rate(largest):,.0f}",
+            f"{largest:,}",
+            f"{tuning.rate(chunk):,.0f}",
+            f"{chunk:,}",
+            bound_s * 1e3,
+            f"{largest:,}",
+        )
+    return bound_s
 
 
 def _outbox(args: RuntimeArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | NoOutbox:

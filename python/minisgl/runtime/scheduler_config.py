@@ -16,10 +16,13 @@ def scheduler_config(
     engine: Engine,
     eos_ids: frozenset[int],
     *,
-    max_stalling_tokens: int | None = None,
+    max_stall_s: float | None = None,
     max_queued: int | None = None,
 ) -> SchedulerConfig:
-    """Without the last two there are no streams to protect and no limit on waiting requests."""
+    """Return them. Without the last two there is no stall bound and no limit on waiting requests.
+
+    A stall bound needs an engine that was started with `measure_steps`.
+    """
     return SchedulerConfig(
         num_pages=engine.memory.num_pages,
         page_size=engine.page_size,
@@ -27,7 +30,8 @@ def scheduler_config(
         vocab_size=engine.model_config.vocab_size,
         eos_ids=eos_ids,
         max_prefill_tokens=engine.max_prefill_tokens,
-        max_stalling_tokens=max_stalling_tokens,
+        max_stall_s=max_stall_s,
+        tuning=engine.tuning,
         max_running=engine.max_running,
         max_queued=max_queued,
         cache=args.cache,

@@ -1,64 +1,60 @@
-"""How many prompt tokens a step may have: docs/decisions/0009 has why, and what it does.
-
-A chunk of prompts holds up each decoding request for a step, and brings each waiting one nearer to
-its start. The large chunk is for when the latter are at least as many. It also is if it starts
-many, and such stalls stay rare until all that can start now have started.
-"""
+"""How many prompt tokens a step may compute: a chunk size, and a time while streams run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from minisgl.core.req import Req
-
-STALLED_PER_START = 16
-STALLED_SHARE = 0.009
-"""Of tokens, that may wait for a large chunk: the 99th percentile of what lies between two tokens
-is then that of all others, and a tenth is left for prompts that are still to come."""
-LIKELY_OUTPUTS = 256  # tokens; many allow as many as the context holds, and few give them
+from minisgl.scheduler.config import SchedulerConfig
 
 
-def prefill_budget(
-    decoding: Sequence[Req],
-    coming: Iterable[tuple[Req, int]],
-    *,
-    num_waiting: int,
-    large: int,
-    small: int,
-) -> int:
-    """`large` or `small`.
+class PromptBudget:
+    """What is left of one step's prompt budget. Mutable and short-lived.
 
-    num_waiting: requests that have not started, all of them. coming: those that can start now, in
-    order, each with the tokens that are to be computed first; not looked at where counts decide.
+    A step has at most `max_prefill_tokens` prompt tokens. With decode rows and `max_stall_s`, its
+    prompts must also add at most that time to a step of the decode rows alone, as `Tuning` models
+    both. The first chunk of a step may have one page of tokens however short the time is.
     """
-    if len(decoding) <= num_waiting:
-        return large
-    requests, prompts = [*decoding], list[int]()
-    for req, num_tokens in coming:
-        requests.append(req)
-        prompts.append(num_tokens)
-    num_starts, num_stalls = large_chunks(prompts, large, len(decoding))
-    if len(decoding) > STALLED_PER_START * num_starts:
-        return small
-    num_stalls += sum(req.num_stalls for req in requests)  # retracted ones have had some
-    is_rare = num_stalls <= STALLED_SHARE * sum(map(_likely_outputs, requests))
-    return large if is_rare else small
 
+    def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
+        self._config = config
+        self._num_decodes = num_decodes
+        self._tokens = config.max_prefill_tokens
+        self._num_taken = 0
+        self._attend_s = 0.0  # of the chunks taken, to the tokens before them
+        self._bound_s = config.max_stall_s if num_decodes else None
 
-def large_chunks(prompts: Sequence[int], large: int, num_decoding: int) -> tuple[int, int]:
-    """Prompts of so many tokens in large chunks alone: how many of them the first chunk starts, and
-    how often all chunks together hold up a request, those that they start included. The last
-    counts in full, though it may turn out no larger than a small one."""
-    end = num_starts = num_stalls = 0
-    for index, num_tokens in enumerate(prompts):
-        # Chunks that begin with this prompt's tokens hold up whom those before them started.
-        num_chunks = -(-(end + num_tokens) // large) - -(-end // large)
-        num_stalls += num_chunks * (num_decoding + index)
-        end += num_tokens
-        num_starts += end <= large
-    return num_starts, num_stalls
+    def fitting(self, start: int, share: float = 1.0) -> int:
+        """Return how many tokens fit of a prompt whose first `start` tokens are computed.
 
+        share: the part of the whole budget that this chunk and those before may use.
+        """
+        most = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
+        if self._bound_s is None or most <= 0:
+            return max(most, 0)
+        # The first token makes the step another kind; what the bound leaves after it is shared.
+        first_s = self._stall_s(1, 0)
+        limit_s = first_s + share * (self._bound_s - first_s)
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._stall_s(middle, start) <= limit_s
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low if self._num_taken or share < 1 else max(low, min(self._config.page_size, most))
 
-def _likely_outputs(req: Req) -> int:
-    """Tokens that a request gives in all, as far as one can tell before it does."""
-    return min(req.max_len - req.num_prompt, max(LIKELY_OUTPUTS, len(req.output)))
+    def take(self, start: int, num_tokens: int) -> None:
+        """Subtract a chunk of a prompt whose first `start` tokens are computed."""
+        self._tokens -= num_tokens
+        self._num_taken += num_tokens
+        if self._bound_s is not None:
+            self._attend_s += self._attention_s(num_tokens, start)
+
+    def _stall_s(self, num_tokens: int, start: int) -> float:
+        """Return what the step's prompts add to its decode rows, with one more chunk."""
+        tuning, rows = self._config.tuning, self._num_decodes
+        assert tuning is not None
+        with_prompts_s = tuning.step_s(rows, prompt_tokens=self._num_taken + num_tokens)
+        attend_s = self._attend_s + self._attention_s(num_tokens, start)
+        return with_prompts_s + attend_s - tuning.step_s(rows)
+
+    def _attention_s(self, num_tokens: int, start: int) -> float:
+        tuning = self._config.tuning
+        assert tuning is not None
+        return tuning.attend_ns * num_tokens * start * 1e-9

@@ -1,4 +1,4 @@
-"""What the scheduler must know of the model, the pool and the user's limits."""
+"""The scheduler's settings: sizes of the model and the pool, and the user's limits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from dataclasses import dataclass
 
 from minisgl.core.args import CacheKind
 from minisgl.core.groups import CacheGroup
+from minisgl.core.tuning import Tuning
 from minisgl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """num_pages: of the engine's KV pool, for a model with one full cache group. groups: the cache
-    groups with their pages, instead of num_pages. page_size: in tokens, of all groups. max_seq_len:
-    prompt and output tokens of one request at most. max_prefill_tokens: prompt tokens computed in
-    one step at most; decodes come on top. max_stalling_tokens: the same while more requests are
-    stalled by it than gain from it (see `minisgl.scheduler.budget`); None is as many. eos_ids: end-
-    of-sequence tokens of the model. max_queued: waiting requests at most, None for no limit.
-    watermark_tokens: growth, per running request, that must still have room after an admission;
-    without it a full pool admits a request only to retract it at the next page boundary. `python -m
-    benchmarks watermark` compares: 8 to 32 cost least, of which 32 retracts least.
+    """Sizes are of the engine's cache and model.
+
+    num_pages: of the KV pool of a model with one full cache group. groups: the cache groups with
+    their pages, instead of num_pages. page_size: tokens per page, in all groups. max_seq_len:
+    largest number of prompt and output tokens of one request. max_prefill_tokens: largest number of
+    prompt tokens in one step; decode rows come on top. max_stall_s: how long the prompts of a step
+    may hold up its decode rows, by `tuning`, the model of a step's time; None for no bound.
+    eos_ids: the model's end-of-sequence tokens. max_queued: largest number of waiting requests,
+    None for no limit. watermark_tokens: growth, per running request, that must still have room
+    after an admission; without it a full pool admits a request only to retract it at the next page
+    boundary. `python -m benchmarks watermark` compares: 8 to 32 cost least, of which 32 retracts
+    least.
     """
 
     num_pages: int = 0
@@ -28,7 +32,8 @@ class SchedulerConfig:
     vocab_size: int
     eos_ids: frozenset[int]
     max_prefill_tokens: int
-    max_stalling_tokens: int | None = None
+    max_stall_s: float | None = None
+    tuning: Tuning | None = None
     max_running: int = 256
     max_queued: int | None = None
     cache: CacheKind = "radix"
@@ -44,10 +49,10 @@ class SchedulerConfig:
         for name in ("page_size", "max_seq_len", "max_prefill_tokens", "max_running"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_stalling_tokens is not None and self.max_stalling_tokens < 1:
-            raise ConfigError(
-                f"max_stalling_tokens must be at least 1 or None, got {self.max_stalling_tokens}"
-            )
+        if self.max_stall_s is not None and not self.max_stall_s > 0:
+            raise ConfigError(f"max_stall_s must be above 0 or None, got {self.max_stall_s}")
+        if self.max_stall_s is not None and self.tuning is None:
+            raise ConfigError("max_stall_s needs a tuning: the bound is checked with its times")
         _ = self.num_pool_tokens  # raises ConfigError for a group that no request fits
 
     @property

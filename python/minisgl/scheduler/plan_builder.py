@@ -14,6 +14,8 @@ from minisgl.core.sampling import SamplingParams
 class PlanBuilder:
     """Lists that grow row by row. Short-lived and mutable; `Scheduler` appends decodes itself.
 
+    unfinished: running requests with more than one token left to compute, in order. with_chunk:
+    uids that have a chunk in this step. is_full: no waiting request may start in this step.
     with_logprobs: table rows of the requests that ask for log-probabilities.
     """
 
@@ -31,6 +33,9 @@ class PlanBuilder:
         self.new_pages: list[NewPage] = []
         self.stored: list[tuple[int, int]] = []
         self.begins: list[tuple[int, SamplingParams]] = []
+        self.unfinished: list[Req] = []
+        self.with_chunk: set[int] = set()
+        self.is_full = False
 
     def end_decodes(self) -> None:
         """Every decode row is one token and samples."""
@@ -43,6 +48,7 @@ class PlanBuilder:
             self.output_idxs.append(len(req.output))
         if start < req.num_stored:
             self.stored.append((len(self.uids), req.num_stored))
+        self.with_chunk.add(req.uid)
         self.uids.append(req.uid)
         self.table_idxs.append(req.table_idx)
         self.starts.append(start)

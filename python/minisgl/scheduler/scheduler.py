@@ -19,22 +19,25 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import repeat
 
 import msgspec
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
-from minisgl.core.req import Req
+from minisgl.core.req import IdArray, Req
 from minisgl.errors import RequestError
 from minisgl.kvcache import create_cache_manager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
-from minisgl.scheduler.budget import prefill_budget
+from minisgl.scheduler.budget import PromptBudget
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
+
+WINDOW = 256
+"""Waiting requests, from the first in the order, that a step looks at: some 0.1 ms of planning."""
 
 
 class Scheduler:
@@ -127,71 +130,27 @@ class Scheduler:
         if self._void_from is not None and not self._recover():
             return None
         plan = PlanBuilder(self._step, with_logprobs=self._with_logprobs)
-        behind = self._plan_decodes(plan)
-        self._plan_prompts(plan, behind)
+        self._plan_decodes(plan)
+        if plan.unfinished or self._waiting:
+            self._plan_prompts(plan)
         if not plan.uids:
+            assert not plan.begins, "a request has started without a row"
             return None
-        self._count_stalls(plan)
         self._step += 1
         self.stats.num_steps += 1
         return plan.build()
 
-    def _plan_prompts(self, plan: PlanBuilder, behind: Req | None) -> None:
-        """The request that is behind, then waiting ones, in order, while there are table rows,
-        pages and budget. The budget is not asked for where nobody can start."""
-        budget: int | None = None
-        if behind is not None:
-            budget = self._plan_chunk(plan, behind, self._prefill_budget(plan.uids, behind))
-        while budget != 0 and (num_cached := self._attach_next()) is not None:
-            if budget is None:
-                budget = self._prefill_budget(plan.uids, None)
-            req = self._waiting.pop(0)
-            self._start(plan, req, num_cached)
-            budget = self._plan_chunk(plan, req, budget)
-
-    def _prefill_budget(self, decoding: list[int], behind: Req | None) -> int:
-        """Prompt tokens of this step."""
-        large, small = self.config.max_prefill_tokens, self.config.max_stalling_tokens
-        if small is None or small >= large:
-            return large
-        return prefill_budget(
-            [self._requests[uid] for uid in decoding],
-            self._coming(behind),
-            num_waiting=len(self._waiting) + (behind is not None),
-            large=large,
-            small=small,
-        )
-
-    def _coming(self, behind: Req | None) -> Iterator[tuple[Req, int]]:
-        """Who has not started and has a table row, or finds one, and the tokens to compute first.
-        Whether there are pages is not looked at."""
-        if behind is not None:
-            yield behind, behind.num_known - behind.num_computed
-        for req in self._waiting[: len(self._free_table_idxs)]:
-            num_cached = self._cache.num_cached(req, req.token_ids(0, req.num_tokens - 1))
-            yield req, req.num_tokens - num_cached
-
-    def _count_stalls(self, plan: PlanBuilder) -> None:
-        """Of the decoding requests, by a chunk larger than the small one."""
-        small = self.config.max_stalling_tokens
-        if small is not None and sum(map(len, plan.chunks)) > small:
-            for uid in plan.uids[: len(plan.decode_ids)]:
-                self._requests[uid].num_stalls += 1
-
-    def _plan_decodes(self, plan: PlanBuilder) -> Req | None:
-        """One token for each running request that is up to date; returns the one that is not.
-
-        There is at most one such: `_plan_chunk` leaves no budget while a prompt is unfinished.
-        """
+    def _plan_decodes(self, plan: PlanBuilder) -> None:
+        """Plan one token for each running request that is up to date; the others are unfinished."""
         page_size = self.config.page_size
-        behind: Req | None = None
+        unfinished: list[Req] = []
         for req in self._running[:]:
             start = req.num_computed
             known = req.num_known
             if known >= req.max_len or req.table_idx < 0 or req.leaving:
                 continue  # its last token is promised, or it was retracted for one before it
             if known - start != 1:
-                behind = req
+                unfinished.append(req)
                 continue
             if start >= len(req.pages) * page_size and not self._make_room(plan, req, start + 1):
                 continue
@@ -213,7 +172,7 @@ class Scheduler:
             req.num_known = known + 1
             req.num_flights += 1
         plan.end_decodes()
-        return None if behind is None or behind.leaving or behind.table_idx < 0 else behind
+        plan.unfinished = [req for req in unfinished if req.table_idx >= 0 and not req.leaving]
 
     def _make_room(self, plan: PlanBuilder, req: Req, end: int) -> bool:
         """Find pages for a running request up to `end`. The last in the order give theirs.
@@ -230,44 +189,119 @@ class Scheduler:
                 return False
         return True
 
-    def _plan_chunk(self, plan: PlanBuilder, req: Req, budget: int) -> int:
-        """The next span of a request that is behind; returns the budget left for new requests.
+    def _plan_prompts(self, plan: PlanBuilder) -> None:
+        """Share the step's prompt budget among unfinished and waiting requests.
 
-        That is nothing while the request stays behind, so those that wait with the same prompt
-        find all of its pages: nothing is computed twice.
+        The requests get it in order. While the first of them needs more than one step, shorter
+        prompts take up to half of the budget before it, the shortest first.
+        """
+        waiting = self._waiting[:WINDOW] if self._free_table_idxs else []
+        in_order = sorted([*plan.unfinished, *waiting], key=_order)
+        first = next((req for req in in_order if self._runs(plan, req)), None)
+        if first is None:
+            return
+        budget = PromptBudget(self.config, len(plan.uids))
+        if first.num_left > budget.fitting(first.num_computed):
+            self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
+        self._plan_chunks(plan, budget, in_order)
+
+    def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
+        """Requests of the same priority with fewer tokens left to compute, the fewest first."""
+        shorter = []
+        for req in in_order:
+            if req.order[0] == first.order[0] and req is not first:
+                if req.table_idx < 0 and req.num_reusable is None:
+                    req.num_reusable = self._cache.num_cached(req, self._reusable_ids(req))
+                if req.num_left < first.num_left:
+                    shorter.append(req)
+        return sorted(shorter, key=_num_left)
+
+    def _plan_chunks(
+        self, plan: PlanBuilder, budget: PromptBudget, requests: list[Req], share: float = 1.0
+    ) -> None:
+        """Plan a chunk for each request that has none yet, until this share of the budget is used.
+
+        A waiting request that cannot start is left out.
+        """
+        left = budget.fitting(0, share)
+        for req in requests:
+            if not left:
+                return
+            if req.uid in plan.with_chunk or not self._runs(plan, req):
+                continue
+            start = req.num_computed
+            if (num_tokens := budget.fitting(start, share)) and self._plan_chunk(
+                plan, req, num_tokens
+            ):
+                budget.take(start, req.num_computed - start)
+                left = budget.fitting(0, share)
+
+    def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
+        """Plan the next span of an unfinished request, of at most `num_tokens`.
+
+        Returns False, and plans nothing, if there are no pages for it.
         """
         start, known = req.num_computed, req.num_known
-        end = min(known, start + budget)
-        end = self._cache.chunk_end(req, start, end)
+        end = self._cache.chunk_end(req, start, min(known, start + num_tokens))
         if not self._make_room(plan, req, end):
-            return 0 if req.table_idx >= 0 else budget
+            return False
         plan.add_chunk(req, start, end)
         req.num_computed = end
         req.num_chunks += 1
         req.num_flights += 1
         self._cache.publish(req, end, self._step)
-        if end < known:
-            return 0
-        req.num_known += 1
-        return budget - (end - start)
+        if end == known:
+            plan.unfinished.remove(req)
+            req.num_known += 1
+        return True
 
-    def _attach_next(self) -> int | None:
-        """Give the first of the waiting what is cached of it; returns its tokens. None if it cannot
-        start: nobody overtakes, and the pages that come back are for this one."""
-        if not self._waiting or not self._free_table_idxs:
-            return None
-        req = self._waiting[0]
-        # At least one token is left to compute: its logits are what the request is here for.
-        num_cached = self._cache.attach(req, req.token_ids(0, req.num_tokens - 1), self._step)
-        growth = self.config.watermark_tokens
-        if num_cached is not None and not self._cache.has_room(
-            req, req.num_known + 1, len(self._running), growth
-        ):
+    def _runs(self, plan: PlanBuilder, req: Req) -> bool:
+        """Return whether `req` runs. A waiting request starts here, if it can.
+
+        It cannot while another request computes a prefix that it can share, nor while pages are
+        missing. In the latter case no other request starts: the pages that come back are for it.
+        """
+        if req.table_idx >= 0:
+            return not req.leaving
+        if plan.is_full or not self._free_table_idxs or self._follows(req, plan.unfinished):
+            return False
+        num_cached = self._cache.attach(req, self._reusable_ids(req), self._step)
+        if num_cached is None:
+            return False
+        end, others, growth = req.num_known + 1, len(self._running), self.config.watermark_tokens
+        if not self._cache.has_room(req, end, plan.unfinished, others, growth):
             self._cache.release(req)
-            return None
-        return num_cached
+            plan.is_full = True
+            return False
+        self._start(plan, req, num_cached)
+        return True
+
+    def _follows(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether a running request is computing pages that `req` can share.
+
+        The answer is kept with `req` until that request has computed them, so a waiting request is
+        compared with each unfinished one about once. A more urgent request does not wait.
+        """
+        leader = req.leader
+        if leader is not None and leader.table_idx >= 0 and not leader.leaving:
+            assert req.num_reusable is not None
+            if leader.num_computed < req.num_reusable:
+                return True
+        for other in unfinished:
+            if other.order[0] <= req.order[0]:
+                num_common = self._cache.num_common(req, other)
+                if num_common > other.num_computed:
+                    req.leader, req.num_reusable = other, num_common
+                    return True
+        req.leader = None
+        return False
+
+    def _reusable_ids(self, req: Req) -> IdArray:
+        """The ids whose KV may come from the cache: a request computes at least its last token."""
+        return req.token_ids(0, req.num_tokens - 1)
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
+        self._waiting.remove(req)
         req.table_idx = self._free_table_idxs.pop()
         if req.sampling.logprobs:
             self._with_logprobs.add(req.table_idx)
@@ -280,6 +314,7 @@ class Scheduler:
             self.stats.num_prompt_tokens += req.num_prompt
             self.stats.num_cached_tokens += num_cached
         insort(self._running, req, key=_order)
+        insort(plan.unfinished, req, key=_order)
 
     # --- commit --------------------------------------------------------------------------------
 
@@ -396,6 +431,7 @@ class Scheduler:
         else:
             req.num_computed = 0
             req.num_known = req.num_tokens
+            req.num_reusable = req.leader = None
             insort(self._waiting, req, key=_order)
 
     def _recover(self) -> bool:
@@ -458,3 +494,7 @@ class Scheduler:
 
 def _order(req: Req) -> tuple[int, int]:
     return req.order
+
+
+def _num_left(req: Req) -> int:
+    return req.num_left

@@ -18,7 +18,7 @@ import torch
 from minisgl import __version__, env, kernel
 from minisgl.core import Plan, SamplingParams
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
-from minisgl.engine.probe import GREEDY, fits, probe_plan, run_probe
+from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
 from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from minisgl.utils.logger import get_logger
 

@@ -1,0 +1,68 @@
+"""Chooses which steps with prompts are replayed from CUDA graphs, and captures these graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minisgl.engine.startup.measure import slowest_us
+from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
+from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.engine.engine import Engine
+
+logger = get_logger(__name__)
+
+
+def choose_prompt_graphs(engine: Engine) -> int:
+    """Return the most tokens of a step with prompts that is padded and replayed from a graph.
+
+    Below it, launching a step kernel by kernel takes the host longer than computing it takes the
+    device. Above it, launching delays nothing, and padding would take device time.
+    """
+    runner = engine.runner
+    most = min(engine.max_seq_len, engine.memory.num_tokens)
+    sizes = [size for size in runner.prompt_sizes if size <= most]
+    if not sizes:
+        return 0
+    runner.max_tokens = 0
+    launching_us = _prompt_us(engine, sizes[0], rounds=8)  # all else is compared with it
+    chosen, us = 0.0, 0
+    for size in sizes:
+        runner.max_tokens = size
+        last, last_us = chosen, us
+        us = _prompt_us(engine, size)
+        chosen = size
+        if us >= launching_us:
+            chosen = last + (size - last) * (launching_us - last_us) / (us - last_us)
+            break
+    else:
+        chosen *= launching_us / us
+    chosen = min(int(chosen), runner.prompt_sizes[-1] + runner.beside_prompts[-1])
+    if engine.comm.rank == 0:
+        logger.info(
+            "launching a step takes %.1f ms: steps of up to %s tokens with prompts are replayed "
+            "from graphs",
+            launching_us / 1e3,
+            f"{chosen:,}",
+        )
+    return chosen
+
+
+def capture_prompts(engine: Engine) -> None:
+    """Capture the graphs of steps with prompts, which a busy server would need in its first
+    seconds of work."""
+    for size in engine.runner.prompt_sizes:
+        for rows in engine.runner.beside_prompts:
+            rows = min(rows, engine.max_running - 1)
+            plan = probe_plan(engine, rows, [size])
+            if fits(engine, plan) and engine.runner.padded(plan):
+                for _ in range(2):  # the second run captures
+                    run_probe(engine, plan)
+
+
+def _prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:
+    """The slowest rank's time of a step with one prompt, without the first run of its shape."""
+    plan = probe_plan(engine, 0, [num_tokens], sampling=GREEDY)
+    run_probe(engine, plan)
+    return max(slowest_us(engine, [plan], rounds - 1)[0], 1)

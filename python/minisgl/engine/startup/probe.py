@@ -1,0 +1,72 @@
+"""Steps that serve no request, run at the start: to compile, to measure, to capture.
+
+All ranks run the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minisgl.core import Plan, SamplingParams, StepFailed
+
+if TYPE_CHECKING:
+    from minisgl.engine.engine import Engine
+
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=1.0, seed=0)
+
+
+def run_probe(engine: Engine, plan: Plan) -> None:
+    """Run the step and wait for it. Raises the error of a step that fails."""
+    outcome = engine.launch(plan).wait()
+    if isinstance(outcome, StepFailed):
+        raise outcome.error
+
+
+def probe_plan(
+    engine: Engine,
+    num_decodes: int,
+    prompts: Sequence[int] = (),
+    *,
+    before: int = 0,
+    sampling: SamplingParams = RANDOM,
+) -> Plan:
+    """Return a plan of `num_decodes` decode rows, and of prompts with these numbers of tokens.
+
+    It uses pages that no request owns yet. before: tokens before those of each row, in the same
+    pages for all rows; no step has computed them.
+    """
+    num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
+    new_pages = [(0, row, index, index) for row in range(num_rows) for index in range(num_before)]
+    new_pages += [(0, row, num_before, num_before) for row in range(num_decodes)]
+    next_page = num_before + (num_decodes > 0)
+    for row, num_tokens in enumerate(prompts, num_decodes):
+        for index in range(-(-num_tokens // engine.page_size)):
+            new_pages.append((0, row, num_before + index, next_page))
+            next_page += 1
+    return Plan(
+        step=-1,
+        uids=[-1] * num_rows,
+        table_idxs=list(range(num_rows)),
+        starts=[before] * num_rows,
+        ends=[before + 1] * num_decodes + [before + num_tokens for num_tokens in prompts],
+        token_ids=np.zeros(num_decodes + sum(prompts), np.int32),
+        num_decodes=num_decodes,
+        sample_rows=list(range(num_rows)),
+        output_idxs=[0] * num_rows,
+        new_pages=new_pages,
+        begins=[(row, sampling) for row in range(num_rows)],
+    )
+
+
+def fits(engine: Engine, plan: Plan) -> bool:
+    """Return whether the engine has room for the plan."""
+    return (
+        plan.num_rows <= engine.max_running
+        and plan.num_tokens - plan.num_decodes <= engine.max_prefill_tokens
+        and max(plan.ends) <= engine.max_seq_len
+        and all(page < engine.memory.num_pages for *_, page in plan.new_pages)
+    )

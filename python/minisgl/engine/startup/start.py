@@ -1,0 +1,64 @@
+"""From settings to an engine that is ready to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from minisgl.core.tuning import Tuning
+from minisgl.engine.config import EngineConfig
+from minisgl.engine.engine import Engine, closing_on_error
+from minisgl.utils.start import StartClock
+
+
+def start_engine(
+    config: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    clock: StartClock | None = None,
+    measure_steps: bool = False,
+) -> Engine:
+    """Build the engine, then measure what is best measured on this machine.
+
+    measure_steps: whether the scheduler needs a model of a step's time (`Engine.tuning`), which it
+    does to bound stalls. progress, clock and errors are as of `Engine`. Returns when all ranks are
+    ready.
+    """
+    clock = clock or StartClock()
+    engine = Engine(config, progress=progress, clock=clock)
+    with closing_on_error(engine.device, engine.comm):
+        tune(engine, clock, measure_steps=measure_steps)
+        engine.comm.all_min(0)
+    return engine
+
+
+def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
+    """Run steps that serve no request. Returns what they show, as it is applied to the engine."""
+    if engine.device.warm_up_rows(engine.max_running):
+        from minisgl.engine.startup.warm_up import compile_kernels
+
+        compile_kernels(engine)
+        clock.lap("kernels")
+    tuning = engine.tuning
+    if engine.device.num_threads and engine.comm.size == 1:  # ranks would run different steps
+        from minisgl.engine.startup.threads import choose_threads
+
+        tuning = replace(tuning, num_threads=choose_threads(engine))
+        engine.apply(tuning)
+    if engine.replays_prompts:
+        from minisgl.engine.startup.graphs import choose_prompt_graphs
+
+        tuning = replace(tuning, graph_tokens=choose_prompt_graphs(engine))
+        engine.apply(tuning)
+    if measure_steps:
+        from minisgl.engine.startup.measure import measure_step_times
+
+        tuning = measure_step_times(engine, tuning)
+        engine.apply(tuning)
+    clock.lap("measuring")
+    if engine.replays_prompts:
+        from minisgl.engine.startup.graphs import capture_prompts
+
+        capture_prompts(engine)
+        clock.lap("graphs")
+    return tuning

@@ -1,0 +1,86 @@
+"""Whether a CPU's steps run on one thread or on all: a small model decodes faster on one.
+
+A GEMM of a small model takes less time than waking the other threads. Where a decode step takes
+much longer than that, all threads are faster, and nothing is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from minisgl.engine.startup.probe import GREEDY, probe_plan, run_probe
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
+
+if TYPE_CHECKING:
+    from minisgl.engine.engine import Engine
+
+logger = get_logger(__name__)
+
+LONG_STEP_S = 0.02
+"""A decode step on all threads that takes longer needs no timing. Waking a thread takes some 5 to
+50 us, and a step wakes threads for 4 to 8 GEMMs per layer: 1 to 10 ms in all for 28 layers."""
+NUM_ROUNDS = 31
+"""Of one decode step on all threads and one on a single thread: 0.2 s for the built-in model. With
+20 % noise the median ratio of 2 ms to 3 ms is on the wrong side of MARGIN less than once in a
+million starts."""
+MARGIN = 0.9
+"""One thread is chosen if its median time is below this share of that of all threads."""
+AGREEMENT = 0.7
+"""... and it is faster in this share of the rounds."""
+
+
+def choose_threads(engine: Engine) -> int:
+    """Return how many threads the engine's steps are to run on."""
+    plan = probe_plan(engine, 1, sampling=GREEDY)
+    return fastest_threads(
+        engine.device.num_threads, engine.device.set_threads, lambda: run_probe(engine, plan)
+    )
+
+
+def fastest_threads(
+    most: int,
+    set_threads: Callable[[int], None],
+    decode: Callable[[], object],
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """Return 1 or `most`: the number of threads on which `decode` is faster.
+
+    `most` unless one thread is clearly faster: noise on a busy machine must not decide.
+    """
+    if most == 1:
+        logger.info("steps run on 1 thread")
+        return 1
+
+    def time_on(count: int) -> float:
+        set_threads(count)
+        decode()  # the first step after a change starts the threads
+        start = clock()
+        decode()
+        return clock() - start
+
+    all_s = statistics.median(time_on(most) for _ in range(3))
+    if all_s > LONG_STEP_S:
+        logger.info("steps run on %d threads (a decode step takes %.0f ms)", most, all_s * 1e3)
+        return most
+    ones, alls = [], []
+    for _ in range(NUM_ROUNDS):  # in turns: what else runs on the machine changes
+        ones.append(time_on(1))
+        alls.append(time_on(most))
+    ratio = statistics.median(one / all_ for one, all_ in zip(ones, alls, strict=True))
+    num_faster = sum(one < all_ for one, all_ in zip(ones, alls, strict=True))
+    chosen = 1 if ratio < MARGIN and num_faster >= AGREEMENT * NUM_ROUNDS else most
+    logger.info(
+        "steps run on %s: a decode step takes %.1f ms on 1 thread and %.1f ms on %d "
+        "(1 thread was faster in %d of %d rounds)",
+        counted(chosen, "thread"),
+        statistics.median(ones) * 1e3,
+        statistics.median(alls) * 1e3,
+        most,
+        num_faster,
+        NUM_ROUNDS,
+    )
+    return chosen

@@ -1,0 +1,167 @@
+"""What a start measures and logs, and what follows from the times of steps."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from minisgl.builtin import model_path
+from minisgl.core import Plan, StepResult
+from minisgl.core.tuning import Tuning
+from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
+from minisgl.engine.startup import graphs, measure, start_engine
+from minisgl.engine.startup.threads import NUM_ROUNDS, fastest_threads
+
+
+def test_a_cpus_start_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    start_engine(EngineConfig(folder=model_path(), device="cpu", num_pages=64)).close()
+    memory, threads = caplog.messages[-2:]
+    assert memory.startswith("memory on CPU:\n")
+    assert re.match(r"steps run on \d+ threads?( \(|: a decode step takes \S+ ms on 1 |$)", threads)
+
+
+def test_a_start_measures_what_a_step_takes() -> None:
+    config = EngineConfig(folder=model_path(), device="cpu", num_pages=64)
+    engine = start_engine(config, measure_steps=True)
+    engine.close()
+    tuning = engine.tuning
+    assert [size for size, _ in tuning.prompt_us] == [16, 32, 64, 128, 256]
+    times = [us for _, us in tuning.prompt_us]
+    assert times == sorted(times)
+    assert tuning.step_s(1) == tuning.decode_us * 1e-6 > 0
+    assert tuning.default_chunk <= 256
+    assert 0 < tuning.default_stall_s <= times[-1] * 1e-6
+
+
+class FakeEngine:
+    """An engine whose steps take a given time, on two ranks of which this is the faster."""
+
+    page_size, max_running, max_seq_len, max_prefill_tokens = 16, 64, 40_960, 8192
+    memory = SimpleNamespace(num_tokens=100_000, num_pages=6250)
+    device = SimpleNamespace(measured_sizes=(64, 1024, 4096, 8192))
+    comm = SimpleNamespace(rank=0, all_min=lambda value: 2 * value)  # times come as negatives
+
+    def __init__(self, step_s: Callable[[Plan], float]) -> None:
+        self.now = 0.0
+        self._step_s = step_s
+
+    def launch(self, plan: Plan) -> SimpleNamespace:
+        self.now += self._step_s(plan)
+        return SimpleNamespace(wait=lambda: StepResult(next_ids=[0]))
+
+
+def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step_s(plan: Plan) -> float:
+        rows, prompt = plan.num_decodes, plan.num_tokens - plan.num_decodes
+        attended = sum(plan.starts[:rows]) * 100e-9 + prompt * max(plan.starts) * 1e-9
+        return 1e-3 + rows * 1e-5 + prompt * 1e-5 + attended
+
+    engine = FakeEngine(step_s)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
+    tuning = measure.measure_step_times(cast(Engine, engine), Tuning(graph_tokens=5))
+    assert tuning.graph_tokens == 5
+    # The slowest takes 0.1 s and more for 8,192 tokens, and twice as long as this one.
+    assert [size for size, _ in tuning.prompt_us] == [64, 1024, 4096, 8192]
+    assert tuning.step_s(1) == pytest.approx(2 * 1.01e-3, rel=0.01)
+    assert tuning.step_s(33, 10_000) == pytest.approx(2 * 2.33e-3, rel=0.01)
+    # One launch multiplies 20 decode rows and 1,000 prompt tokens as it does 1,020 of a prompt.
+    assert tuning.step_s(20, 0, 1000, 2048) == pytest.approx(2 * (11.2e-3 + 2.048e-3), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("prompt_us", "chunk"),
+    [
+        (((64, 1000), (256, 4000), (1024, 16_000)), 64),  # the rate is that of 64 tokens
+        (((64, 10_000), (256, 10_000), (1024, 16_000)), 960),
+        (((512, 4000), (1024, 6000), (8192, 48_000)), 896),
+        (((16, 5000), (32, 6000)), 32),
+    ],
+)
+def test_the_default_chunk_keeps_most_of_the_best_rate(
+    prompt_us: tuple[tuple[int, float], ...], chunk: int
+) -> None:
+    tuning = Tuning(prompt_us=prompt_us)
+    assert tuning.default_chunk == chunk
+    best = max(tuning.rate(size) for size, _ in prompt_us)
+    assert tuning.rate(chunk) >= 0.95 * best
+    assert tuning.default_stall_s == pytest.approx(chunk / tuning.rate(chunk))
+
+
+def test_beyond_the_largest_measured_step_the_last_slope_counts() -> None:
+    tuning = Tuning(prompt_us=((64, 1000), (128, 1500)), decode_us=900)
+    assert tuning.step_s(0, 0, 256) == pytest.approx(2500e-6)
+    assert tuning.step_s(0, 0, 1) == pytest.approx(1000e-6)
+    assert tuning.step_s(1) == pytest.approx(900e-6)
+
+
+class NoisyMachine:
+    """Decode steps that take `step_s[threads]`, with 20 % noise."""
+
+    def __init__(self, step_s: dict[int, float], noise: random.Random) -> None:
+        self.now, self.num_decodes, self._threads = 0.0, 0, 0
+        self._step_s, self._noise = step_s, noise
+
+    def set_threads(self, count: int) -> None:
+        self._threads = count
+
+    def decode(self) -> None:
+        self.num_decodes += 1
+        self.now += self._step_s[self._threads] * max(self._noise.gauss(1, 0.2), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("one_ms", "all_ms", "right"), [(85, 60, 2), (60, 85, 2), (3, 2, 2), (2, 3, 1), (2, 2, None)]
+)
+def test_noise_does_not_choose_the_threads(one_ms: float, all_ms: float, right: int | None) -> None:
+    """Of 200 starts with 20 % noise all choose alike. A step of 60 ms and more is not compared."""
+    choices, num_decodes = set(), set()
+    for seed in range(200):
+        machine = NoisyMachine({1: one_ms / 1e3, 2: all_ms / 1e3}, random.Random(seed))
+        choices.add(
+            fastest_threads(2, machine.set_threads, machine.decode, clock=lambda m=machine: m.now)
+        )
+        num_decodes.add(machine.num_decodes)
+    assert choices == {right} or right is None
+    assert num_decodes == ({6} if all_ms > 20 else {6 + 4 * NUM_ROUNDS})
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "rate", "wanted"),
+    [
+        (10.5, 400_000, 4200),
+        (13, 400_000, 4352),  # that is all that can be padded
+        (7, 400_000, 2800),
+        (15, 20_000, 300),  # a large model
+        (0, 400_000, 64),  # nothing to gain
+    ],
+)
+def test_prompts_are_replayed_where_launching_takes_longer(
+    launch_ms: float, rate: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = SimpleNamespace(
+        prompt_sizes=PROMPT_TOKENS, beside_prompts=BESIDE_PROMPTS, max_tokens=0
+    )
+    engine = SimpleNamespace(
+        comm=SimpleNamespace(rank=0, all_min=lambda value: value),
+        memory=SimpleNamespace(num_tokens=100_000),
+        max_seq_len=40_960,
+        runner=runner,
+    )
+
+    def prompt_us(_: object, num_tokens: int, rounds: int = 3) -> int:
+        is_replayed = num_tokens <= runner.max_tokens
+        return int(max(0 if is_replayed else launch_ms * 1e3, num_tokens / rate * 1e6))
+
+    monkeypatch.setattr(graphs, "_prompt_us", prompt_us)
+    chosen = graphs.choose_prompt_graphs(cast(Engine, engine))
+    assert chosen == pytest.approx(wanted, rel=0.01)
+    engine.max_seq_len, runner.max_tokens = 50, 0  # shorter than the smallest size
+    assert graphs.choose_prompt_graphs(cast(Engine, engine)) == 0
