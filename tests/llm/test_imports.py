@@ -20,7 +20,8 @@ print(sorted({"zmq", "rich", "huggingface_hub", "fastapi", "transformers"} & set
 NOT_NEEDED = (
     "minisgl.runtime.workers minisgl.runtime.nodes minisgl.runtime.signals minisgl.runtime.args "
     "minisgl.llm.ranks minisgl.llm.progress minisgl.utils.zmq minisgl.utils.process "
-    "minisgl.utils.hub minisgl.tokenizer.worker"
+    "minisgl.utils.hub minisgl.tokenizer.worker minisgl.tokenizer.template minisgl.tokenizer.stop "
+    "minisgl.tokenizer.pieces minisgl.tokenizer.convert minisgl.tokenizer.too_long"
 )
 
 

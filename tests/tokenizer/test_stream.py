@@ -13,6 +13,15 @@ from text_checkpoints import CORPUS, KINDS, SAMPLES, make
 from minisgl.builtin import model_path
 from minisgl.tokenizer import Tokenizer, load_tokenizer
 
+# Decoders that only the library's own stream knows.
+UNKNOWN_DECODERS = {
+    "wordpiece": tokenizers.decoders.WordPiece(),
+    "bpe": tokenizers.decoders.BPEDecoder(),
+    "byte level, then strip": tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteLevel(), tokenizers.decoders.Strip(" ", 1, 0)]
+    ),
+}
+
 
 @pytest.fixture(scope="module")
 def by_kind(tmp_path_factory: Any) -> dict[str, Tokenizer]:
@@ -20,6 +29,12 @@ def by_kind(tmp_path_factory: Any) -> dict[str, Tokenizer]:
     loaded = {kind: load_tokenizer(make(root / kind, kind)) for kind in KINDS}
     words = tokenizers.models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2, "b": 3}, unk_token="<unk>")
     loaded["words"] = Tokenizer(tokenizers.Tokenizer(words), {"eos_token": "</s>"})
+    for name, decoder in UNKNOWN_DECODERS.items():
+        folder = make(root / name, "byte_level")
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.decoder = decoder
+        backend.save(str(folder / "tokenizer.json"))
+        loaded[name] = load_tokenizer(folder)
     return loaded
 
 
@@ -28,7 +43,7 @@ def _streamed(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[str]:
     return [*map(stream.feed, ids), stream.flush()]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "words"])
+@pytest.mark.parametrize("kind", [*KINDS, "words", *UNKNOWN_DECODERS])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_equals_decoding_all_at_once(kind: str, by_kind: dict[str, Tokenizer], data: Any) -> None:
@@ -99,6 +114,29 @@ def test_a_repeated_invalid_byte_costs_no_more_than_a_letter(
     ids = [_id(tokenizer, "ł")] * 100_000  # a continuation byte, 0x82
     text = "".join(_streamed(tokenizer, ids, True))
     assert text == "\ufffd" * len(ids)
+
+
+def test_the_librarys_stream_gives_text_as_it_comes(by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer = by_kind["byte level, then strip"]
+    ids = tokenizer.encode("Hello, 🦜!", add_special_tokens=False)
+    pieces = _streamed(tokenizer, ids, True)
+    assert "".join(pieces) == "Hello, 🦜!"
+    assert pieces[0]
+    assert pieces[-1] == ""
+    broken = _streamed(tokenizer, ids[:-2], True)  # the bird's last byte is missing
+    assert broken[-1].endswith("\ufffd")
+    assert "".join(broken) == tokenizer.decode(ids[:-2])
+
+
+def test_a_panic_of_the_library_is_an_exception(tmp_path: Any) -> None:
+    """Strip at both ends panics on a text of one space (tokenizers 0.23)."""
+    folder = make(tmp_path, "byte_level")
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    strip = tokenizers.decoders.Strip(" ", 1, 1)
+    backend.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.ByteLevel(), strip])
+    tokenizer = Tokenizer(backend, {})
+    with pytest.raises(RuntimeError, match="tokenizers library failed"):
+        _streamed(tokenizer, tokenizer.encode(" ", add_special_tokens=False), True)
 
 
 def test_two_streams_do_not_meet(by_kind: dict[str, Tokenizer]) -> None:

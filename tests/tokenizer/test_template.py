@@ -10,7 +10,8 @@ import pytest
 from text_checkpoints import make
 
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.tokenizer import ChatTemplate, load_template, load_tokenizer
+from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer.template import ChatTemplate, load_template
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content']"

@@ -18,7 +18,7 @@ from minisgl.message import (
     ids_from_bytes,
     ids_to_bytes,
 )
-from minisgl.tokenizer import PromptEncoder, load_template, load_tokenizer
+from minisgl.tokenizer import PromptEncoder, load_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 SAMPLING = SamplingParams(max_tokens=3, seed=7)
@@ -29,8 +29,7 @@ def encoder(tmp_path_factory: Any) -> PromptEncoder:
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     make(folder, "byte_level", config={"chat_template": TEMPLATE})
     tokenizer = load_tokenizer(folder)
-    template = load_template(folder, tokenizer.special_tokens)
-    return PromptEncoder(tokenizer=tokenizer, template=template)
+    return PromptEncoder(tokenizer=tokenizer, folder=folder)
 
 
 def _ids(encoder: PromptEncoder, prompt: Any) -> list[int]:
@@ -120,9 +119,8 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
 def test_a_template_that_writes_nothing(tmp_path: Path) -> None:
     folder = make(tmp_path, "byte_level", config={"chat_template": "{{ messages[0].content }}"})
     tokenizer = load_tokenizer(folder)
-    template = load_template(folder, tokenizer.special_tokens)
     prompt = ChatPrompt(messages=[{"role": "assistant"}])
-    answer = PromptEncoder(tokenizer=tokenizer, template=template).tokenize(
+    answer = PromptEncoder(tokenizer=tokenizer, folder=folder).tokenize(
         TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING)
     )
     assert isinstance(answer, Failed)

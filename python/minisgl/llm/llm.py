@@ -36,7 +36,6 @@ from minisgl.message import MAX_NAMESPACE, ChatPrompt, TextPrompt, TokenPrompt, 
 from minisgl.tokenizer import (
     Detokenizer,
     PromptEncoder,
-    load_template,
     load_tokenizer,
     warn_of_unknown_ids,
 )
@@ -112,8 +111,7 @@ class LLM:
         self._num_requests = 0
         tokenizer = load_tokenizer(folder)
         warn_of_unknown_ids(tokenizer, folder)
-        template = load_template(folder, tokenizer.special_tokens)
-        self._encoder = PromptEncoder(tokenizer=tokenizer, template=template)
+        self._encoder = PromptEncoder(tokenizer=tokenizer, folder=folder)
         self._detokenizer = Detokenizer(tokenizer)
         self.default_sampling_params = sampling_defaults(folder)
         self._engine: LLMEngine

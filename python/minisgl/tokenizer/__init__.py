@@ -7,16 +7,13 @@ tokenizer.json. Read next: `minisgl.scheduler`.
 """
 
 from minisgl.tokenizer.detokenize import Detokenizer
-from minisgl.tokenizer.template import ChatTemplate, load_template
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer, warn_of_unknown_ids
 
 __all__ = [
-    "ChatTemplate",
     "Detokenizer",
     "PromptEncoder",
     "Tokenizer",
-    "load_template",
     "load_tokenizer",
     "warn_of_unknown_ids",
 ]

@@ -1,13 +1,16 @@
-"""A prompt to token ids: the request's first hop behind the API server."""
+"""A prompt to token ids: the first hop of a request after the API server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minisgl.core import Failed
-from minisgl.errors import InvalidRequest, PromptTooLong
+from minisgl.errors import InvalidRequest
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
@@ -17,33 +20,40 @@ from minisgl.message import (
     ids_from_bytes,
     ids_to_bytes,
 )
-from minisgl.tokenizer.template import ChatTemplate
 from minisgl.tokenizer.tokenizer import Tokenizer
 
-FAR_TOO_LONG = 16
-"""Characters for each token that a request may have, from which on a text's beginning is tokenized
-before the whole: 15 MiB would hold up all others for seconds."""
+if TYPE_CHECKING:
+    from minisgl.tokenizer.template import ChatTemplate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: `template` is kept in __dict__
 class PromptEncoder:
+    """Encodes prompts with the tokenizer and chat template of the checkpoint in `folder`."""
+
     tokenizer: Tokenizer
-    template: ChatTemplate
+    folder: Path
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The checkpoint's chat template, loaded when it is first used."""
+        from minisgl.tokenizer.template import load_template
+
+        return load_template(self.folder, self.tokenizer.special_tokens)
 
     def encode(
         self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
     ) -> bytes:
         """The prompt's ids, at least one, as little-endian int32.
 
-        Ids that the client chose are checked for their sign only: how many the model knows, and how
-        many a prompt may have, is the scheduler's to say. Raises InvalidRequest, and PromptTooLong
-        where a text's beginning has twice `context_length` already.
+        Ids that the client chose are checked for their sign only. The scheduler checks them against
+        the vocabulary, and the prompt's length. Raises InvalidRequest, and PromptTooLong if the
+        start of a text has twice `context_length` tokens already.
         """
         match prompt:
             case TextPrompt(text=text):
                 self._check_text(text, context_length)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=True))
-                # Whether the tokenizer would add a special token must not decide what is empty.
+                # An empty text is refused even where the tokenizer would add a special token.
                 if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages, template_args=args):
@@ -61,7 +71,7 @@ class PromptEncoder:
         return ids
 
     def tokenize(self, message: TokenizeMsg) -> UserMsg | Failed:
-        """The record for the scheduler, or for the client if anything is wrong."""
+        """The record for the scheduler, or the refusal for the client."""
         try:
             ids = self.encode(message.prompt, message.context_length)
         except Exception as error:
@@ -83,25 +93,9 @@ class PromptEncoder:
                 param="prompt",
             ) from error
         if context_length is not None:
-            self._refuse_far_too_long(text, context_length)
+            from minisgl.tokenizer.too_long import refuse_far_too_long
 
-    def _refuse_far_too_long(self, text: str, context_length: int) -> None:
-        """Twice too long, as the cut may part what would have been fewer tokens. Where tokens are
-        long, those of runs of spaces for instance, more and more of the text is looked at."""
-        num_characters = FAR_TOO_LONG * context_length
-        while num_characters < len(text):
-            beginning = text[:num_characters]
-            num_tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
-            if num_tokens > 2 * context_length:
-                raise PromptTooLong(
-                    f"the prompt is too long: the first {num_characters:,} of its {len(text):,} "
-                    f"characters are {num_tokens:,} tokens, and a request may have "
-                    f"{context_length:,} with its answer; shorten the prompt",
-                    limit=context_length,
-                    got=num_tokens,
-                    param="prompt",
-                )
-            num_characters *= 2
+            refuse_far_too_long(self.tokenizer, text, context_length)
 
 
 def _check_ids(data: bytes) -> None:

@@ -8,14 +8,13 @@ here, because importing it takes seconds. One difference is deliberate: text is 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
+from minisgl.errors import CheckpointError
 from minisgl.tokenizer.stream import TextStream, stream_factory
 from minisgl.utils.hf import mending, read_json
 from minisgl.utils.logger import get_logger
@@ -23,9 +22,6 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-
-
-_OTHER_FORMATS = ("*.model", "vocab*", "tekken.json", "*.tiktoken")
 
 
 class Tokenizer:
@@ -62,19 +58,19 @@ class Tokenizer:
         self._open = stream_factory(backend, self.special_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; `add_special_tokens` lets the checkpoint put its bos or eos around it."""
+        """The ids of `text`, with the checkpoint's bos or eos around it if `add_special_tokens`."""
         # "fast" leaves out the offsets: half the time for 250,000 characters (51 against 103 ms).
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; unknown ids have no text."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """A new text that is decoded token by token."""
+        """A stream for one request: it decodes token by token."""
         return self._open(skip_special_tokens)
 
     def _named_id(self, name: str) -> int | None:
@@ -85,14 +81,16 @@ class Tokenizer:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the checkpoint in `folder`.
 
-    Without a tokenizer.json, transformers converts what is there (sentencepiece, say). Raises
-    CheckpointError if there is no tokenizer or it does not load, ConfigError if transformers is
-    needed and missing, UnsupportedModel if its text cannot be streamed.
+    Without a tokenizer.json, transformers converts what is there (sentencepiece, for example).
+    Raises CheckpointError if there is no tokenizer or it does not load, ConfigError if transformers
+    is needed and missing.
     """
     config = load_tokenizer_config(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return Tokenizer(*_convert(folder, config))
+        from minisgl.tokenizer.convert import convert
+
+        return Tokenizer(*convert(folder, config))
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
@@ -101,8 +99,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from error
     try:
         return Tokenizer(backend, config)
-    except UnsupportedModel:
-        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / 'tokenizer_config.json'} names special tokens in an unknown form: {error!r}"
@@ -110,7 +106,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def warn_of_unknown_ids(tokenizer: Tokenizer, folder: Path) -> None:
-    """Of those that `folder`'s model has no embedding for: what needs one is refused later."""
+    """Warn if the tokenizer has ids that the model in `folder` has no embedding for. A request that
+    needs such an id is refused later."""
     known = read_json_object(folder / "config.json").get("vocab_size")
     if type(known) is int and known < tokenizer.vocab_size:
         logger.warning(
@@ -130,36 +127,8 @@ def load_tokenizer_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Let transformers build the Rust tokenizer."""
-    none = CheckpointError(
-        f"{folder} has no tokenizer: neither tokenizer.json nor a file that transformers could "
-        "make one of (tokenizer.model, vocab.json with merges.txt, ...); download it again"
-    )
-    if not any(any(folder.glob(pattern)) for pattern in _OTHER_FORMATS):
-        raise none
-    logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
-    try:
-        auto = importlib.import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
-    except ImportError as error:
-        raise ConfigError(
-            f"{folder} has no tokenizer.json, and converting its tokenizer needs a package that is "
-            f"missing ({error}): pip install 'minisgl[sentencepiece]'"
-        ) from error
-    except Exception as error:  # whatever a broken or missing file makes it raise
-        raise CheckpointError(
-            f"{folder} has no tokenizer.json, and transformers cannot make one of what is there "
-            f"({' '.join(str(error).split())}); download it again, and have the packages of "
-            "pip install 'minisgl[sentencepiece]'"
-        ) from error
-    if auto.backend_tokenizer.get_vocab_size(with_added_tokens=False) <= 1:
-        # Where some files are missing, transformers makes an empty one of the model's kind.
-        raise none
-    return auto.backend_tokenizer, config | auto.special_tokens_map
-
-
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Its content, {} if there is no such file. Raises CheckpointError if it is anything else."""
+    """The JSON object in the file, {} if there is no file. Raises CheckpointError otherwise."""
     return read_json(path) if path.exists() else {}
 
 

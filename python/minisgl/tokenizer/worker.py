@@ -25,7 +25,6 @@ from minisgl.message import (
     UserReply,
 )
 from minisgl.tokenizer.detokenize import Detokenizer
-from minisgl.tokenizer.template import load_template
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
 from minisgl.utils.process import WorkerStatus
@@ -53,8 +52,8 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     """
     assert config.tokenizer_index is not None or config.detokenizer, "a worker needs a role"
     tokenizer = load_tokenizer(config.folder)
-    template = load_template(config.folder, tokenizer.special_tokens)
-    encoder = PromptEncoder(tokenizer=tokenizer, template=template)
+    encoder = PromptEncoder(tokenizer=tokenizer, folder=config.folder)
+    has_chat_template = encoder.template.is_usable  # loads it: a broken one is reported now
     detokenizer = Detokenizer(tokenizer)
     if config.detokenizer:  # one of a server
         warn_of_unknown_ids(tokenizer, config.folder)
@@ -71,7 +70,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             inboxes.append(stack.enter_context(closing(PullQueue(address, DetokenizeMsg))))
         to_scheduler = stack.enter_context(closing(PushQueue(config.endpoints.scheduler)))
         to_api = stack.enter_context(closing(PushQueue(config.endpoints.api)))
-        status.ready({"has_chat_template": template.is_usable})
+        status.ready({"has_chat_template": has_chat_template})
 
         waiting: deque[FrontendMsg] = deque()
         while True:

@@ -1,0 +1,64 @@
+"""The `tokenizers` library's own stream, for decoders that our streams do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from minisgl.tokenizer.stream import TextStream
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+
+class _LibraryStream:
+    """A `DecodeStream`, and the text that it still holds back at the end. Mutable."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:
+        self._backend = backend
+        self._skip_ids = skip_ids
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._ids: list[int] = []
+        self._length = 0
+
+    def feed(self, token_id: int) -> str:
+        if token_id in self._skip_ids:
+            return ""
+        self._ids.append(token_id)
+        with _panics_as_errors():
+            text = self._stream.step(self._backend, token_id) or ""
+        self._length += len(text)
+        return text
+
+    def flush(self) -> str:
+        if not self._ids:
+            return ""
+        with _panics_as_errors():
+            whole: str = self._backend.decode(self._ids, skip_special_tokens=False)
+        return whole[self._length :]
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise RuntimeError for a panic of the library, which is no `Exception`: it must fail one
+    request, not the process."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
+            raise
+        raise RuntimeError(f"the tokenizers library failed: {error}") from error
+
+
+def library_streams(
+    backend: tokenizers.Tokenizer,
+) -> Callable[[frozenset[int]], TextStream]:
+    """What makes a stream that skips some ids, for any decoder."""
+    logger.info(
+        "the tokenizer's decoder is of no kind that is known here: the tokenizers library makes "
+        "the text, at a higher cost per token"
+    )
+    return lambda skip_ids: _LibraryStream(backend, skip_ids)

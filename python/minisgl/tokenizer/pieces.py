@@ -1,0 +1,113 @@
+"""Streams for decoders where a token is always the same piece of text: Metaspace, sentencepiece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tokenizers
+
+from minisgl.tokenizer.stream import PieceTable, TextStream
+
+REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
+
+
+class _PieceStream:
+    """Joins pieces of text and runs of single bytes. The first piece may be written differently.
+
+    A piece is (text at the start, text elsewhere), or an int: one byte of a run. A run is text only
+    if all of it is UTF-8, so it is held until it ends.
+    """
+
+    def __init__(
+        self, table: PieceTable, skip_ids: frozenset[int], strip: str, num_strip: int
+    ) -> None:
+        self._table = table
+        self._skip_ids = skip_ids
+        self._strip = strip
+        self._num_strip = num_strip
+        self._started = False
+        self._run = bytearray()
+
+    def feed(self, token_id: int) -> str:
+        piece = self._table[token_id]
+        if piece is None or token_id in self._skip_ids:
+            return ""
+        started, self._started = self._started, True
+        if isinstance(piece, int):
+            self._run.append(piece)
+            return ""
+        return self._without_prefix(self._end_run() + piece[started])
+
+    def flush(self) -> str:
+        return self._without_prefix(self._end_run())
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        try:
+            text = self._run.decode()
+        except UnicodeDecodeError:
+            text = REPLACEMENT * len(self._run)
+        self._run.clear()
+        return text
+
+    def _without_prefix(self, text: str) -> str:
+        """Drop up to `num_strip` characters `strip` from the very start of the text."""
+        while self._num_strip and text:
+            if text[0] != self._strip:
+                self._num_strip = 0
+            else:
+                self._num_strip -= 1
+                text = text[1:]
+        return text
+
+
+def piece_streams(
+    backend: tokenizers.Tokenizer, stages: list[Any]
+) -> Callable[[frozenset[int]], TextStream] | None:
+    """What makes a stream that skips some ids; None if the decoder is not of this kind.
+
+    stages: the decoder's parts as tokenizer.json has them, [None] if there is no decoder.
+    """
+    match stages:
+        case [None]:  # tokens are words
+            table = PieceTable(backend, lambda token: (token, " " + token))
+        case [{"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme}]:
+            at_start = " " if scheme == "never" else ""
+            table = PieceTable(backend, lambda t: (t.replace(mark, at_start), t.replace(mark, " ")))
+        case _:
+            return _sentencepiece_streams(backend, stages)
+    return lambda skip_ids: _PieceStream(table, skip_ids, "", 0)
+
+
+def _sentencepiece_streams(
+    backend: tokenizers.Tokenizer, stages: list[dict[str, Any]]
+) -> Callable[[frozenset[int]], TextStream] | None:
+    """Replace*, ByteFallback?, then Fuse and Strip: what sentencepiece models are converted to."""
+    rest = list(stages)
+    replacements: list[tuple[str, str]] = []
+    has_bytes, strip, num_strip = False, "", 0
+    while rest and rest[0]["type"] == "Replace" and "String" in rest[0]["pattern"]:
+        stage = rest.pop(0)
+        replacements.append((stage["pattern"]["String"], stage["content"]))
+    if rest and rest[0]["type"] == "ByteFallback":
+        has_bytes = bool(rest.pop(0))
+    if rest and rest[0]["type"] == "Fuse":
+        rest.pop(0)
+        if rest and rest[0]["type"] == "Strip" and rest[0]["stop"] == 0:
+            stage = rest.pop(0)
+            strip, num_strip = stage["content"], stage["start"]
+    if rest:
+        return None
+
+    def piece(token: str) -> tuple[str, str] | int:
+        for old, new in replacements:
+            token = token.replace(old, new)
+        if has_bytes and re.fullmatch("<0x[0-9a-fA-F]{2}>", token):
+            return int(token[3:5], 16)
+        return token, token
+
+    table = PieceTable(backend, piece)
+    return lambda skip_ids: _PieceStream(table, skip_ids, strip, num_strip)
