@@ -43,7 +43,7 @@ from minisgl.scheduler.meter import LoopMeter
 from minisgl.server.address import bind, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.args import ServerArgs
-from minisgl.server.launch import Server
+from minisgl.server.server import Server
 from minisgl.testing import ListInbox, ListOutbox, PacedExecutor
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import setup_logging

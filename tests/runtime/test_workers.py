@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from minisgl.errors import CheckpointError, StartupFailed
-from minisgl.runtime.workers import Worker, Workers, _main_module_hidden
+from minisgl.runtime.worker import Worker, _main_module_hidden
+from minisgl.runtime.workers import Workers
 from minisgl.utils.process import WorkerStatus
 
 

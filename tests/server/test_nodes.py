@@ -26,19 +26,10 @@ from minisgl.builtin import model_path
 from minisgl.core.args import options_of
 from minisgl.errors import ConfigError, EngineError
 from minisgl.llm import LLM, SamplingParams
+from minisgl.runtime.node_link import Gone, Hello, NodeLink, NodeMsg
 from minisgl.runtime.node_map import ports_of_nodes, split_address
-from minisgl.runtime.nodes import (
-    ANSWER_S,
-    Gone,
-    Hello,
-    NodeLink,
-    NodeMsg,
-    gather_nodes,
-    given_of_node_0,
-    join_node_0,
-    settings_of,
-    with_network,
-)
+from minisgl.runtime.node_settings import given_of_node_0, settings_of
+from minisgl.runtime.nodes import ANSWER_S, gather_nodes, join_node_0, with_network
 from minisgl.server.args import ServerArgs
 from minisgl.utils.zmq import Endpoints
 
@@ -275,6 +266,7 @@ def test_another_program_listens_and_does_not_answer(
 ) -> None:
     monkeypatch.setattr("minisgl.runtime.nodes.ANSWER_S", 0.2)
     monkeypatch.setattr("minisgl.runtime.nodes.HELLO_S", 0.2)
+    monkeypatch.setattr("minisgl.runtime.node_link.HELLO_S", 0.2)
     args = node_args()
     with socket.create_server(split_address(args)) as other:
         joined = join(pool, args, 1)

@@ -20,12 +20,12 @@ def _interrupt() -> NoReturn:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """What comes in this block is handled after it.
+    """Handle a signal that comes in this block after the block.
 
-    To block a signal is not enough: it goes to another thread then (a library's), and its handler
-    runs in the main one all the same.
+    Blocking the signal is not enough: it then goes to another thread (of a library), and its
+    handler runs in the main thread all the same.
     """
-    if threading.current_thread() is not threading.main_thread():  # no handler runs in here
+    if threading.current_thread() is not threading.main_thread():  # no handler runs in this one
         yield
         return
     came: list[int] = []
@@ -40,11 +40,11 @@ def held() -> Iterator[None]:
 
 
 class Signals:
-    """Handles the signals inside its `with` block. Mutable: what they mean changes on the way.
+    """Handles the signals inside its `with` block. Mutable: `first` and `second` are set on the way.
 
-    The first one calls `first`; at the start that raises KeyboardInterrupt. One more calls
-    `second` and ends this process on the spot; but SIGHUP is no second one, as a shell and the
-    kernel both send it when a terminal is closed. SIGHUP stays ignored if it was (nohup).
+    The first signal calls `first`, which at the start raises KeyboardInterrupt. The second calls
+    `second` and ends this process on the spot. SIGHUP never counts as the second, because a shell
+    and the kernel both send it when a terminal is closed. SIGHUP stays ignored if it was (nohup).
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,16 @@ class Signals:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal has come: that of the signal itself may have been
-        swallowed, as callbacks of the import system do."""
+        """Raise KeyboardInterrupt if a signal has come.
+
+        Callbacks of the import system may have swallowed the one that its handler raised.
+        """
         if self._num_seen:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """In this block SIGINT is somebody else's KeyboardInterrupt; the others leave the block."""
+        """In this block SIGINT raises KeyboardInterrupt for the caller; the others end the block."""
         self.first = sys.exit
         ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

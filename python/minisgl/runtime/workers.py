@@ -1,64 +1,39 @@
-"""The worker processes of one server: start them, learn when they are ready, end them.
-
-What a worker runs is imported in the worker, inside its body: an import that fails is then
-reported like any other failure to start, and this process never imports torch.
-"""
+"""The worker processes of one engine: start them, learn when they are ready, end them together."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import re
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.node_link import Gone, NodeLink
 from minisgl.runtime.node_map import ranks_of
-from minisgl.runtime.nodes import Gone, NodeLink
-from minisgl.runtime.signals import held
+from minisgl.runtime.worker import Worker, start_worker
 from minisgl.utils.logger import get_logger
-from minisgl.utils.process import StartFailed, WorkerStatus, receive_status, run_worker
+from minisgl.utils.process import StartFailed, WorkerStatus, receive_status
 from minisgl.utils.zmq import Endpoints, PushQueue
 
 logger = get_logger(__name__)
 
-# A worker that is asked to end has at most one step and its clean-up before it.
+# A worker that is asked to end finishes at most one step and its clean-up first.
 END_S: Final = 5.0
 # A rank whose peer is gone may wait for it in a collective, which no signal interrupts.
 STUCK_END_S: Final = 0.5
-# What a rank that has lost another may be ahead of the word on why: both are on their way here.
+# How long to wait for the cause after a consequence was reported: both are on their way.
 CAUSE_S: Final = 1.0
-_MAIN_MODULE: Final = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    name: str
-    process: SpawnProcess
-    status: Connection
-
-    def death(self) -> WorkerDied:
-        """What to say of a worker whose sentinel shows that it is gone."""
-        self.process.join(1.0)  # the sentinel can be ahead of the exit code
-        return WorkerDied(self.name, self.process.exitcode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """Of a start. why: without the name of who says it."""
+    """A failed start. why: the text without the name of the worker."""
 
     text: str
     why: str
@@ -73,7 +48,7 @@ class Workers:
         self._log_level = log_level
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
-        self.info: dict[str, Any] = {}  # what they said of themselves when they were ready
+        self.info: dict[str, Any] = {}  # what the workers reported when they were ready
         self.nodes: list[NodeLink] = []  # other machines' supervisors, which end with these
         self._ranks: list[Worker] = []  # of one engine, if there are several
         self._leads = True
@@ -81,7 +56,7 @@ class Workers:
         self._started_at = time.monotonic()
 
     def start_engine(self, args: RuntimeArgs) -> None:
-        """All of its ranks on this node. `args.model` is a folder."""
+        """Start this node's ranks. `args.model` is a folder."""
         if args.tp == 1:
             self._start("engine", partial(_engine, args, self.endpoints, 0))
             return
@@ -92,9 +67,9 @@ class Workers:
         self._leads = ranks[0] == 0
 
     def start_text(self, folder: Path, num_tokenizers: int, *, dry_run: bool = False) -> None:
-        """`num_tokenizers` tokenizers beside a detokenizer, or for 0 one process that is both.
+        """Start `num_tokenizers` tokenizers and a detokenizer, or for 0 one process that is both.
 
-        dry_run: they load, are ready and end.
+        dry_run: they load, report that they are ready, and end.
         """
         text = partial(_text, folder, self.endpoints, dry_run)
         for index in range(num_tokenizers):
@@ -105,56 +80,39 @@ class Workers:
             self._start("tokenizer", partial(text, 0, True))
 
     def _start(self, name: str, body: Callable[[WorkerStatus], None]) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=run_worker,
-            args=(name, theirs, body, time.monotonic(), self._log_level, self.endpoints.folder),
-            name=name,
-            daemon=True,
-        )
-        # Starting it unblocks SIGINT in this process, so it comes before the block below.
-        resource_tracker.ensure_running()
-        # A terminal sends these to every process. A blocked signal stays blocked in a new one,
-        # so it neither makes a traceback there nor ends it before `run_worker` ignores it.
-        from_terminal = {signal.SIGINT, signal.SIGHUP}
-        signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
-        try:
-            with held(), _main_module_hidden():  # a child that is told half prints a traceback
-                process.start()
-            self.processes.append(Worker(name=name, process=process, status=ours))
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, from_terminal)
-            theirs.close()  # so that the pipe ends when the worker does
+        folder = self.endpoints.folder
+        self.processes.append(start_worker(name, body, log_level=self._log_level, folder=folder))
 
     def wait_ready(self) -> None:
-        """Wait until each is ready. Raises StartupFailed, which names the cause, and nothing that
-        followed from it."""
+        """Wait until each worker is ready.
+
+        Raises StartupFailed, which names each cause, but not the failures that followed from it.
+        """
         waiting = self.processes[:]
         failures: list[_Failure] = []
         causes: list[_Failure] = []
         while waiting and not causes:
             statuses = [worker.status for worker in waiting]
             statuses += [node.status for node in self.nodes]
-            told = wait(statuses, CAUSE_S if failures else None)
-            if not told:
+            readable = wait(statuses, CAUSE_S if failures else None)
+            if not readable:
                 break
             failures += [
                 _Failure(text=text, why=text)
                 for node in self.nodes
-                if node.status in told
+                if node.status in readable
                 for text in [str(node.death() or f"{node.name} has ended")]
             ]
             failures += [
                 failure
                 for worker in waiting
-                if worker.status in told and (failure := self._await_status(worker))
+                if worker.status in readable and (failure := self._await_status(worker))
             ]
-            waiting = [worker for worker in waiting if worker.status not in told]
+            waiting = [worker for worker in waiting if worker.status not in readable]
             causes = [failure for failure in failures if not failure.is_consequence]
         if failures:
-            # Text workers say the same of a tokenizer, and ranks the same with other numbers, of
-            # free memory for instance: told once, of the first.
+            # Text workers report the same error of a tokenizer, and ranks the same with other
+            # numbers, of free memory for instance. Only the first of them is shown.
             different: dict[str, str] = {}
             for failure in causes or failures:
                 different.setdefault(re.sub(r"[\d.,]+", "", failure.why), failure.text)
@@ -162,6 +120,7 @@ class Workers:
         self._is_ready = True
 
     def _await_status(self, worker: Worker) -> _Failure | None:
+        """Read the worker's report. Returns None if it is ready."""
         try:
             status = receive_status(worker.status)
         except EOFError:
@@ -181,15 +140,15 @@ class Workers:
         return None
 
     def check(self) -> None:
-        """Raise WorkerDied if one has ended."""
+        """Raise WorkerDied if a worker has ended."""
         ended = wait([w.process.sentinel for w in self.processes], 0)
         if ended:
             raise _cause([w.death() for w in self.processes if w.process.sentinel in ended])
 
     def wait_ended(self) -> None:
-        """Wait until each has ended by itself, or another node says that it is time to.
+        """Wait until every worker has ended by itself, or another node says that it has ended.
 
-        Raises EngineError if one, or a node, ended with an error.
+        Raises EngineError if a worker or a node ended with an error.
         """
         running = self.processes[:]
         nodes = [node.status for node in self.nodes]
@@ -206,9 +165,9 @@ class Workers:
                     return
 
     def end(self, reason: str | None = None) -> None:
-        """Ask them to end, kill those that do not, and remove the sockets.
+        """Ask the workers to end, kill those that do not, and remove the sockets.
 
-        reason: why, if it is not as the user asked for; other nodes are told.
+        reason: for the other nodes, if the end is not what the user asked for.
         """
         is_whole = (
             self._is_ready
@@ -219,7 +178,8 @@ class Workers:
         for node in self.nodes:
             node.send(Gone(reason=reason))
         if leaving and self._leads:
-            # Between two steps, all in the same turn; a signal could tear them apart.
+            # All ranks leave in the same turn, between two steps. A signal could end one of them
+            # in the middle of a step.
             queue = PushQueue(self.endpoints.scheduler)
             queue.put([ExitMsg()])
             queue.close()
@@ -231,7 +191,7 @@ class Workers:
         may_be_stuck = bool(self._ranks) and self._is_ready and not is_whole
         deadline = time.monotonic() + (STUCK_END_S if may_be_stuck else END_S)
         for worker in self.processes:
-            # Not its exit code: of a program that ignores SIGCHLD nobody learns it.
+            # The sentinel, not the exit code: a program that ignores SIGCHLD gets no exit code.
             if not wait([worker.process.sentinel], max(deadline - time.monotonic(), 0)):
                 if not may_be_stuck:
                     logger.warning("the %s does not end; killing it", worker.name)
@@ -242,28 +202,15 @@ class Workers:
         self.endpoints.remove()
 
     def kill(self) -> None:
-        """End them now."""
+        """End the workers now."""
         for worker in self.processes:
             worker.process.kill()
         self.endpoints.remove()
 
 
 def _cause(deaths: list[WorkerDied]) -> WorkerDied:
-    """The one that the others ended for: rather a signal, which is negative, than an error."""
+    """The death that the others followed from: a signal (negative) rather than an error."""
     return min(deaths, key=lambda death: death.exit_code or 0)
-
-
-@contextlib.contextmanager
-def _main_module_hidden() -> Iterator[None]:
-    """A spawned process imports the program's main module again, which ours have no use for: of a
-    script without `if __name__ == "__main__"` it would run everything once more."""
-    with _MAIN_MODULE:  # another thread would take the empty one for the program's
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
 
 
 def _engine(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:

@@ -1,4 +1,4 @@
-"""The port: bound before the model is loaded, so that a port in use is told at once."""
+"""The server's port, bound before the model is loaded, so that a port in use is refused at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from minisgl.errors import ConfigError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises ConfigError."""
+    """Return a bound socket that does not listen yet. Raises ConfigError."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"--host {host}: {error.strerror or error}") from error
     family, kind, protocol, _, address = infos[0]
     bound = socket.socket(family, kind, protocol)
-    # Connections of a server that has just ended would otherwise keep the port for a minute.
+    # Otherwise the connections of a server that has just ended keep the port for a minute.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
@@ -27,7 +27,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(bound: socket.socket) -> None:
-    """Accept connections. Raises ConfigError if another program began to, since `bind`."""
+    """Accept connections. Raises ConfigError if another program has listened there since `bind`."""
     try:
         bound.listen(2048)
     except OSError as error:

@@ -1,0 +1,72 @@
+"""What must be the same on all nodes of one server."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from minisgl import __version__, env
+from minisgl.core.args import options_of
+from minisgl.runtime.args import RuntimeArgs
+
+TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
+
+
+def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
+    """The settings of this node that must equal node 0's, each by the name that users know."""
+    flags = {
+        _flag(name): str(getattr(args, name))
+        for name, (_, option) in options_of(type(args)).items()
+        if option.nodes == "same"
+    }
+    return flags | {
+        "the version of minisgl": __version__,
+        "the version of torch": version("torch"),
+        "MINISGL_DISABLE_OVERLAP_SCHEDULING": str(int(env.overlap_disabled())),
+        "MINISGL_CHECK_PLANS": str(int(env.check_plans())),
+        "MINISGL_CHECK_PAGES": str(int(env.check_pages())),
+        "MINISGL_DISABLE_JIT": str(int(env.jit_disabled())),
+        "the checkpoint": _digest(folder, weights=not args.dummy_weight),
+    }
+
+
+def given_of_node_0(args: RuntimeArgs) -> list[str]:
+    """The flags among `args` that only node 0 uses, as they are typed."""
+    return [
+        _flag(name)
+        for name, (default, option) in options_of(type(args)).items()
+        if option.nodes == "first" and getattr(args, name) != default
+    ]
+
+
+def difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    """A sentence about the settings that differ, or "" if none does."""
+    names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    if not names:
+        return ""
+    pairs = "; ".join(f"{n} is {theirs.get(n)} there, {ours.get(n)} on node 0" for n in names)
+    rule = "All nodes must run the same version with the same flags, variables and checkpoint"
+    return f"{pairs}. {rule}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _digest(folder: Path, *, weights: bool) -> str:
+    """A hash of the JSON files, and of the names, sizes and last bytes of the weight files."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        is_index = path.name.endswith(".safetensors.index.json")
+        if path.suffix not in (".json", ".safetensors"):
+            continue
+        if not weights and (is_index or path.suffix == ".safetensors"):
+            continue  # with random weights a node may lack them
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0 if path.suffix == ".json" else max(size - TAIL_BYTES, 0))
+            digest.update(f"{path.name} {size} ".encode())
+            digest.update(file.read())
+    return digest.hexdigest()[:12]
