@@ -31,12 +31,14 @@ class Rule:
 
     words: completes the sentence "NAME must be ...". accepts: whether a value is allowed. parse:
     makes a value of a flag's text; raises ValueError. choices: the allowed values, if they are few.
+    metavar: the value's name in `--help`; None is the flag's name.
     """
 
     words: str
     accepts: Callable[[Any], bool]
     parse: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
+    metavar: str | None = None
 
 
 def whole(low: int, high: int | None = None) -> Rule:
@@ -47,7 +49,7 @@ def whole(low: int, high: int | None = None) -> Rule:
         return is_whole and low <= value and (high is None or value <= high)
 
     bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-    return Rule(words=f"a whole number {bounds}", accepts=accepts, parse=int)
+    return Rule(words=f"a whole number {bounds}", accepts=accepts, parse=int, metavar="N")
 
 
 def one_of(literal: Any) -> Rule:
@@ -60,11 +62,6 @@ def text(words: str, accepts: Callable[[str], bool] = lambda text: True) -> Rule
     return Rule(words=words, accepts=lambda value: isinstance(value, str) and accepts(value))
 
 
-POSITIVE: Final = Rule(
-    words="a number above 0",
-    accepts=lambda value: type(value) in (int, float) and 0 < value < float("inf"),
-    parse=float,
-)
 SWITCH: Final = Rule(words="True or False", accepts=lambda value: isinstance(value, bool))
 
 
@@ -72,31 +69,22 @@ SWITCH: Final = Rule(words="True or False", accepts=lambda value: isinstance(val
 class Option:
     """What a field says of itself, beside its name, type and default.
 
-    help: one phrase, without the default. group: the heading in `--help`. metavar: the value's name
-    there. unset: what None, as the default, means there. nodes: with several nodes, whether all
-    must agree ("same"), each chooses ("own"), or it concerns only the node that serves ("first").
+    group: the heading in `--help`. help: one phrase, without the default. unset: the words for a
+    default of None. metavar: instead of the rule's. nodes: with several nodes, whether all must
+    agree ("same"), each chooses ("own"), or only the node that serves HTTP uses it ("first").
     """
 
     rule: Rule
     group: str
     help: str
-    metavar: str | None
-    unset: str
-    nodes: Literal["same", "own", "first"]
+    unset: str = "none"
+    metavar: str | None = None
+    nodes: Literal["same", "own", "first"] = "same"
 
 
-def option(
-    default: Any,
-    rule: Rule,
-    group: str,
-    help: str,
-    *,
-    metavar: str | None = None,
-    unset: str = "none",
-    nodes: Literal["same", "own", "first"] = "same",
-) -> Any:
-    """A dataclass field that carries an `Option`."""
-    about = Option(rule=rule, group=group, help=help, metavar=metavar, unset=unset, nodes=nodes)
+def option(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
+    """A dataclass field that carries an `Option`. more: its optional fields."""
+    about = Option(rule=rule, group=group, help=help, **more)
     return dataclasses.field(default=default, metadata={"option": about})
 
 
@@ -129,6 +117,7 @@ _RATIO = Rule(
     words="a number above 0 and at most 1",
     accepts=lambda value: type(value) in (int, float) and 0 < value <= 1,
     parse=float,
+    metavar="R",
 )
 
 
@@ -139,12 +128,12 @@ class EngineArgs:
     model: a folder or a model id; None is the built-in model.
     """
 
+    # fmt: off
     model: str | None = option(
         None, text("a folder or a model id"), "model",
         "a checkpoint folder, or a model id such as Qwen/Qwen3-0.6B",
-        metavar="MODEL", unset="the built-in model, a small one that needs no download",
-        nodes="own",
-    )  # fmt: skip
+        unset="the built-in model, a small one that needs no download", nodes="own",
+    )
     model_source: ModelSource = option(
         "huggingface", one_of(ModelSource), "model", "where model ids are fetched from", nodes="own"
     )
@@ -152,26 +141,24 @@ class EngineArgs:
         "auto", one_of(DTypeName), "model",
         "number format of weights and KV cache; auto is the checkpoint's, with a warning if this "
         "CPU computes slowly in it",
-    )  # fmt: skip
-    page_size: int = option(
-        16, whole(1, 1024), "scheduling", "tokens per page of the KV cache", metavar="N"
     )
+    page_size: int = option(16, whole(1, 1024), "scheduling", "tokens per page of the KV cache")
     cache: CacheKind = option(
         "radix", one_of(CacheKind), "scheduling",
         "radix reuses the KV of equal prompt prefixes, naive reuses nothing",
-    )  # fmt: skip
+    )
     max_prefill_length: int | None = option(
         None, whole(1), "scheduling",
         "prompt tokens computed in one step at most; --max-stall-ms allows fewer beside running "
-        "streams", metavar="N", unset="the best rate's: 8192 on a GPU, 256 on a CPU",
-    )  # fmt: skip
+        "streams", unset="the best rate's: 8192 on a GPU, 256 on a CPU",
+    )
     max_running_requests: int = option(
-        256, whole(1), "scheduling", "requests computed together at most", metavar="N"
+        256, whole(1), "scheduling", "requests computed together at most"
     )
     max_seq_len: int | None = option(
         None, whole(2), "scheduling", "tokens of prompt and answer together at most",
-        metavar="N", unset="the checkpoint's context",
-    )  # fmt: skip
+        unset="the checkpoint's context",
+    )
     device: DeviceName = option(
         "auto", one_of(DeviceName), "engine", "what computes; auto takes the best that is there"
     )
@@ -182,42 +169,41 @@ class EngineArgs:
         "names are one for prompts, which may be fa2 (FlashAttention 2, which comes with torch; "
         "on other GPUs, fa means it) or fi (FlashInfer), and one for decode, which may be trtllm "
         "(TensorRT-LLM). auto is the fastest that works here: cpu or torch on a CPU, triton or fa "
-        "on a GPU",
-        metavar="NAME[,NAME]",
-    )  # fmt: skip
+        "on a GPU", metavar="NAME[,NAME]",
+    )
     memory_ratio: float | None = option(
         None, _RATIO, "engine",
         "share of the free memory that weights, activations and KV cache together may use, above 0 "
-        "and at most 1", metavar="R", unset="0.5 on a CPU, 0.9 on a GPU",
-    )  # fmt: skip
+        "and at most 1", unset="0.5 on a CPU, 0.9 on a GPU",
+    )
     num_pages: int | None = option(
         None, whole(1), "engine", "pages of the KV cache, instead of --memory-ratio",
-        metavar="N", unset="from --memory-ratio",
-    )  # fmt: skip
+        unset="from --memory-ratio",
+    )
     cuda_graph_max_bs: int = option(
         256, whole(0), "engine",
-        "steps of up to N decoding requests are replayed as CUDA graphs; 0 for none; a CPU has "
-        "none", metavar="N",
-    )  # fmt: skip
+        "steps of up to N decoding requests are replayed as CUDA graphs; 0 for none; a CPU has none"
+    )
     dummy_weight: bool = option(
         False, SWITCH, "engine",
         "random weights instead of the checkpoint's, to measure speed; the folder needs "
         "config.json and a tokenizer",
-    )  # fmt: skip
+    )
     tp: int = option(
         1, whole(1, 1024), "many devices",
         "tensor parallelism: N processes share each layer of the model, each on a GPU of its own; "
-        "on a CPU they share the cores; at most as many as the model has query heads", metavar="N",
-    )  # fmt: skip
+        "on a CPU they share the cores; at most as many as the model has query heads",
+    )
     ep: bool = option(
         False, SWITCH, "many devices",
         "expert parallelism: the --tp ranks share the experts of a mixture, not each expert's "
         "columns; for models that have experts",
-    )  # fmt: skip
+    )
     disable_pynccl: bool = option(
         False, SWITCH, "many devices",
         "leave all collectives between GPUs to torch.distributed: the same tokens, slower",
-    )  # fmt: skip
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         for name, (default, about) in options_of(type(self)).items():

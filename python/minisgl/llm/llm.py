@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -136,8 +135,8 @@ class LLM:
 
         sampling_params: one for all, or one for each; None takes the checkpoint's recommendation
         (`default_sampling_params`). cache_salt: only calls with the same one share the prefix
-        cache. Raises RequestError, which names the prompt, when one cannot
-        be served; nothing of the call is left then.
+        cache. Raises RequestError, which names the prompt, if one cannot be served; then nothing of
+        the call is left.
         """
         batch = as_batch(prompts)
         records = (
@@ -178,18 +177,13 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _encode(
         self, prompts: Iterable[TextPrompt | ChatPrompt | TokenPrompt], num_prompts: int
     ) -> list[bytes]:
-        """Raises InvalidRequest, which names the prompt if there are several."""
+        """Return the ids of each prompt. Raises InvalidRequest, which names it among several."""
         encoded: list[bytes] = []
         try:
             for prompt in prompts:
@@ -271,7 +265,7 @@ class Bar:
 
 
 def _with_seed(sampling: SamplingParams) -> SamplingParams:
-    """A request without a seed gets one here, as it does at the server's door."""
+    """Give a request without a seed a random one."""
     if sampling.seed is not None:
         return sampling
     return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
@@ -282,5 +276,5 @@ def _is_list(value: Any) -> bool:
 
 
 def _own(value: T) -> T:
-    """One of NumPy's numbers as Python's own: others divide and overflow in another way."""
+    """A NumPy number as a Python number, which does not overflow; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import POSITIVE, SWITCH, EngineArgs, option, text, whole
+from minisgl.core.args import SWITCH, EngineArgs, Rule, option, text, whole
 from minisgl.runtime.node_map import is_interface
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
@@ -25,6 +25,13 @@ _ADDRESS: Final = text(
 )
 
 
+_POSITIVE: Final = Rule(
+    words="a number above 0",
+    accepts=lambda value: type(value) in (int, float) and 0 < value < float("inf"),
+    parse=float,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeArgs(EngineArgs):
     """What the supervisor and the ranks read, checked one by one. Raises ConfigError.
@@ -39,11 +46,10 @@ class RuntimeArgs(EngineArgs):
         "scheduling",
         "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
         "prompts than this with 400",
-        metavar="N",
     )
     max_stall_ms: float | None = option(
         None,
-        POSITIVE,
+        _POSITIVE,
         "scheduling",
         "milliseconds for which the prompts of a step may hold up running streams; less makes "
         "streams steadier, more computes prompts faster; one page of tokens is computed however "
@@ -57,7 +63,6 @@ class RuntimeArgs(EngineArgs):
         "many devices",
         "machines that share the --tp ranks equally; start the same command on each, with its "
         "--node-rank; for trusted networks only",
-        metavar="N",
     )
     node_rank: int = option(
         0,

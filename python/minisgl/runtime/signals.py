@@ -40,7 +40,7 @@ def held() -> Iterator[None]:
 
 
 class Signals:
-    """Handles the signals inside its `with` block. Mutable: `first` and `second` are set on the way.
+    """Handles the signals inside its `with` block. Mutable: `first` and `second` may be set.
 
     The first signal calls `first`, which at the start raises KeyboardInterrupt. The second calls
     `second` and ends this process on the spot. SIGHUP never counts as the second, because a shell
@@ -72,7 +72,7 @@ class Signals:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """In this block SIGINT raises KeyboardInterrupt for the caller; the others end the block."""
+        """In this block SIGINT raises KeyboardInterrupt for the caller; others end the block."""
         self.first = sys.exit
         ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

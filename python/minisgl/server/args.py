@@ -59,6 +59,7 @@ class ServerArgs(RuntimeArgs):
         whole(0, 65535),
         "server",
         "port to listen on; 0 for any free one",
+        metavar="PORT",
         unset=f"{DEFAULT_PORT}; with --shell: 0",
         nodes="first",
     )
@@ -68,7 +69,6 @@ class ServerArgs(RuntimeArgs):
         "server",
         "tokenizer processes; 0 lets the detokenizer's process do both: a process fewer, but a "
         "very long prompt then holds up the text of running streams",
-        metavar="N",
         nodes="first",
     )
     shell: bool = option(

@@ -48,10 +48,10 @@ def _flag(default: Any, option: Option) -> dict[str, Any]:
     if option.rule is SWITCH:
         return {"action": "store_true", "help": option.help}
     shown = option.unset if default is None else default
-    flag: dict[str, Any] = {"help": f"{option.help} (default: {shown})", "metavar": option.metavar}
+    flag: dict[str, Any] = {"help": f"{option.help} (default: {shown})"}
     if option.rule.choices:
         return flag | {"choices": option.rule.choices}
-    return flag | {"type": _type(option.rule)}
+    return flag | {"type": _type(option.rule), "metavar": option.metavar or option.rule.metavar}
 
 
 def _type(rule: Rule) -> Callable[[str], Any]:
