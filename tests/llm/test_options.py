@@ -32,6 +32,9 @@ def test_llm_has_a_keyword_for_each_option() -> None:
         assert keywords[field.name].default == field.default, field.name
         type_ = field.type if field.name != "model" else "str | Path | None"
         assert keywords[field.name].annotation == type_, field.name
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    for name in set(keywords) - {"self", "model", "progress"}:
+        assert f"`{name}`" in page, name
 
 
 @pytest.mark.parametrize("cls", [EngineArgs, RuntimeArgs, ServerArgs])

@@ -1,4 +1,4 @@
-"""What this machine's processor can do, and how many GPUs it has."""
+"""The instructions of this machine's CPU, and the number of its GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The feature flags that Linux reports; empty elsewhere, which reads as "unknown"."""
+    """The CPU's feature flags as Linux reports them. Empty, which means unknown, elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -25,7 +25,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def slow_dtype_advice(dtype: Any) -> str | None:
-    """A sentence if this CPU computes slowly in `dtype` (a torch dtype), else None."""
+    """Return a sentence if this CPU computes slowly in `dtype` (a torch dtype), else None."""
     flags = cpu_flags()
     native = {
         "torch.bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
@@ -41,16 +41,15 @@ def slow_dtype_advice(dtype: Any) -> str | None:
 
 
 def num_gpus() -> int:
-    """NVIDIA GPUs that torch may find here, without importing it. 0: none, or unknown."""
+    """The number of NVIDIA GPUs that torch may find here, without importing it; 0 if unknown."""
     return 0 if version("torch").endswith("+cpu") else gpus_of_driver()
 
 
 def gpus_of_driver() -> int:
-    """NVIDIA GPUs that a process may use here, whatever its torch was built for. 0: none, or
-    unknown.
+    """The number of NVIDIA GPUs that the driver gives to this process; 0 if unknown.
 
-    The driver's management library is asked, as torch does, which leaves CUDA alone: a process
-    that has started it can no longer fork.
+    It asks the driver's management library, as torch does, because a process that has initialized
+    CUDA can no longer fork.
     """
     count = ctypes.c_uint()
     try:
@@ -68,12 +67,12 @@ def gpus_of_driver() -> int:
             return int(name) < count.value
         return name.startswith(("GPU-", "MIG-"))
 
-    # CUDA ignores what comes after a name that is none.
+    # CUDA ignores the names after the first that is not a GPU.
     return len(list(takewhile(is_device, map(str.strip, visible.split(",")))))
 
 
 def too_few_gpus(num_ranks: int, num_gpus: int) -> str | None:
-    """A sentence if this machine has GPUs, but fewer than ranks; else None."""
+    """Return a sentence if this machine has GPUs, but fewer than ranks; else None."""
     if not 0 < num_gpus < num_ranks:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Files that must not end what reads or writes them."""
+"""Output streams that are broken or closed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import IO
 
 
 def forget(file: IO[bytes] | IO[str]) -> None:
-    """Let what is and was written to `file` vanish: its disk is full, or its reader is gone.
+    """Discard everything written to `file`, whose disk is full or whose reader is gone.
 
-    Its buffer would be written again at the next flush, the interpreter's last one included.
+    Otherwise the next flush, the one at the interpreter's end included, would write its buffer and
+    fail again.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
@@ -18,9 +19,9 @@ def forget(file: IO[bytes] | IO[str]) -> None:
 
 
 def open_closed_streams() -> None:
-    """Let the standard streams that this process was started without lead to nowhere.
+    """Open /dev/null as each standard stream that this process was started without.
 
-    Other files would get their numbers, and be written to by whoever reports an error.
+    Otherwise other files get the numbers of the streams, and error reports are written to them.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,16 +1,15 @@
-"""What every worker process does besides its work: log, report its start, end when it should.
+"""The frame of every worker process: log, report the start, end when it should.
 
 The supervisor starts ``multiprocessing`` processes (method "spawn") whose target is `run_worker`,
-and reads one status from each pipe. After that a process says no more there: its end is its exit
-code. A worker ends
+and reads one status from each pipe. A worker sends nothing more there; it ends with an exit code:
 
-- with 0 on SIGTERM (SIGINT and SIGHUP, which a terminal sends to every process, are ignored: they
-  are the supervisor's to translate);
-- with 1 when its body raises, before or after it was ready: on the spot, as what the interpreter
-  waits for at its end (threads, a device) may itself wait for another process of the server;
-- with 1 when the process that started it is gone, however that happened. The operating system
-  closes a dead parent's pipe; prctl's PDEATHSIG would fire when the *thread* that started the
-  worker ends, and exists on Linux only.
+- with 0 on SIGTERM. It ignores SIGINT and SIGHUP, which a terminal sends to every process: the
+  supervisor handles them.
+- with 1 if its body raises, before or after it was ready. It ends on the spot, because threads and
+  devices, which the interpreter waits for at its end, may wait for another process of the server.
+- with 1 if the process that started it is gone, for whatever reason. The operating system closes a
+  dead parent's pipe; prctl's PDEATHSIG would fire when the *thread* that started the worker ends,
+  and exists on Linux only.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ logger = get_logger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker serves from now on. `info` is what the supervisor shows or passes on."""
+    """The worker serves from now on. info: for the supervisor to show or pass on."""
 
     info: dict[str, Any]
 
@@ -48,7 +47,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker could not start; `message` is a sentence that says why.
 
-    is_consequence: most likely as another worker could not.
+    is_consequence: most likely because another worker could not start.
     """
 
     message: str
@@ -56,7 +55,7 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerStatus:
-    """The worker's end of the pipe: exactly one of `ready` and `failed` is called, once.
+    """The worker's end of the pipe. Call exactly one of `ready` and `failed`, once.
 
     spawned_at: on `time.monotonic`.
     """
@@ -81,19 +80,19 @@ class WorkerStatus:
 
 
 def leave_start_to_no_collector() -> None:
-    """Exempt what exists now, which lives as long as the process, from garbage collection.
+    """Exempt the objects that exist now, which live as long as the process, from collection.
 
-    A full collection of an engine's process looks at 180,000 objects for 45 ms, in which no step
-    is planned; afterwards at next to none.
+    A full collection in an engine's process takes 45 ms for 180,000 objects, during which no step
+    is planned. After this call it looks at almost none.
     """
     gc.freeze()
 
 
 def receive_status(connection: Connection) -> Ready | StartFailed:
-    """The supervisor's end: blocks until the worker has reported.
+    """On the supervisor's end: wait until the worker has reported.
 
-    Raises EOFError if the worker died before (the supervisor must have closed its own copy of the
-    worker's end, or this waits for ever).
+    Raises EOFError if the worker died first. The supervisor must have closed its own copy of the
+    worker's end, or this waits forever.
     """
     return msgspec.msgpack.decode(connection.recv_bytes(), type=Ready | StartFailed)
 
@@ -106,28 +105,27 @@ def run_worker(
     log_level: str | None = None,
     leftover: Path | None = None,
 ) -> NoReturn:
-    """The target of a worker process: `body` calls `status.ready` and then serves until SIGTERM.
+    """Run `body` in this process, until SIGTERM. `body` calls `status.ready` and then serves.
 
-    SIGTERM raises SystemExit where the main thread is, once: `body` cleans up with `try/finally`
-    and must not hold back BaseException. Before it is ready there is nothing to clean up, and the
-    process ends on the spot, since an exception in the middle of an import may be swallowed.
-    `name` marks the log lines and the process's title. spawned_at: on `time.monotonic`.
-    log_level: None is the environment's. leftover: a folder to remove if the supervisor is gone,
-    which would have done it.
+    SIGTERM raises SystemExit in the main thread, once: `body` cleans up with `try/finally` and must
+    not catch BaseException. Before it is ready there is nothing to clean up, and the process ends
+    on the spot, because an import may swallow an exception. name: for the log and the process's
+    title. spawned_at: on `time.monotonic`. log_level: None is the environment's. leftover: a folder
+    to remove if the supervisor, which removes it otherwise, is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then says where Python was
     status = WorkerStatus(connection, spawned_at)
     _watch_for_the_end(status, leftover)
-    with contextlib.suppress(ImportError):  # a nicety for `ps`, no dependency of ours
+    with contextlib.suppress(ImportError):  # only for `ps`; not a dependency
         importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
 
     try:
         setup_logging(name, level=log_level)
         body(status)
     except Exception as error:
-        # SystemExit, from here, would let the interpreter wait for threads at its end.
+        # SystemExit would make the interpreter wait for threads.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         is_ours = isinstance(error, MinisglError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -135,11 +133,11 @@ def run_worker(
             what = "stopped on an error" if status.is_reported else "could not start"
             logger.error("the %s process %s: %s", name, what, message, exc_info=not is_ours)
         if not status.is_reported:
-            with contextlib.suppress(OSError):  # the supervisor is gone: nobody to tell
+            with contextlib.suppress(OSError):  # the supervisor is gone
                 status.failed(message, is_consequence=isinstance(error, PeerLost))
         os._exit(PEER_LOST_EXIT if isinstance(error, PeerLost) else 1)
     finally:
-        # SystemExit in the middle of the interpreter's own clean-up would only make noise.
+        # SystemExit in the interpreter's own clean-up would only print a traceback.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
@@ -147,16 +145,16 @@ def run_worker(
 def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
     """Turn SIGTERM into SystemExit, and end with the parent.
 
-    A signal that comes just before the main thread blocks in a system call is not seen by Python
-    until that call returns (met in 1 of 6 runs that were ended when they had just started). So a
-    thread is told of the signal as well, by the wake-up descriptor, and knocks until it is seen.
+    Python does not handle a signal that comes just before the main thread blocks in a system call
+    until that call returns (seen in 1 of 6 runs that were ended just after their start). So the
+    wake-up descriptor also wakes a thread, which repeats the signal until it is handled.
     """
     stopping = threading.Event()
 
     def on_sigterm(signum: int, frame: FrameType | None) -> None:
         if not status.is_reported:
             os._exit(0)
-        if not stopping.is_set():  # a second one does not break into the clean-up
+        if not stopping.is_set():  # a second signal must not interrupt the clean-up
             stopping.set()
             sys.exit(0)
 
@@ -167,7 +165,7 @@ def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     parent = multiprocessing.parent_process()
-    sentinels = [parent.sentinel] if parent else []  # none: started by hand
+    sentinels = [parent.sentinel] if parent else []  # none if it was started by hand
 
     def watch() -> None:
         if wakeup in wait([wakeup, *sentinels]):
@@ -177,6 +175,6 @@ def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
         if sentinels:
             if leftover:
                 shutil.rmtree(leftover, ignore_errors=True)
-            os._exit(1)  # without further clean-up: there is nobody to clean up for
+            os._exit(1)  # without clean-up, which nothing needs any more
 
     threading.Thread(target=watch, name="end-watch", daemon=True).start()

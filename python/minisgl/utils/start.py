@@ -1,4 +1,4 @@
-"""Where the time of a start goes."""
+"""Measures the parts of a start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class StartClock:
-    """Seconds of each part of a start, in order. Mutable: it laps.
+    """The seconds of each part of a start, in order. Mutable.
 
     began: on `time.monotonic`, which all processes of a machine share; by default now.
     """
@@ -16,19 +16,19 @@ class StartClock:
         self._last = time.monotonic() if began is None else began
 
     def lap(self, part: str) -> None:
-        """`part` took the time since the last lap."""
+        """Count the time since the last lap as `part`."""
         now = time.monotonic()
         self.part_s[part] = self.part_s.get(part, 0.0) + now - self._last
         self._last = now
 
     def lap_in_parts(self, part_s: dict[str, float], rest: str) -> None:
-        """The time since the last lap, by another clock's account; what that leaves is `rest`."""
+        """Count the time since the last lap as the parts of another clock, then as `rest`."""
         self.part_s |= part_s
         self._last += sum(part_s.values())
         self.lap(rest)
 
 
 def describe_start(part_s: dict[str, float]) -> str:
-    """`imports 1.5 s, weights 0.2 s`: the parts that one notices."""
+    """``imports 1.5 s, weights 0.2 s``: the parts of 0.05 s and more."""
     noticed = {part: seconds for part, seconds in part_s.items() if seconds >= 0.05}
     return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in noticed.items())

@@ -1,11 +1,11 @@
 """Typed queues between the processes of one server: lists of records over ZeroMQ PUSH/PULL.
 
-One frame is one MessagePack list, so what a turn of somebody's loop produced travels together and
-is decoded in one go. Each receiver owns one address and binds it; whoever has something for it
-connects. The sockets live in a folder that only this user may enter. A queue has a ZeroMQ context
-of its own (two sleeping threads): closing one is then definite and touches no other.
+One frame is one MessagePack list, so the records of one turn of a loop travel together and are
+decoded at once. Each receiver binds one address, and its senders connect to it. The sockets live in
+a folder that only this user may enter. Each queue has its own ZeroMQ context (two sleeping
+threads), so that closing a queue affects no other.
 
-It knows no record: the receiver hands in the union that it accepts.
+This module knows no record: the receiver passes the union that it accepts.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ logger = get_logger(__name__)
 # sun_path of unix(7) holds 108 bytes with its terminating zero, 104 on the BSDs and macOS.
 MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
-# What `close` gives the last messages to reach a peer; a peer that is gone costs this much once.
+# How long `close` waits for the last messages to reach a peer, which may be gone.
 LINGER_S = 1.0
 
-# One `get` stops draining here, so that a receiver slower than its senders still gets to work.
+# One `get` returns at most so many, so that a receiver slower than its senders still works.
 MAX_RECORDS_PER_GET = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """The addresses of one server, sockets in a private folder: two servers never meet.
+    """The addresses of one server: sockets in a private folder, so two servers never meet.
 
-    store_url, beat_urls (by rank): of ranks on several machines, which meet over TCP.
+    store_url, beat_urls (by rank): TCP addresses, for ranks on several machines.
     """
 
     folder: Path
@@ -80,12 +80,12 @@ class Endpoints:
         return f"ipc://{self.folder}/scheduler"
 
     def beats(self, rank: int) -> str:
-        """What rank 0 of the schedulers tells another."""
+        """Where another rank receives what rank 0 broadcasts."""
         return self.beat_urls.get(rank) or f"ipc://{self.folder}/beats-{rank}"
 
     @property
     def store(self) -> str:
-        """Where torch's processes meet."""
+        """Where torch's process groups meet."""
         return self.store_url or f"file://{self.folder}/store"
 
     @property
@@ -98,7 +98,7 @@ class Endpoints:
 
 
 class PushQueue:
-    """The sending end. What is put before the receiver is there waits for it, in order."""
+    """The sending end. Records that are put before the receiver exists wait for it, in order."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -116,14 +116,14 @@ class PushQueue:
             self._socket.send(msgspec.msgpack.encode(records), zmq.DONTWAIT)
 
     def close(self) -> None:
-        """Hand over what is queued, for `LINGER_S` at most. A second call does nothing."""
+        """Send what is queued, for `LINGER_S` at most. A second call does nothing."""
         self._context.destroy(linger=int(LINGER_S * 1000))
 
 
 class _Receiver(Generic[T]):
     """Binds `address` and accepts lists of `union`, decoded strictly.
 
-    A frame that is not such a list is logged, counted in `num_dropped` and forgotten.
+    A frame that is not such a list is logged, counted in `num_dropped` and dropped.
     """
 
     def __init__(self, address: str, union: Any) -> None:
@@ -136,11 +136,11 @@ class _Receiver(Generic[T]):
         self.num_dropped = 0
 
     def close(self) -> None:
-        """Unbind; what was not read is lost. A second call does nothing."""
+        """Unbind; unread records are lost. A second call does nothing."""
         self._context.destroy(linger=0)
 
     def _drain(self) -> list[T]:
-        """What is ready; empty means that the socket was read until it had nothing."""
+        """Return what is ready. If it is empty, the socket was read until it had nothing."""
         records: list[T] = []
         while len(records) < MAX_RECORDS_PER_GET:
             try:
@@ -149,7 +149,7 @@ class _Receiver(Generic[T]):
                 break
             try:
                 records += self._decoder.decode(frame)
-            except Exception as error:  # whatever came, the worker lives
+            except Exception as error:  # no message may end the worker
                 self.num_dropped += 1
                 logger.error(
                     "dropped a message of %s at %s: %s",
@@ -161,12 +161,12 @@ class _Receiver(Generic[T]):
 
 
 class PullQueue(_Receiver[T]):
-    """The receiving end of a process that blocks."""
+    """The receiving end in a process that blocks."""
 
     def get(self, timeout_s: float | None) -> list[T]:
-        """All records that are there; waits for the first one up to `timeout_s` (None: for ever).
+        """Return all records that are there; wait up to `timeout_s` for the first (None: forever).
 
-        Empty when the time is over, or when all that came was dropped.
+        Empty if the time is over, or if all that came was dropped.
         """
         if (records := self._drain()) or timeout_s == 0:
             return records
@@ -175,11 +175,11 @@ class PullQueue(_Receiver[T]):
 
 
 class AsyncPullQueue(_Receiver[T]):
-    """The receiving end of a process that runs an event loop. One task at a time may wait on it."""
+    """The receiving end in a process with an event loop. One task at a time may wait on it."""
 
     async def get(self) -> list[T]:
-        """All records that are there, at least one; other tasks run before it returns."""
-        # A stream that never runs dry must not keep the loop for itself.
+        """Return all records that are there, at least one; other tasks run before it returns."""
+        # A stream that always has records must not block the other tasks.
         await asyncio.sleep(0)
         while not (records := self._drain()):
             await self._news()
@@ -188,8 +188,8 @@ class AsyncPullQueue(_Receiver[T]):
     async def _news(self) -> None:
         """Wait for the socket's descriptor.
 
-        It is edge-triggered: it tells what is new since the last read, so the socket must be empty
-        before, as `_drain` left it.
+        It is edge-triggered: it reports only what came since the last read. So the socket must be
+        empty before, as `_drain` leaves it.
         """
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
@@ -202,7 +202,7 @@ class AsyncPullQueue(_Receiver[T]):
 
 
 def wait(queues: Sequence[PullQueue[Any]], timeout_s: float | None) -> list[PullQueue[Any]]:
-    """Those of `queues` that have something to read; waits for the first up to `timeout_s`."""
+    """Return the queues that have something to read; wait up to `timeout_s` for the first."""
     poller = zmq.Poller()
     for queue in queues:
         poller.register(queue._socket, zmq.POLLIN)
