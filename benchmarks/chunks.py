@@ -30,6 +30,7 @@ from minisgl.benchmark.lengths import lengths_of
 from minisgl.benchmark.report import write_json
 from minisgl.core import Event, Plan, SamplingParams
 from minisgl.core.event import Token
+from minisgl.core.executor import Flight
 from minisgl.core.plan import StepResult
 from minisgl.errors import ConfigError
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
@@ -104,7 +105,7 @@ class _Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(Flight):
     simulation: Simulation
     ready_at: float
     outcome: StepResult

@@ -242,7 +242,7 @@ class _ClockDevice:
         return _ClockFlight(self._free_at, InstantExecutor().launch(plan))
 
 
-class _ClockFlight:
+class _ClockFlight(Flight):
     def __init__(self, ready_at: float, flight: Flight) -> None:
         self._ready_at, self._flight = ready_at, flight
 

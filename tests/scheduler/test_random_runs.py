@@ -7,6 +7,7 @@ too early or shared wrongly shows as a wrong token.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from minisgl.core import Accepted, Failed, Finished, Plan, SamplingParams, StepOutcome, Token
 from minisgl.core.groups import CacheGroup
+from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.message import AbortMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
@@ -35,6 +37,7 @@ class Case:
     sampling: SamplingParams
     aborted: bool = False
     stopped_at: int | None = None
+    is_masked: bool = False
 
     def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
         """Tokens and finish reason if nobody interferes."""
@@ -45,17 +48,37 @@ class Case:
             stops |= config.eos_ids
         ids = list(self.prompt)
         for index in range(max_tokens):
+            mask = fake_mask(ids[len(self.prompt) :]) if self.is_masked else None
             token = fake_next_id(
                 np.array(ids, np.int32),
                 self.sampling.seed or 0,
                 index,
                 config.vocab_size,
                 config.cache_groups,
+                mask,
             )
             ids.append(token)
             if token in stops:
                 return ids[len(self.prompt) :], "stop"
         return ids[len(self.prompt) :], "length"
+
+
+def fake_mask(output: Sequence[int]) -> Mask:
+    """A mask of 50 tokens, a third of them, that depends on the whole output."""
+    allowed = [(token + 5 * sum(output) + len(output)) % 3 == 0 for token in range(50)]
+    return np.packbits(allowed + [False] * 14, bitorder="little").view(np.uint32)
+
+
+class FakeMasker:
+    """Mutable: it checks that the output of a call continues that of the call before."""
+
+    def __init__(self) -> None:
+        self._output: list[int] = []
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        assert list(output[: len(self._output)]) == self._output
+        self._output = list(output)
+        return fake_mask(output)
 
 
 class CheckedScheduler(Scheduler):
@@ -176,6 +199,7 @@ def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfi
 def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
     roots = [[rng.randrange(50) for _ in range(rng.randint(1, 60))] for _ in range(3)]
     cases = []
+    masked_share = rng.choice([0, 0, 0.3, 1])
     for _ in range(rng.randint(1, 14)):
         prompt = list(rng.choice(roots)[: rng.randint(1, 60)])
         if cases and rng.random() < 0.3:
@@ -190,6 +214,7 @@ def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
                     ignore_eos=rng.random() < 0.6,
                     stop_token_ids=rng.choice([(), (7,)]),
                 ),
+                is_masked=rng.random() < masked_share,
             )
         )
     return cases
@@ -203,7 +228,10 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
     cases = random_cases(rng, config)
     overlap = rng.random() < 0.7
     fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None
-    scheduler = CheckedScheduler(config)
+    scheduler = CheckedScheduler(
+        config,
+        create_masker=lambda message: FakeMasker() if cases[message.uid].is_masked else None,
+    )
     executor = FakeExecutor(
         groups=config.cache_groups,
         page_size=config.page_size,

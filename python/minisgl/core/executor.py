@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan, StepOutcome
 
 
 class Flight(Protocol):
-    """A launched step."""
+    """A launched step. A step with `Plan.late_rows` samples after its forward pass, on demand."""
+
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        """Enqueue the sampling of a step with late rows and return at once.
+
+        Called once, after the step before is committed and before the next launch. masks: one for
+        each of the plan's `late_rows`.
+        """
+        raise AssertionError("this executor samples every row at launch")
 
     def wait(self) -> StepOutcome:
         """Block until the step's sampled ids are on the host. Called once."""
+        ...
 
 
 class Executor(Protocol):
     """Runs plans in the order in which they are launched."""
 
     def launch(self, plan: Plan) -> Flight:
-        """Enqueue the step and return at once. Within a step, every row's KV of a layer is stored
-        before any prefill row attends, so a prefill row may read pages that another row writes."""
+        """Enqueue the step and return at once. If it has late rows, enqueue the forward pass only.
+
+        Within a step, every row's KV of a layer is stored before any prefill row attends, so a
+        prefill row may read pages that another row writes.
+        """
+        ...

@@ -36,6 +36,8 @@ class Plan:
     token_ids: int32, the rows' spans one after another; `PROMISED` where the host does not know.
     sample_rows: indices of rows whose last position yields a token, ascending.
     output_idxs: for each of `sample_rows`, which output token of its request that is (from 0).
+    late_rows: indices into `sample_rows` of the rows with a mask. The mask depends on the token
+        before, so a step with late rows is sampled once the step before is committed.
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the row's tokens below that position are computed again for other cache
@@ -53,6 +55,7 @@ class Plan:
     num_decodes: int
     sample_rows: list[int]
     output_idxs: list[int]
+    late_rows: list[int] = field(default_factory=list)
     logprob_rows: list[int] = field(default_factory=list)
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[tuple[int, int]] = field(default_factory=list)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.core.masker import Masker
 from minisgl.core.sampling import SamplingParams
 
 IdArray = npt.NDArray[np.int32]
@@ -37,6 +38,7 @@ class Req:
     pages: the request's page table in the full group, one page id per `page_size` tokens that have
     room. num_stored: tokens at the front whose pages in the full group the prefix cache owns; more
     than `num_cached` where other cache groups have lost pages.
+    masker: restricts which tokens it may output; its rows are sampled late.
     handle: what the prefix cache keeps locked for this request while it holds pages.
     table_idx: its row in the engine's page table and token table, -1 while not running.
     num_reusable: prompt tokens that the prefix cache had, or another request was computing, when
@@ -54,6 +56,7 @@ class Req:
     stop_ids: frozenset[int]
     namespace: str = ""
 
+    masker: Masker | None = None
     output: list[int] = field(default_factory=list)
     num_known: int = 0
     num_computed: int = 0

@@ -6,7 +6,7 @@ may rely on whatever earlier steps wrote: the KV pool, the page table, the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,12 +17,20 @@ from torch import Tensor
 from minisgl import env
 from minisgl.attention import create_attention_backend
 from minisgl.core import Batch, Context, Plan
+from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
-from minisgl.engine.device import Device, StepSize, out_of_memory
+from minisgl.engine.device import Device, Pending, StepSize, out_of_memory
 from minisgl.engine.flight import ForwardOutput
-from minisgl.engine.inputs import ForwardTensors, SampleTensors, StepArrays, make_arrays
+from minisgl.engine.inputs import (
+    Array,
+    ForwardTensors,
+    SampleTensors,
+    StepArrays,
+    make_arrays,
+    mask_arrays,
+)
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
@@ -161,14 +169,33 @@ class Engine:
     # --- steps ---------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> ForwardOutput:
-        """Enqueue the step (`minisgl.core.executor.Executor`)."""
-        work: Callable[[], Tensor] = partial(self._step, plan)
-        if self._profiler:
-            work = self._profiler.named(plan, work)
-        pending = self.device.enqueue(work)
+        """Enqueue the step; of one with late rows the forward pass (`minisgl.core.executor`)."""
+        if not plan.late_rows:
+            return self._flight(plan, self._enqueue(plan, lambda: self._step(plan)))
+        forwarded: list[tuple[StepArrays, Tensor]] = []  # filled and emptied in stream order
+
+        def forward() -> Tensor:
+            forwarded.append(self._late_forward(plan))
+            return _no_ids()
+
+        def sample(masks: Sequence[Mask]) -> Pending:
+            return self._enqueue(plan, lambda: self._late_sample(plan, *forwarded.pop(), masks))
+
+        return self._flight(plan, self._enqueue(plan, forward), sample)
+
+    def _flight(
+        self,
+        plan: Plan,
+        pending: Pending,
+        sample: Callable[[Sequence[Mask]], Pending] | None = None,
+    ) -> ForwardOutput:
+        is_alone = self.comm.size == 1
         return ForwardOutput(
-            plan=plan, device=self.device, pending=pending, is_alone=self.comm.size == 1
+            plan=plan, device=self.device, pending=pending, is_alone=is_alone, sample=sample
         )
+
+    def _enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
+        return self.device.enqueue(self._profiler.named(plan, work) if self._profiler else work)
 
     @property
     def profiler(self) -> StepProfiler:
@@ -180,17 +207,14 @@ class Engine:
 
     def settle(self) -> None:
         """Wait for all that was launched."""
-        self.device.enqueue(lambda: torch.empty(0, dtype=torch.int32)).wait()
+        self.device.enqueue(_no_ids).wait()
 
     def rehearse(self, plans: Iterable[Plan]) -> None:
         """Have all kernels of these steps compiled, side by side; none runs (`Device.rehearse`)."""
 
         def prepared(plan: Plan) -> Callable[[], object]:
-            arrays, tensors = self._upload(plan)
-            return lambda: self._sample(
-                self._forward(plan, arrays.padded, ForwardTensors.of(arrays, tensors)),
-                SampleTensors.of(arrays, tensors),
-            )
+            arrays, forward, sample = self._upload_step(plan)
+            return lambda: self._sample(self._forward(plan, arrays.padded, forward), sample)
 
         self.device.rehearse(partial(prepared, plan) for plan in plans)
 
@@ -205,32 +229,57 @@ class Engine:
 
         Returns the output of `_sample` for the plan's rows, flat.
         """
+        arrays, inputs, sampling = self._upload_step(plan)
+
+        def forward() -> Tensor:
+            return self._forward(plan, arrays.padded, inputs)
+
+        if plan.num_decodes == plan.num_rows:
+            sampled = self.runner.run(arrays.shape, lambda: self._sample(forward(), sampling))
+        else:  # the shape does not say how many rows sample, so sampling is not part of the graph
+            sampled = self._sample(self.runner.run(arrays.shape, forward), sampling)
+        return self._end_step(plan, sampled)
+
+    def _late_forward(self, plan: Plan) -> tuple[StepArrays, Tensor]:
+        """Run the forward pass of a step with late rows, in stream order."""
+        arrays = self._begin_step(plan)
+        inputs = ForwardTensors.of(arrays, self._upload(arrays, arrays.forward))
+        forward = partial(self._forward, plan, arrays.padded, inputs)
+        return arrays, self.runner.run(arrays.shape, forward)
+
+    def _late_sample(
+        self, plan: Plan, arrays: StepArrays, x_SD: Tensor, masks: Sequence[Mask]
+    ) -> Tensor:
+        """Sample the rows of `_late_forward`, in stream order. Returns what `_step` returns."""
+        _, rows = self._share(len(arrays.sample["table_idxs"]))
+        named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
+        tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
+        return self._end_step(plan, self._sample(x_SD, SampleTensors.of(arrays, tensors)))
+
+    def _begin_step(self, plan: Plan) -> StepArrays:
         if self._guard:
             self._guard.before(plan)
-        arrays, tensors = self._upload(plan)
-        forward, sample = ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
-        if plan.num_decodes == plan.num_rows:
-            sampled = self.runner.run(
-                arrays.shape,
-                lambda: self._sample(self._forward(plan, arrays.padded, forward), sample),
-            )
-        else:  # the shape does not say how many rows sample, so sampling is not part of the graph
-            x_SD = self.runner.run(
-                arrays.shape, lambda: self._forward(plan, arrays.padded, forward)
-            )
-            sampled = self._sample(x_SD, sample)
+        return make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
+
+    def _end_step(self, plan: Plan, sampled: Tensor) -> Tensor:
+        """Drop the padding of what `_sample` returned."""
         if self._guard:
             self._guard.after(plan)
         return sampled[..., : len(plan.sample_rows)].flatten()
 
-    def _upload(self, plan: Plan) -> tuple[StepArrays, dict[str, Tensor]]:
-        """Make the step's arrays, upload them in one transfer, and write the new pages."""
-        arrays = make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
-        named = {**arrays.forward, **arrays.sample, "new_pages": arrays.new_pages}
+    def _upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
+        """Make and upload the arrays of a step."""
+        arrays = self._begin_step(plan)
+        tensors = self._upload(arrays, arrays.forward | arrays.sample)
+        return arrays, ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
+
+    def _upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
+        """Upload arrays and the step's new pages in one transfer, and write the pages."""
+        named = {**named, "new_pages": arrays.new_pages}
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        if plan.new_pages:  # outside of any graph: their number is not part of a shape
+        if arrays.new_pages.size:  # outside of any graph: their number is not part of a shape
             self._ops.write_pages(self._tables.page_table, tensors["new_pages"])
-        return arrays, tensors
+        return tensors
 
     def _forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
         """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
@@ -264,13 +313,15 @@ class Engine:
         compute logits that differ in the last bit.
         """
         num_rows = len(inputs.table_idxs)
-        is_shared = self.comm.shares_rows(num_rows)
-        rows = self.comm.info.share(num_rows) if is_shared else range(num_rows)
+        is_shared, rows = self._share(num_rows)
         logits_RV = self.model.logits(x_SD[:num_rows], is_shared)
         if self._guard:
             is_padding_S = inputs.table_idxs == self._tables.padding_idx
             self._guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
-        ids_R = self._ops.sample(logits_RV, inputs.args.take(rows))
+        masked_RV = logits_RV
+        if inputs.mask_rows is not None and inputs.masks is not None:
+            masked_RV = self._ops.mask(logits_RV, inputs.mask_rows, inputs.masks)
+        ids_R = self._ops.sample(masked_RV, inputs.args.take(rows))
         ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
         self._tables.last_token[inputs.table_idxs] = ids_S
         if not inputs.has_logprobs:
@@ -278,6 +329,11 @@ class Engine:
         logprobs_R = self._ops.logprobs(logits_RV, ids_S[rows.start : rows.stop]).view(torch.int32)
         logprobs_S = self.comm.all_gather(logprobs_R, 0) if is_shared else logprobs_R
         return torch.stack((ids_S, logprobs_S))
+
+    def _share(self, num_rows: int) -> tuple[bool, range]:
+        """Whether the ranks share the sampling of these rows, and the rows of this rank."""
+        is_shared = self.comm.shares_rows(num_rows)
+        return is_shared, self.comm.info.share(num_rows) if is_shared else range(num_rows)
 
     # --- start and end -------------------------------------------------------------------------
 
@@ -292,3 +348,7 @@ class Engine:
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold what they captured of it
         self.device.release()
+
+
+def _no_ids() -> Tensor:
+    return torch.empty(0, dtype=torch.int32)

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
+from minisgl.core.executor import Flight
+from minisgl.core.masker import Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOutput:
-    """A launched step: `minisgl.core.executor.Flight`."""
+@dataclass(slots=True, kw_only=True)
+class ForwardOutput(Flight):
+    """A launched step. Mutable: a step with late rows becomes sampled.
+
+    pending: the step, or its forward pass if it has late rows. sample: enqueues the sampling of a
+    step with late rows. is_alone: there is no other rank.
+    """
 
     plan: Plan
     device: Device
     pending: Pending
     is_alone: bool
+    sample: Callable[[Sequence[Mask]], Pending] | None = None
+    sampled: Pending | None = None
+
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        assert self.sample is not None
+        assert self.sampled is None
+        self.sampled = self.sample(masks)
 
     def wait(self) -> StepOutcome:
-        """The step's ids. A failed allocation fails the step's newest requests; any other error is
-        a bug of ours and ends the worker. So does an allocation that fails on one of many ranks:
-        the others wait in a collective that this one left out."""
+        """The outcome of the step.
+
+        A failed allocation fails the step's newest requests. Any other error is a bug of ours and
+        ends the worker. With several ranks a failed allocation ends the worker too: the other ranks
+        wait in a collective that this rank left out.
+        """
+        assert self.sample is None or self.sampled is not None, "the late rows are not sampled"
         try:
-            return _result(self.plan, self.pending.wait())
+            values = self.pending.wait()
+            return _result(self.plan, self.sampled.wait() if self.sampled else values)
         except Exception as error:
             if not self.device.is_out_of_memory(error):
                 raise

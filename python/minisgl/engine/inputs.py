@@ -26,6 +26,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs, Plan
+from minisgl.core.masker import Mask
 from minisgl.engine.device import StepSize
 from minisgl.engine.tables import RequestTables
 
@@ -36,13 +37,16 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """Everything that decides which kernels a padded decode step launches.
+    """Everything that decides which kernels the graph of a padded decode step launches.
 
-    The shape of a padded step with prompts is its `StepSize`: its graph does not sample.
+    samples: False if the step has late rows; its graph ends with the forward pass, so the fields
+    behind it are False. The shape of a padded step with prompts is its `StepSize`: its graph does
+    not sample either.
     """
 
     size: StepSize
     is_shared: bool
+    samples: bool
     all_greedy: bool
     is_filtered: bool
     has_logprobs: bool
@@ -91,11 +95,17 @@ class ForwardTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTensors:
-    """The inputs of sampling. table_idxs: int64 [S], the tables' rows of the rows that sample."""
+    """The inputs of sampling.
+
+    table_idxs: int64 [S], the tables' rows of the rows that sample. mask_rows, masks: see
+    `mask_arrays`; None if no row has a mask.
+    """
 
     table_idxs: Tensor
     args: BatchSamplingArgs
     has_logprobs: bool
+    mask_rows: Tensor | None = None
+    masks: Tensor | None = None
 
     @classmethod
     def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> SampleTensors:
@@ -105,6 +115,8 @@ class SampleTensors:
             table_idxs=tensors["table_idxs"],
             args=BatchSamplingArgs(all_greedy=not columns, **columns),
             has_logprobs=step.has_logprobs,
+            mask_rows=tensors.get("mask_rows"),
+            masks=tensors.get("masks"),
         )
 
 
@@ -171,13 +183,14 @@ def make_arrays(
     columns, is_filtered = tables.sampling_columns(sample_table_idxs)
     if columns:
         columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
-    has_logprobs = bool(plan.logprob_rows)
+    samples, has_logprobs = not plan.late_rows, bool(plan.logprob_rows)
     shape = StepShape(
         size=size,
         is_shared=shared > 0,
-        all_greedy=not columns,
-        is_filtered=is_filtered,
-        has_logprobs=has_logprobs,
+        samples=samples,
+        all_greedy=samples and not columns,
+        is_filtered=samples and is_filtered,
+        has_logprobs=samples and has_logprobs,
     )
     return StepArrays(
         padded=padded,
@@ -188,6 +201,21 @@ def make_arrays(
         sample={"table_idxs": sample_table_idxs, **columns},
         new_pages=new_pages.T,
     )
+
+
+def mask_arrays(late_rows: Sequence[int], masks: Sequence[Mask], rows: range) -> dict[str, Array]:
+    """The masks of the late rows that this rank samples, by name for `SampleTensors`.
+
+    rows: the rows that this rank samples. mask_rows: int64 [M], indices into `rows`. masks: int32
+    [M, W]. Both are left out if this rank samples no late row.
+    """
+    here = [(row, mask) for row, mask in zip(late_rows, masks, strict=True) if row in rows]
+    if not here:
+        return {}
+    return {
+        "mask_rows": np.array([row - rows.start for row, _ in here], np.int64),
+        "masks": np.stack([mask for _, mask in here]).view(np.int32),
+    }
 
 
 def _pad(array: Array, count: int, value: int) -> Array:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan
-from minisgl.core.batch_sampling import SAMPLING_COLUMNS, SamplingColumn, sampling_row
+from minisgl.core.batch_sampling import SAMPLING_COLUMNS, sampling_row
 from minisgl.engine.device import Device
 
 MIN_SHARED_ROWS = 4
@@ -112,14 +112,10 @@ class RequestTables:
 
         A step of greedy rows needs none.
         """
-        sampling = {name: column[table_idxs_S] for name, column in self._sampling.items()}
-
-        def has_effect(name: str, column: SamplingColumn) -> bool:
-            return bool((sampling[name] != column.neutral).any())
-
-        if not has_effect("temperatures", SAMPLING_COLUMNS["temperatures"]):
+        if not self._sampling["temperatures"][table_idxs_S].any():
             return {}, False
+        sampling = {name: values[table_idxs_S] for name, values in self._sampling.items()}
         filters = {name: each for name, each in SAMPLING_COLUMNS.items() if each.is_filter}
-        if any(has_effect(name, column) for name, column in filters.items()):
+        if any((sampling[name] != each.neutral).any() for name, each in filters.items()):
             return sampling, True
-        return {name: column for name, column in sampling.items() if name not in filters}, False
+        return {name: values for name, values in sampling.items() if name not in filters}, False

@@ -186,6 +186,19 @@ class Ops:
 
         return sample_random(logits_SV, greedy_S, args)
 
+    def mask(self, logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
+        """A copy of the logits with -inf for the tokens that a mask forbids.
+
+        rows_M: int64, the rows with a mask. masks_MW: int32 words, see `minisgl.core.masker.Mask`.
+        """
+        bits_32 = torch.arange(32, dtype=torch.int32, device=masks_MW.device)
+        is_allowed_MV = ((masks_MW[:, :, None] >> bits_32) & 1).bool().flatten(1)
+        masked_SV = logits_SV.clone()
+        masked_SV[rows_M] = masked_SV[rows_M].masked_fill(
+            ~is_allowed_MV[:, : logits_SV.shape[1]], -torch.inf
+        )
+        return masked_SV
+
     def logprobs(self, logits_SV: Tensor, ids_S: Tensor) -> Tensor:
         """float32 [S]: the log-softmax of each row's logits, in float32, at the row's id."""
         x_SV = logits_SV.float()

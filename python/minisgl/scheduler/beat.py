@@ -159,6 +159,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.num_decodes,
         plan.sample_rows,
         plan.output_idxs,
+        plan.late_rows,
         plan.logprob_rows,
         plan.new_pages,
         plan.stored,

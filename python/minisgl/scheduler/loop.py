@@ -2,9 +2,15 @@
 
 Overlap scheduling: the host plans and launches step n while the device computes step n-1, and
 settles step n-1 while the device computes step n. The idea is SGLang's "zero-overhead batch
-scheduler" (2024); what makes it right here is the *promise*, see `minisgl.core.req`.
+scheduler" (2024); the *promise* makes it right here, see `minisgl.core.req`.
 
-Online, offline, many ranks and tests differ only in the inbox, the outbox and the executor.
+If a mask restricts a row of step n, the mask depends on the row's token of step n-1. Such a step
+runs its forward pass at once and samples when step n-1 is settled::
+
+    host     | launch n | settle n-1 | masks n | sample n | plan, launch n+1 | settle n |
+    device       | forward n ........................... | sample n | forward n+1 ....
+
+Online serving, `LLM`, several ranks and tests differ only in inbox, outbox and executor.
 """
 
 from __future__ import annotations
@@ -47,15 +53,25 @@ def run(
     overlap: bool = True,
     meter: LoopMeter | None = None,
 ) -> None:
-    """Serve until an `ExitMsg` arrives. No flight is left in the air.
+    """Serve until an `ExitMsg` arrives. Every launched step is settled when this returns.
 
-    With ``overlap=False`` each step is settled before the next is planned: the same tokens, and
-    nothing hidden behind the device; for debugging and for measuring what overlap gives.
-    `meter` sees where the time goes, and reports.
+    With ``overlap=False`` each step is settled before the next is planned. The tokens are the same,
+    but the device waits for the host; this is for debugging and for measuring the overlap.
+    `meter` measures the time of each part of a turn and reports it.
     """
     meter = meter or LoopMeter()
     in_flight: tuple[Plan, Flight] | None = None
     leave = False
+
+    def settle(plan: Plan, flight: Flight) -> None:
+        outcome = flight.wait()
+        meter.lap(WAIT)
+        events = scheduler.commit(plan, outcome)
+        meter.lap(COMMIT)
+        outbox.send(events)
+        meter.lap(SEND)
+        meter.settled(plan, scheduler)
+
     while not leave:
         idle = in_flight is None and not scheduler.runnable
         messages = inbox.take(IDLE_WAIT_S if idle else 0)
@@ -72,26 +88,22 @@ def run(
             outbox.send(events)  # refusals and aborts answer before anything is computed
         meter.lap(RECEIVE)
 
+        previous, in_flight = in_flight, None
         plan = None if leave else scheduler.plan()
         meter.lap(PLAN)
-        launched = (plan, executor.launch(plan)) if plan is not None else None
-        meter.lap(LAUNCH)
-        if launched:
-            meter.launched(launched[0])
-            if not overlap:
-                in_flight, launched = launched, None
-        if in_flight is not None:
-            settled, flight = in_flight
-            outcome = flight.wait()
-            meter.lap(WAIT)
-            events = scheduler.commit(settled, outcome)
-            meter.lap(COMMIT)
-            outbox.send(events)
-            meter.lap(SEND)
-            meter.settled(settled, scheduler)
-        else:
-            assert launched or leave or not scheduler.runnable, (
-                "work is left but no step was planned"
-            )
-        in_flight = launched
+        if plan is not None:
+            in_flight = plan, executor.launch(plan)
+            meter.lap(LAUNCH)
+            meter.launched(plan)
+        if previous is not None:
+            settle(*previous)
+        assert in_flight or previous or leave or not scheduler.runnable, (
+            "work is left but no step was planned"
+        )
+        if in_flight and in_flight[0].late_rows:
+            in_flight[1].sample_late(scheduler.masks(in_flight[0]))
+            meter.lap(LAUNCH)
+        if in_flight and not overlap:
+            settle(*in_flight)
+            in_flight = None
         meter.end(scheduler, idle=in_flight is None and not scheduler.runnable)

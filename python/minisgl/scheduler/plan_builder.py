@@ -16,11 +16,13 @@ class PlanBuilder:
 
     unfinished: running requests with more than one token left to compute, in order. with_chunk:
     uids that have a chunk in this step. is_full: no waiting request may start in this step.
-    with_logprobs: table rows of the requests that ask for log-probabilities.
+    late, with_logprobs: table rows of the requests that are sampled late, and of those that ask for
+    log-probabilities.
     """
 
-    def __init__(self, step: int, *, with_logprobs: Set[int]) -> None:
+    def __init__(self, step: int, *, late: Set[int], with_logprobs: Set[int]) -> None:
         self.step = step
+        self._late = late
         self._with_logprobs = with_logprobs
         self.uids: list[int] = []
         self.table_idxs: list[int] = []
@@ -67,6 +69,7 @@ class PlanBuilder:
             num_decodes=len(self.decode_ids),
             sample_rows=self.sample_rows,
             output_idxs=self.output_idxs,
+            late_rows=self._samples_of(self._late),
             logprob_rows=self._samples_of(self._with_logprobs),
             new_pages=self.new_pages,
             stored=self.stored,

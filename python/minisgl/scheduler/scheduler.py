@@ -23,8 +23,10 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 
 import msgspec
+import numpy as np
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
+from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
 from minisgl.core.req import IdArray, Req
 from minisgl.errors import RequestError
@@ -44,11 +46,17 @@ class Scheduler:
     """The state of all requests of one engine. Mutable, single-threaded, no torch, no I/O."""
 
     def __init__(
-        self, config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: SchedulerConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        create_masker: Callable[[UserMsg], Masker | None] = lambda message: None,
     ) -> None:
+        """create_masker: makes the masker of a request that needs one, from the request alone."""
         self.config = config
         self.stats = SchedulerStats()
         self._clock = clock
+        self._create_masker = create_masker
         self._cache = create_cache_manager(
             config.cache_groups, config.cache, config.page_size, config.max_prefill_tokens
         )
@@ -57,9 +65,11 @@ class Scheduler:
         self._running: list[Req] = []  # by order
         self._leaving: dict[int, Req] = {}  # by uid; carried by a flight, not planned any more
         self._free_table_idxs = list(range(config.max_running - 1, -1, -1))
+        self._late: set[int] = set()  # table rows of requests with a masker
         self._with_logprobs: set[int] = set()  # table rows
         self._step = 0
         self._arrivals = 0
+        self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
         self._void_from: int | None = None  # a step failed: it and later ones do not count
 
     @property
@@ -104,6 +114,7 @@ class Scheduler:
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
+            masker=self._create_masker(message),
             accepted_at=self._clock(),
         )
         self._requests[req.uid] = req
@@ -129,7 +140,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed now."""
         if self._void_from is not None and not self._recover():
             return None
-        plan = PlanBuilder(self._step, with_logprobs=self._with_logprobs)
+        plan = PlanBuilder(self._step, late=self._late, with_logprobs=self._with_logprobs)
         self._plan_decodes(plan)
         if plan.unfinished or self._waiting:
             self._plan_prompts(plan)
@@ -303,6 +314,8 @@ class Scheduler:
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         self._waiting.remove(req)
         req.table_idx = self._free_table_idxs.pop()
+        if req.masker:
+            self._late.add(req.table_idx)
         if req.sampling.logprobs:
             self._with_logprobs.add(req.table_idx)
         req.num_computed = num_cached
@@ -315,6 +328,23 @@ class Scheduler:
             self.stats.num_cached_tokens += num_cached
         insort(self._running, req, key=_order)
         insort(plan.unfinished, req, key=_order)
+
+    def masks(self, plan: Plan) -> list[Mask]:
+        """The masks of a launched plan's late rows, once the plan before it is committed.
+
+        A row whose token will be dropped may have any token: its request has ended, or a failed
+        step has voided the plan.
+        """
+        masks = []
+        for index in plan.late_rows:
+            req = self._requests[plan.uids[plan.sample_rows[index]]]
+            if req.ended or self._void_from is not None:
+                masks.append(self._any_token)
+            else:
+                assert req.masker
+                assert len(req.output) == plan.output_idxs[index]
+                masks.append(req.masker.mask(req.output))
+        return masks
 
     # --- commit --------------------------------------------------------------------------------
 
@@ -423,6 +453,7 @@ class Scheduler:
             self._cache.publish(req, min(req.num_computed, req.num_tokens), self._step - 1)
         self._cache.release(req)
         self._free_table_idxs.append(req.table_idx)
+        self._late.discard(req.table_idx)
         self._with_logprobs.discard(req.table_idx)
         req.table_idx = -1
         req.leaving = False

@@ -10,13 +10,15 @@ one that the same step writes. The oracle (`fake_next_id` over the true sequence
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.core.executor import Flight
 from minisgl.core.groups import FULL, CacheGroup
+from minisgl.core.masker import Mask
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import IdArray
 from minisgl.errors import EngineError
@@ -30,19 +32,28 @@ def fake_next_id(
     output_idx: int,
     vocab_size: int,
     groups: Sequence[CacheGroup] = (FULL,),
+    mask: Mask | None = None,
 ) -> int:
-    """The fake model: a hash of what each group shows of the sequence, the seed and the index."""
+    """The fake model: a hash of what each group shows of the sequence, the seed and the index.
+
+    With a mask, the first allowed id from there on.
+    """
     seen: list[bytes | int] = []
     for group in groups:
         if group.kind == "state":
             seen.append(_state(0, ids[: len(ids) // group.interval * group.interval], group))
         else:
             seen.append((ids[-group.window :] if group.kind == "window" else ids).tobytes())
-    return _token(seen, seed, output_idx, vocab_size)
+    return _token(seen, seed, output_idx, vocab_size, mask)
 
 
-def _token(seen: list[bytes | int], seed: int, output_idx: int, vocab_size: int) -> int:
-    return hash((*seen, seed, output_idx)) % vocab_size
+def _token(
+    seen: list[bytes | int], seed: int, output_idx: int, vocab_size: int, mask: Mask | None
+) -> int:
+    token = hash((*seen, seed, output_idx)) % vocab_size
+    while mask is not None and not int(mask[token // 32]) >> token % 32 & 1:
+        token = (token + 1) % vocab_size
+    return token
 
 
 def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
@@ -53,11 +64,33 @@ def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(Flight):
     outcome: StepOutcome
 
     def wait(self) -> StepOutcome:
         return self.outcome
+
+
+class _FailedFlight(_Done):
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        """Nothing is left to sample."""
+
+
+@dataclass(slots=True)
+class _FakeFlight(Flight):
+    """A step that is sampled by `sample`, at once or late. Mutable: it becomes sampled."""
+
+    sample: Callable[[dict[int, Mask]], list[int]]
+    late_rows: list[int]
+    next_ids: list[int] | None = None
+
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        assert self.next_ids is None, "sampled twice"
+        self.next_ids = self.sample(dict(zip(self.late_rows, masks, strict=True)))
+
+    def wait(self) -> StepOutcome:
+        assert self.next_ids is not None, "the late rows are not sampled"
+        return StepResult(next_ids=self.next_ids)
 
 
 class FakeExecutor:
@@ -95,7 +128,7 @@ class FakeExecutor:
         self._seeds: dict[int, int] = {}
         self._fail_steps = fail_steps or {}
 
-    def launch(self, plan: Plan) -> _Done:
+    def launch(self, plan: Plan) -> Flight:
         for table_idx, sampling in plan.begins:
             self._seeds[table_idx] = sampling.seed or 0
             self._page_table[:, table_idx] = -1
@@ -106,13 +139,25 @@ class FakeExecutor:
         if plan.step in self._fail_steps:
             count = max(1, min(self._fail_steps[plan.step], plan.num_rows))
             self._last_token[:] = _UNWRITTEN
-            return _Done(
+            return _FailedFlight(
                 StepFailed(error=EngineError("the fake failed"), uids=tuple(plan.uids[-count:]))
             )
         self._write(plan)
         states = self._update_states(plan)
+        flight = _FakeFlight(lambda masks: self._sample(plan, states, masks), plan.late_rows)
+        if plan.late_rows:
+            sampled = [plan.table_idxs[row] for row in plan.sample_rows]
+            self._last_token[sampled] = _UNWRITTEN
+        else:
+            flight.sample_late([])
+        return flight
+
+    def _sample(
+        self, plan: Plan, states: dict[tuple[int, int], int], masks: dict[int, Mask]
+    ) -> list[int]:
         next_ids = []
-        for row, output_idx in zip(plan.sample_rows, plan.output_idxs, strict=True):
+        samples = zip(plan.sample_rows, plan.output_idxs, strict=True)
+        for sample, (row, output_idx) in enumerate(samples):
             table_idx, end = plan.table_idxs[row], plan.ends[row]
             seen: list[bytes | int] = []
             for index, group in enumerate(self.groups):
@@ -121,10 +166,11 @@ class FakeExecutor:
                 else:
                     start = max(end - group.window, 0) if group.kind == "window" else 0
                     seen.append(self._read(index, table_idx, start, end).tobytes())
-            token = _token(seen, self._seeds[table_idx], output_idx, self.vocab_size)
+            seed, mask = self._seeds[table_idx], masks.get(sample)
+            token = _token(seen, seed, output_idx, self.vocab_size, mask)
             self._last_token[table_idx] = token
             next_ids.append(token)
-        return _Done(StepResult(next_ids=next_ids))
+        return next_ids
 
     def _grow_tables(self, index: int) -> None:
         missing = index + 1 - self._page_table.shape[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from minisgl.core.executor import Flight
 from minisgl.core.plan import Plan, StepOutcome, StepResult
 
 
@@ -30,7 +31,7 @@ class PacedExecutor:
         return PacedFlight(self._free_at, StepResult(next_ids=next_ids))
 
 
-class PacedFlight:
+class PacedFlight(Flight):
     def __init__(self, ready_at: float, outcome: StepOutcome) -> None:
         self._ready_at, self._outcome = ready_at, outcome
 
