@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_error import count_keys, rows_of, worst_miscount, worst_share
 from test_backends import CASES, Case, Step, expected, make_step
 from torch import Tensor
+
+from helpers.attention_error import count_keys, rows_of, worst_miscount, worst_share
 
 LONG = Case(name="40,000 keys", rows=((39_999, 40_000),), head_dim=128)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

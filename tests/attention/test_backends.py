@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from attention_error import count_keys, worst_miscount, worst_share
 from torch import Tensor
 
+from helpers.attention_error import count_keys, worst_miscount, worst_share
 from minisgl.attention import ATTENTION_BACKENDS, AttnLayer, create_attention_backend
 from minisgl.core import Batch, Context, Plan
 from minisgl.kernel.ops import Ops

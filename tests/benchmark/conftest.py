@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from stub_thread import StubThread
 
 from benchmarks.stub import Script
+from helpers.stub_thread import StubThread
 
 
 @pytest.fixture

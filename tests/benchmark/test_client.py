@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import openai
 import pytest
-from stub_thread import StubThread
 
 from benchmarks.stub import Script, StubServer
+from helpers.stub_thread import StubThread
 from minisgl.benchmark import workload
 from minisgl.benchmark.client import Client, SseReader, Target
 from minisgl.benchmark.shards import run_sharded

@@ -14,10 +14,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from stub_thread import StubThread
 
 from benchmarks import http, moe, plots, prefix_tree, scheduler, timeline
 from benchmarks.stub import Script
+from helpers.stub_thread import StubThread
 from minisgl.benchmark import compare, counters, online, report
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.__main__ import main as run_main

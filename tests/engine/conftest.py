@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from model_harness import make_reference
 from test_equalities import VOCAB, Reference
 from transformers import Qwen3Config
+
+from helpers.model_harness import make_reference
 
 
 @pytest.fixture(scope="module")

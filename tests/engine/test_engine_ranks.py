@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import make_reference, random_ids
 from test_equalities import Reference, drive, greedy
 from test_model_families import CASES, SIZES
 from test_tensor_parallel import UNEVEN
 from torch import Tensor
 
+from helpers.model_harness import make_reference, random_ids
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.cpu import CpuDevice

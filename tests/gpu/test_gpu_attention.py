@@ -11,8 +11,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from attention_error import count_keys, worst_miscount, worst_share
 from test_backends import CASES, Case, Step, Steps, is_countable, make_step
+
+from helpers.attention_error import count_keys, worst_miscount, worst_share
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 

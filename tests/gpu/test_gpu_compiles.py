@@ -67,9 +67,9 @@ def test_nothing_is_compiled_after_the_start(
 def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: int) -> None:
     """Print which kernels are compiled at the start, and which when requests come."""
     import triton
-    from pretended_gpu import pretend
     from test_equalities import drive
 
+    from helpers.pretended_gpu import pretend
     from minisgl.core import SamplingParams
     from minisgl.engine import EngineConfig
     from minisgl.engine.startup import start_engine

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import make_reference
 from test_equalities import drive, greedy, prompts
 from test_guard import long_run, make_guarded
 from transformers import Qwen3Config
 
+from helpers.model_harness import make_reference
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.device import StepSize

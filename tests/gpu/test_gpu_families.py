@@ -10,14 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import (
-    Runner,
-    Sequence,
-    load,
-    make_reference,
-    random_ids,
-    relative_error,
-)
 from test_model_families import ALL_EXPERTS, CASES, SIZES, check_case, save_case
 from transformers import (
     LlamaConfig,
@@ -26,6 +18,15 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+)
+
+from helpers.model_harness import (
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
 )
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")

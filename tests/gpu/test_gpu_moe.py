@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from moe_cases import TOLERANCE, exact, make_case, tiny_config
+
+from helpers.moe_cases import TOLERANCE, exact, make_case, tiny_config
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -135,9 +136,9 @@ def test_replays_of_a_graph_follow_their_inputs(
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "mixtral"])
 @pytest.mark.parametrize("graphs", [0, 8])
 def test_tokens_equal_transformers(family: str, graphs: int, tmp_path: Path) -> None:
-    from model_harness import make_reference
     from test_equalities import drive, greedy, prompts
 
+    from helpers.model_harness import make_reference
     from minisgl.engine import EngineConfig
     from minisgl.engine.startup import start_engine
 

@@ -70,11 +70,11 @@ def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
     import triton
-    from pretended_gpu import pretend
     from test_equalities import drive
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from helpers.pretended_gpu import pretend
     from minisgl.core import SamplingParams
     from minisgl.engine import EngineConfig
     from minisgl.engine.startup import start_engine

@@ -19,8 +19,6 @@ import openai
 import psutil
 import pytest
 import torch
-from model_harness import make_reference
-from running_server import RunningServer
 from transformers import (
     MixtralConfig,
     PreTrainedConfig,
@@ -30,6 +28,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.model_harness import make_reference
+from helpers.running_server import RunningServer
 from minisgl.builtin import model_path
 from minisgl.errors import MinisglError
 from minisgl.llm import LLM, RequestOutput, SamplingParams

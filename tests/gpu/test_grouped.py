@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from product_error import ROUNDOFF, gated, product, rounding
 from torch import Tensor
+
+from helpers.product_error import ROUNDOFF, gated, product, rounding
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 

@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 import torch
-from hopper_kernels import uncompiled
 from torch import Tensor
 
+from helpers.hopper_kernels import uncompiled
 from minisgl.kernel.grouped import (
     MAX_EXPERTS,
     MOST,

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hopper_kernels import uncompiled
 
+from helpers.hopper_kernels import uncompiled
 from minisgl.kernel import grouped
 from minisgl.kernel.hopper import SHARED_BYTES, on_hopper
 from minisgl.kernel.library import JitUnavailable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hopper_kernels import uncompiled
 
+from helpers.hopper_kernels import uncompiled
 from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, Kernels, multiply_source
 from minisgl.kernel.library import JitUnavailable
 from minisgl.kernel.thin import (

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import to_old_spelling
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -26,6 +25,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.model_harness import to_old_spelling
 from minisgl import models
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 from minisgl.models import ModelConfig, ModelSpec, get_model_class, supported_architectures

@@ -8,17 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import (
-    CPU,
-    VOCAB,
-    Runner,
-    Sequence,
-    load,
-    make_reference,
-    random_ids,
-    relative_error,
-    to_old_spelling,
-)
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -31,6 +20,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.model_harness import (
+    CPU,
+    VOCAB,
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+    to_old_spelling,
+)
 from minisgl.attention import create_attention_backend
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops

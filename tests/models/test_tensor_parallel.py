@@ -11,15 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import (
-    VOCAB,
-    Runner,
-    Sequence,
-    load,
-    make_reference,
-    random_ids,
-    relative_error,
-)
 from safetensors.torch import load_file, save_file
 from test_model_families import CASES, MOE, SIZES, TOLERANCE
 from transformers import (
@@ -31,6 +22,15 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.model_harness import (
+    VOCAB,
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+)
 from minisgl.distributed import (
     DistributedCommunicator,
     DistributedInfo,

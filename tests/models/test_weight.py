@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_harness import VOCAB, Runner, Sequence, load, make_reference, random_ids, relative_error
 from safetensors.torch import load_file, save_file
 from test_model_families import SIZES
 from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
 
+from helpers.model_harness import (
+    VOCAB,
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+)
 from minisgl.distributed import SingleRank
 from minisgl.errors import CheckpointError
 from minisgl.kernel.ops import Ops

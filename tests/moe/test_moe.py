@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from moe_cases import TOLERANCE, exact, make_case
 
+from helpers.moe_cases import TOLERANCE, exact, make_case
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.moe import BaseMoeBackend, TorchMoeBackend, create_moe_backend

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import Runner, Sequence, load, make_reference, random_ids, relative_error
 from safetensors.torch import load_file, save_file
 from test_model_families import MOE, SIZES
 from test_tensor_parallel import ranks
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids, relative_error
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models import ModelConfig
 from minisgl.quantization.fp8 import Fp8Weight

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from scripted_server import ScriptedServer
+
+from helpers.scripted_server import ScriptedServer
 
 
 @pytest.fixture(scope="module")

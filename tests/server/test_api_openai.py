@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from scripted_server import MODEL, ScriptedServer
 
+from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import EngineError
 from minisgl.message import (
     ChatPrompt,

@@ -14,8 +14,8 @@ import pytest
 from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.shared.error_object import ErrorObject
-from scripted_server import ScriptedServer
 
+from helpers.scripted_server import ScriptedServer
 from minisgl.server import body as bodies
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"

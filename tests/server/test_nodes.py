@@ -19,8 +19,8 @@ import httpx
 import openai
 import psutil
 import pytest
-from running_server import RunningServer
 
+from helpers.running_server import RunningServer
 from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core.args import options_of

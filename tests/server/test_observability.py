@@ -17,7 +17,8 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from running_server import RunningServer
+
+from helpers.running_server import RunningServer
 
 NUM_PAGES = 64
 FLAGS = f"--num-pages {NUM_PAGES} --max-prefill-length 256 --log-format json --log-requests"

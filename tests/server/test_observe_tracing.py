@@ -13,8 +13,8 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from scripted_server import MODEL, ScriptedServer
 
+from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import ConfigError
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Tracer, create_tracer

@@ -20,8 +20,8 @@ import httpx
 import openai
 import psutil
 import pytest
-from running_server import RunningServer
 
+from helpers.running_server import RunningServer
 from minisgl.builtin import model_path
 
 # 1,024 tokens: less than the built-in model's context, so that the pool is a limit of its own.

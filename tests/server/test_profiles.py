@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from scripted_server import ScriptedServer
 
+from helpers.scripted_server import ScriptedServer
 from minisgl.core import Failed
 from minisgl.engine.profiler import StepProfiler
 from minisgl.errors import EngineError

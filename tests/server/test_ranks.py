@@ -18,8 +18,8 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from running_server import RunningServer
 
+from helpers.running_server import RunningServer
 from minisgl.benchmark.counters import scrape
 from minisgl.llm import LLM, SamplingParams
 

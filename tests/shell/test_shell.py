@@ -19,8 +19,8 @@ from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from scripted_server import ScriptedServer
 
+from helpers.scripted_server import ScriptedServer
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.shell.client import Chat, ChatError
 

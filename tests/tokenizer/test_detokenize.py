@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_checkpoints import CORPUS, KINDS, make
 
+from helpers.text_checkpoints import CORPUS, KINDS, make
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
 from minisgl.message import StopMsg, TextReply, UserReply
 from minisgl.tokenizer import Detokenizer, Tokenizer, load_tokenizer

@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_checkpoints import CORPUS, KINDS, SAMPLES, make
 
+from helpers.text_checkpoints import CORPUS, KINDS, SAMPLES, make
 from minisgl.builtin import model_path
 from minisgl.tokenizer import Tokenizer, load_tokenizer
 

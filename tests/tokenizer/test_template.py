@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_checkpoints import make
 
+from helpers.text_checkpoints import make
 from minisgl.errors import CheckpointError, InvalidRequest
 from minisgl.tokenizer import load_tokenizer
 from minisgl.tokenizer.template import ChatTemplate, load_template

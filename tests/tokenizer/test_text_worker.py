@@ -13,8 +13,8 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from text_checkpoints import make
 
+from helpers.text_checkpoints import make
 from minisgl.core import Accepted, Failed, Finished, SamplingParams, Token
 from minisgl.message import (
     AbortMsg,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_checkpoints import make
 
+from helpers.text_checkpoints import make
 from minisgl.core import Failed, SamplingParams
 from minisgl.message import (
     ChatPrompt,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from text_checkpoints import CORPUS, KINDS, SAMPLES, make
 
+from helpers.text_checkpoints import CORPUS, KINDS, SAMPLES, make
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.tokenizer import load_tokenizer, warn_of_unknown_ids
 
