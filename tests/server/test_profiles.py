@@ -63,7 +63,7 @@ def test_ranks_that_differ_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("START_TIMEOUT_S", "STOP_TIMEOUT_S"):
-        monkeypatch.setattr(f"minisgl.server.telemetry.metrics.{name}", 0.2)
+        monkeypatch.setattr(f"minisgl.server.telemetry.profile.{name}", 0.2)
     server.profiling = replies[::-1]  # in whatever order they come
     response = httpx.post(f"{server.url}/{action}_profile")
     error = response.json()["error"]

@@ -16,7 +16,7 @@ from minisgl.server.api import chat, completions, generate, models
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import DocumentedAPI
-from minisgl.server.telemetry import metrics
+from minisgl.server.telemetry import metrics, profile
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -26,13 +26,15 @@ READY_TIMEOUT_S: Final = 3.0
 
 
 def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
-    app = DocumentedAPI(title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
+    records = (*chat.RECORDS, *completions.RECORDS, *generate.RECORDS, *models.RECORDS)
+    app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
     app.include_router(chat.router(frontend, model))
     app.include_router(completions.router(frontend, model))
     app.include_router(generate.router(frontend, model))
     app.include_router(models.router(model))
     app.include_router(metrics.router(frontend, model))
+    app.include_router(profile.router(frontend))
 
     @app.get("/health")
     async def health() -> Response:

@@ -1,11 +1,11 @@
-"""OpenAI's error object for everything that goes wrong, whatever it was.
+"""OpenAI's error object, for every error.
 
 ::
 
     {"error": {"message": a sentence, "type": kind, "param": the field or null, "code": code}}
 
-Every handler, the routing of unknown paths and our own bugs end here, so a client needs one way
-to read an error. In a stream that has begun the same object is the last event.
+The handlers' exceptions, unknown paths and our own bugs all become this object in `error_body`, so
+a client needs one way to read errors. In a stream that has begun the object is the last event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minisgl.server.telemetry.observe import Observer
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """The HTTP status and the object for `error`; one that is not ours counts as our bug."""
+    """The HTTP status and the object for `error`. An exception that is not ours is our bug."""
     param: str | None = None
     if isinstance(error, RequestError):
         status, message, code, param = error.status, error.message, error.code, error.param

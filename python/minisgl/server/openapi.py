@@ -1,36 +1,28 @@
-"""The page at /docs: FastAPI writes it, the schemas come from the records that decode requests."""
+"""The page at /docs: FastAPI writes it, from the schemas of the records that decode requests."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
 
-from minisgl.server.api import schema
 from minisgl.server.api.schema import ErrorBody
 
 _REF: Final = "#/components/schemas/{name}"
-_ROOTS: Final = (
-    schema.ChatRequest,
-    schema.ChatCompletion,
-    schema.ChatCompletionChunk,
-    schema.CompletionRequest,
-    schema.Completion,
-    schema.GenerateRequest,
-    schema.Generated,
-    schema.GeneratedChunk,
-    schema.ModelList,
-    ErrorBody,
-)
 
 
 class DocumentedAPI(FastAPI):
-    """A FastAPI whose schema knows our records."""
+    """A FastAPI whose schema has `records` and the records inside them."""
+
+    def __init__(self, records: Sequence[type[msgspec.Struct]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._records = [*records, ErrorBody]
 
     def openapi(self) -> dict[str, Any]:
         page = super().openapi()
-        _, components = msgspec.json.schema_components(_ROOTS, ref_template=_REF)
+        _, components = msgspec.json.schema_components(self._records, ref_template=_REF)
         page.setdefault("components", {}).setdefault("schemas", {}).update(components)
         return page
 

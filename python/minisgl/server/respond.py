@@ -1,8 +1,8 @@
 """From a call under way to its HTTP response, whole or as server-sent events.
 
-What the API families have in common. Headers wait until the request is accepted, so a refusal by
-the scheduler is a 4xx for streams too. Whichever way a client leaves, its call is aborted: a
-disconnect is told by ASGI's `receive`, everything else passes through a `finally`.
+All API families use it. Headers wait until the request is accepted, so a refusal by the scheduler
+is a 4xx for streams too. However a client leaves, its call is aborted: ASGI's `receive` reports a
+disconnect, and a `finally` covers every other way.
 
 Why not Starlette's StreamingResponse: it starts a task group per response and hands over one
 chunk at a time; here one write carries all events of a wake-up.
@@ -50,7 +50,7 @@ class Output:
 
 
 class Shape(Protocol):
-    """How an API family writes its answers down."""
+    """How an API family writes its answers."""
 
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
         """The response body."""
@@ -73,7 +73,7 @@ def event(body: msgspec.Struct) -> bytes:
 
 
 class TextEvent:
-    """Events that differ in one text only: the rest is encoded once per stream."""
+    """Events that differ only in one text: the rest is encoded once per stream."""
 
     def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
         marker = secrets.token_hex(16)
@@ -95,9 +95,9 @@ async def respond(
     shape: Shape,
     prompt_field: str,
 ) -> Response:
-    """Submit `prompts` and answer in `shape`. Raises the refusal of any of them.
+    """Submit `prompts` and answer in `shape`. Raises the refusal if one of them is refused.
 
-    prompt_field: what the request calls its prompt; a refusal of the prompt names it.
+    prompt_field: the request's name for its prompt; a refusal of the prompt names it.
     """
     origin = Origin(
         request_id=request.scope["request_id"],
@@ -115,18 +115,18 @@ async def respond(
         return Response(msgspec.json.encode(whole), media_type="application/json")
     except RequestError as error:
         call.abort()
-        if error.param == "prompt":  # as the workers call it, whatever it came as
+        if error.param == "prompt":  # the workers' name for it
             error.param = prompt_field
         raise
     except ClientGone:
-        return Response(status_code=499)  # nginx's code for this; nobody reads it
+        return Response(status_code=499)  # nginx's code for it; there is no reader
     except BaseException:
         call.abort()
         raise
 
 
 class EventStream(Response):
-    """Sends a call's replies as they come. A failure on the way is the last event."""
+    """Sends a call's replies as they come. A failure after the start is the last event."""
 
     def __init__(self, call: Call, shape: Shape, observer: Observer) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class EventStream(Response):
         try:
             start = {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS]}
             await send(start)
-            lead = self._shape.opening()  # goes out with the first text, so that it tells no lie
+            lead = self._shape.opening()  # sent with the first text, not before there is any
             ends: list[Finished] = []
             async for batch in self._call:
                 await write(lead + self._events(batch, ends))
@@ -192,7 +192,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
 
 
 async def _abort_on_disconnect(receive: Receive, call: Call) -> None:
-    """Ends by itself: `receive` tells of a disconnect also when the response is complete."""
+    """Ends by itself: `receive` reports a disconnect also after a complete response."""
     while (await receive())["type"] != "http.disconnect":
         pass
     call.abort()

@@ -1,31 +1,147 @@
-"""POST /v1/chat/completions, as OpenAI answers it."""
+"""POST /v1/chat/completions: OpenAI's chat completions."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished
-from minisgl.message import TextReply
+from minisgl.core import Finished, FinishReason, SamplingParams
+from minisgl.errors import InvalidRequest
+from minisgl.message import ChatPrompt, TextReply
 from minisgl.server import body
+from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
-    AnswerMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatRequest,
-    ChunkChoice,
-    Delta,
+    Json,
+    OpenAIFields,
+    Positive,
     Timings,
     Usage,
+    ignored,
+    only,
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
+
+
+class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    chat_template_kwargs: TemplateArgs = None
+
+    tools: Annotated[list[Any] | None, only([], why="tool calls are not parsed")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, only("none", "auto", why="there are no tools to choose")
+    ] = None
+    functions: Annotated[list[Any] | None, only([], why="tool calls are not parsed")] = None
+    function_call: Annotated[
+        str | dict[str, Any] | None, only("none", "auto", why="there are no functions to choose")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, ignored("Changes nothing without tools.")] = None
+    response_format: Annotated[
+        dict[str, Any] | None, only({"type": "text"}, why="the output is not constrained")
+    ] = None
+    logprobs: Annotated[bool | None, only(False, why="log probabilities are not returned")] = None
+    top_logprobs: Annotated[int | None, only(0, why="log probabilities are not returned")] = None
+    modalities: Annotated[list[str] | None, only(["text"], why="models here write text")] = None
+    audio: Annotated[dict[str, Any] | None, only(why="models here write text")] = None
+    prediction: Annotated[
+        dict[str, Any] | None, only(why="there is no decoding from predictions")
+    ] = None
+    reasoning_effort: Annotated[
+        str | None, only(why="say it to the template: chat_template_kwargs")
+    ] = None
+    verbosity: Annotated[str | None, only("medium", why="say it in the prompt")] = None
+    web_search_options: Annotated[dict[str, Any] | None, only(why="there is no web search")] = None
+    moderation: Annotated[dict[str, Any] | None, only(why="there is no moderation")] = None
+    store: Annotated[bool | None, only(False, why="nothing is stored")] = None
+    service_tier: Annotated[
+        str | None, only("auto", "default", why="there is one tier; see priority")
+    ] = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached by themselves")
+    ] = None
+    prompt_cache_retention: Annotated[
+        str | None, only("in_memory", why="the prefix cache lives in memory")
+    ] = None
+    prompt_cache_key: Annotated[
+        str | None, ignored("Changes nothing: equal prefixes are found without a key.")
+    ] = None
+    metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        return chat_prompt(self.messages, self.chat_template_kwargs)
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        if self.max_completion_tokens is None:
+            return super().sampling(defaults)
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise InvalidRequest(
+                f"max_tokens ({self.max_tokens}) and max_completion_tokens "
+                f"({self.max_completion_tokens}) say the same thing differently: give one of them",
+                param="max_completion_tokens",
+            )
+        params = super().sampling(defaults)
+        return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
+
+
+class AnswerMessage(Json, frozen=True, kw_only=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Json, frozen=True, kw_only=True):
+    index: int
+    message: AnswerMessage
+    finish_reason: FinishReason
+    logprobs: None = None
+
+
+class ChatCompletion(Json, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(Json, omit_defaults=True, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(Json, frozen=True, kw_only=True):
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: None = None
+
+
+class ChatCompletionChunk(Json, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+RECORDS: Final = (ChatRequest, ChatCompletion, ChatCompletionChunk)
+"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

@@ -1,21 +1,89 @@
-"""POST /v1/completions, as OpenAI answers it: each prompt is one choice."""
+"""POST /v1/completions: OpenAI's text completions. Each prompt is one choice."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished
-from minisgl.message import TextReply
+from minisgl.core import Finished, FinishReason
+from minisgl.errors import InvalidRequest
+from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.models import ServedModel
-from minisgl.server.api.schema import Completion, CompletionRequest, TextChoice, Timings, Usage
+from minisgl.server.api.schema import Json, OpenAIFields, Timings, Usage, only, token_prompt
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
+
+MAX_PROMPTS: Final = 1024  # of one call; several times `--max-running-requests`
+
+
+class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: Annotated[
+        str | list[Any],
+        Meta(
+            description="A text, a list of texts, a list of token ids, or a list of such lists.",
+            examples=["Once upon a time", ["One", "Two"], [1, 2, 3], [[1, 2], [3]]],
+        ),
+    ]
+    best_of: Annotated[int | None, only(1, why="one choice is made per prompt")] = None
+    echo: Annotated[bool | None, only(False, why="the prompt is not repeated")] = None
+    logprobs: Annotated[int | None, only(why="log probabilities are not returned")] = None
+    suffix: Annotated[str | None, only("", why="text is not inserted")] = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """One per choice. Raises InvalidRequest."""
+        if isinstance(self.prompt, str):
+            return [TextPrompt(text=self.prompt)]
+        if not self.prompt:
+            raise InvalidRequest("prompt must not be an empty list", param="prompt")
+        if all(type(item) is int for item in self.prompt):
+            return [token_prompt(self.prompt, "prompt")]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequest(
+                f"at most {MAX_PROMPTS} prompts in one call, got {len(self.prompt)}", param="prompt"
+            )
+        if all(isinstance(item, str) for item in self.prompt):
+            return [TextPrompt(text=item) for item in self.prompt]
+        if all(isinstance(item, list) for item in self.prompt):
+            return [
+                token_prompt(item, f"prompt[{index}]") for index, item in enumerate(self.prompt)
+            ]
+        raise InvalidRequest(
+            "prompt must be a text, a list of texts, a list of token ids, or a list of lists of "
+            "token ids, not a mixture",
+            param="prompt",
+        )
+
+
+class TextChoice(Json, frozen=True, kw_only=True):
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: None = None
+
+
+class Completion(Json, frozen=True, kw_only=True):
+    """A whole answer and, with one choice at a time, a chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+RECORDS: Final = (CompletionRequest, Completion)
+"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

@@ -1,18 +1,93 @@
-"""POST /generate: the native form, one prompt in, text and token ids and timings out."""
+"""POST /generate: the native form. One prompt in; text, token ids and timings out."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, UnsetType
+from typing import Annotated, Final
 
-from minisgl.core import Finished
-from minisgl.message import TextReply
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, Meta, UnsetType
+
+from minisgl.core import Finished, FinishReason, SamplingParams
+from minisgl.errors import InvalidRequest
+from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
+from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
-from minisgl.server.api.schema import Generated, GeneratedChunk, GenerateRequest, Timings, Usage
+from minisgl.server.api.schema import (
+    Json,
+    NonNegative,
+    SamplingFields,
+    Timings,
+    Usage,
+    token_prompt,
+)
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, event, respond
+
+
+class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
+    """POST /generate. Exactly one of text, input_ids and messages is given."""
+
+    text: str | None = None
+    input_ids: list[NonNegative] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    chat_template_kwargs: TemplateArgs = None
+    logprobs: Annotated[
+        bool | None,
+        Meta(
+            description="Report each token's log-probability under the model's own distribution, "
+            "before temperature and filters."
+        ),
+    ] = None
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().sampling(defaults)
+        return msgspec.structs.replace(params, logprobs=bool(self.logprobs))
+
+    @property
+    def prompt_field(self) -> str:
+        """Which of the three the prompt came in."""
+        if self.messages is not None:
+            return "messages"
+        return "text" if self.input_ids is None else "input_ids"
+
+    @property
+    def prompt(self) -> Prompt:
+        if sum(given is not None for given in (self.text, self.input_ids, self.messages)) != 1:
+            raise InvalidRequest("give exactly one of text, input_ids and messages", param="text")
+        if self.chat_template_kwargs is not None and self.messages is None:
+            raise InvalidRequest(
+                "chat_template_kwargs is for messages", param="chat_template_kwargs"
+            )
+        if self.messages is not None:
+            return chat_prompt(self.messages, self.chat_template_kwargs)
+        if self.text is not None:
+            return TextPrompt(text=self.text)
+        return token_prompt(self.input_ids, "input_ids")
+
+
+class Generated(Json, frozen=True, kw_only=True):
+    """The answer of /generate; in a stream the last event, whose text and lists are empty."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | UnsetType = UNSET
+    finish_reason: FinishReason
+    stop_match: str | int | None
+    usage: Usage
+    timings: Timings
+
+
+class GeneratedChunk(Json, frozen=True, kw_only=True):
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | UnsetType = UNSET
+
+
+RECORDS: Final = (GenerateRequest, Generated, GeneratedChunk)
+"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

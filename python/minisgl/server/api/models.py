@@ -1,16 +1,29 @@
-"""GET /v1/models: the one model that is served, and the name that requests may give it."""
+"""GET /v1/models: the served model, and the name that requests may call it by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Response
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ModelNotFound, brief
-from minisgl.server.api.schema import Model, ModelList
+from minisgl.server.api.schema import Json
 from minisgl.server.openapi import operation
+
+
+class Model(Json, frozen=True, kw_only=True):
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: Literal["minisgl"] = "minisgl"
+
+
+class ModelList(Json, frozen=True, kw_only=True):
+    data: list[Model]
+    object: Literal["list"] = "list"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +41,10 @@ class ServedModel:
                 f"the model {brief(name)} is not served here; this server serves {self.name!r}",
                 param="model",
             )
+
+
+RECORDS: Final = (ModelList,)
+"""The roots of this family's schema in /openapi.json."""
 
 
 def router(model: ServedModel) -> APIRouter:

@@ -1,4 +1,4 @@
-"""GET /metrics for Prometheus, POST /start_profile and /stop_profile.
+"""GET /metrics: the page for Prometheus.
 
 The official client library writes the page from counters that others keep: the API process's own
 (`minisgl.server.telemetry.observe`) and each rank's last report (`minisgl.scheduler.meter`), which
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -24,18 +23,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from minisgl import __version__
-from minisgl.errors import EngineError, MinisglError
-from minisgl.message import ProfileReply
 from minisgl.scheduler.meter import PARTS
 from minisgl.server.api.models import ServedModel
-from minisgl.server.api.schema import ErrorObject
-from minisgl.server.errors import error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.telemetry.observe import Histogram, Observer
-
-# To start takes 1.3 s on 2 cores, once; to stop, as long as writing a trace of many steps.
-START_TIMEOUT_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 300.0
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",
@@ -45,23 +36,6 @@ _RANK_COUNTERS: Final = {
     "prefill_tokens": "Prompt tokens computed, again after a retraction",
     "output_tokens": "Output tokens given to requests",
 }
-
-
-class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """traces: the files on the server, rank by rank; trace: the first of them. requests:
-    X-Request-Id by the uid in the steps' names."""
-
-    trace: str
-    traces: list[str]
-    num_steps: int
-    requests: dict[int, str]
-
-
-class ProfileFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What /stop_profile says when some rank failed; the others' traces need `requests`, too."""
-
-    error: ErrorObject
-    requests: dict[int, str] = {}
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -74,49 +48,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         body, content_type = page.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
-    @routes.post("/start_profile")
-    async def start_profile() -> Response:
-        """Start a torch profile of the engine; 409 if one runs already."""
-        replies = await frontend.round_trips.profile("start", START_TIMEOUT_S)
-        if not all(reply.failed for reply in replies):
-            frontend.observer.note_ids()
-        if error := _failure(replies):
-            raise error
-        return Response(b'{"status":"profiling"}', media_type="application/json")
-
-    @routes.post("/stop_profile")
-    async def stop_profile() -> Response:
-        """Write the traces into --profile-dir and say where; 409 if no profile runs."""
-        replies = await frontend.round_trips.profile("stop", STOP_TIMEOUT_S)
-        requests = frontend.observer.noted_ids()
-        if error := _failure(replies):
-            status, body = error_body(error)
-            frontend.observer.answered(body.error.code)
-            told = ProfileFailed(error=body.error, requests=requests)
-            return Response(msgspec.json.encode(told), status, media_type="application/json")
-        traces = [reply.trace or "" for reply in replies]
-        answer = ProfileAnswer(
-            trace=traces[0], traces=traces, num_steps=replies[0].num_steps, requests=requests
-        )
-        return Response(msgspec.json.encode(answer), media_type="application/json")
-
     return routes
-
-
-def _failure(replies: list[ProfileReply]) -> MinisglError | None:
-    """A conflict, if every rank says it alike; else what each says, if any failed."""
-    failed = replies[0].failed
-    if all(reply.failed == failed for reply in replies) and (not failed or failed.status < 500):
-        return failed.to_error() if failed else None
-    return EngineError("; ".join(map(_told, sorted(replies, key=lambda r: r.failed is None))))
-
-
-def _told(reply: ProfileReply) -> str:
-    if reply.failed:
-        return f"rank {reply.rank} failed: {reply.failed.message}"
-    if reply.trace:
-        return f"rank {reply.rank} wrote {reply.trace}"
-    return f"rank {reply.rank} is profiling; POST /stop_profile ends it"
 
 
 class MetricsPage(Collector):

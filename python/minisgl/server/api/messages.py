@@ -1,0 +1,92 @@
+"""The messages of a chat, as chat completions and /generate take them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from minisgl.errors import InvalidRequest
+from minisgl.message import ChatPrompt
+from minisgl.server.api.schema import Json, only
+
+MAX_DEPTH: Final = 100
+"""Levels of `chat_template_kwargs`. Python's own limit is near 1,000 and differs between processes:
+one process could write what another cannot read. JSON schemas of tools nest some ten deep."""
+
+
+class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
+    text: str
+
+
+class ToolFunction(Json, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
+    id: str
+    function: ToolFunction
+
+
+class Message(Json, frozen=True, kw_only=True):
+    """One message of a chat; an answer of this server can be handed back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: Annotated[str | None, only(why="models here write no refusals apart")] = None
+    annotations: Annotated[list[Any] | None, only([], why="there are no annotations")] = None
+    audio: Annotated[dict[str, Any] | None, only(why="models here read text")] = None
+    function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
+
+    def for_template(self, path: str) -> dict[str, Any]:
+        """The message for `ChatPrompt`."""
+        self.refuse_unsupported(f"{path}.")
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise InvalidRequest(
+                f"{path}.content must be text or a list of text parts", param=f"{path}.content"
+            )
+        named = {name: getattr(self, name) for name in _TEMPLATE_FIELDS}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"role": self.role} | given
+
+
+_TEMPLATE_FIELDS: Final = ("content", "name", "tool_call_id", "tool_calls")
+
+TemplateArgs = Annotated[
+    dict[str, Any] | None, Meta(description="Further variables for the chat template.")
+]
+
+
+def chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -> ChatPrompt:
+    if template_args and "messages" in template_args:
+        raise InvalidRequest(
+            "chat_template_kwargs must not hold messages: those are a field of the request",
+            param="chat_template_kwargs",
+        )
+    if (depth := _depth(template_args)) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {depth} levels of objects and lists in one another; at most "
+            f"{MAX_DEPTH} are allowed",
+            param="chat_template_kwargs",
+        )
+    return ChatPrompt(
+        messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
+        template_args=template_args or {},
+    )
+
+
+def _depth(value: Any) -> int:
+    """How many objects and lists lie in one another."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return depth

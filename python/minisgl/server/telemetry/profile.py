@@ -1,0 +1,84 @@
+"""POST /start_profile and /stop_profile: torch profiles of the steps in between, one per rank."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from minisgl.errors import EngineError, MinisglError
+from minisgl.message import ProfileReply
+from minisgl.server.api.schema import ErrorObject
+from minisgl.server.errors import error_body
+from minisgl.server.frontend import Frontend
+
+# The first start takes 1.3 s on 2 cores; a stop takes as long as writing a trace of many steps.
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 300.0
+
+
+class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """traces: the files on the server, one per rank. trace: the first of them. requests: the
+    X-Request-Id of each uid in the names of the steps."""
+
+    trace: str
+    traces: list[str]
+    num_steps: int
+    requests: dict[int, str]
+
+
+class ProfileFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer of /stop_profile when a rank failed; the other ranks' traces need `requests`."""
+
+    error: ErrorObject
+    requests: dict[int, str] = {}
+
+
+def router(frontend: Frontend) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/start_profile")
+    async def start_profile() -> Response:
+        """Start a torch profile of the engine; 409 if one runs already."""
+        replies = await frontend.round_trips.profile("start", START_TIMEOUT_S)
+        if not all(reply.failed for reply in replies):
+            frontend.observer.note_ids()
+        if error := _failure(replies):
+            raise error
+        return Response(b'{"status":"profiling"}', media_type="application/json")
+
+    @routes.post("/stop_profile")
+    async def stop_profile() -> Response:
+        """Write the traces into --profile-dir and say where; 409 if no profile runs."""
+        replies = await frontend.round_trips.profile("stop", STOP_TIMEOUT_S)
+        requests = frontend.observer.noted_ids()
+        if error := _failure(replies):
+            status, body = error_body(error)
+            frontend.observer.answered(body.error.code)
+            answer = ProfileFailed(error=body.error, requests=requests)
+            return Response(msgspec.json.encode(answer), status, media_type="application/json")
+        traces = [reply.trace or "" for reply in replies]
+        profile = ProfileAnswer(
+            trace=traces[0], traces=traces, num_steps=replies[0].num_steps, requests=requests
+        )
+        return Response(msgspec.json.encode(profile), media_type="application/json")
+
+    return routes
+
+
+def _failure(replies: list[ProfileReply]) -> MinisglError | None:
+    """None if no rank failed; the conflict if all ranks report the same one; else an error with
+    the report of each rank."""
+    failed = replies[0].failed
+    if all(reply.failed == failed for reply in replies) and (not failed or failed.status < 500):
+        return failed.to_error() if failed else None
+    return EngineError("; ".join(map(_report, sorted(replies, key=lambda r: r.failed is None))))
+
+
+def _report(reply: ProfileReply) -> str:
+    if reply.failed:
+        return f"rank {reply.rank} failed: {reply.failed.message}"
+    if reply.trace:
+        return f"rank {reply.rank} wrote {reply.trace}"
+    return f"rank {reply.rank} is profiling; POST /stop_profile ends it"
