@@ -19,7 +19,7 @@ def scheduler_config(
     max_stall_s: float | None = None,
     max_queued: int | None = None,
 ) -> SchedulerConfig:
-    """Return them. Without the last two there is no stall bound and no limit on waiting requests.
+    """Without the last two arguments there is no stall bound and no limit on waiting requests.
 
     A stall bound needs an engine that was started with `measure_steps`.
     """
