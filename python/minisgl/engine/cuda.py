@@ -28,9 +28,10 @@ from minisgl.errors import ConfigError
 
 _cuda: Any = torch.cuda  # whose events and streams have no annotations
 
-STAGING_BYTES = 4 << 20
-"""Of a step's arrays: 8,192 prompt tokens and 256 rows are 0.2 MB. A larger step, which a user's
---max-prefill-length can make, gets memory of its own."""
+STAGING_BYTES = 8 << 20
+"""Room for a step's arrays: 8,192 prompt tokens and 256 rows are 0.2 MB, masks over 151,936 tokens
+for 256 rows 4.9 MB. A larger step, which a user's --max-prefill-length can make, gets memory of its
+own."""
 RING = 4
 """Staging buffers: at most two steps are in the air, so none is waited for."""
 ALIGNMENT = 16  # bytes; what vector loads want

@@ -1,0 +1,141 @@
+"""Measures decode steps whose rows have masks, against plain overlapped steps.
+
+Every request of a masked round has a mask that allows the even ids, so each step is sampled after
+the step before is settled. Plain and masked rounds alternate on one engine, and a step's time is
+the median time between two steps' tokens. Greedy, random weights, no early end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
+from minisgl.benchmark.checkpoint import write_checkpoint
+from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES
+from minisgl.core import Event, SamplingParams, Token
+from minisgl.core.masker import Mask
+from minisgl.engine import Engine, EngineConfig
+from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.scheduler import Scheduler, run
+
+PAGE_SIZE = 16
+WARM_UP_STEPS = 8  # steps with prompts, and graphs that are captured
+
+
+class EvenMasker:
+    """Allows the even ids. Packs its bits anew for each token, which a grammar may have to do."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        self._allowed[:vocab_size:2] = True
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        return np.packbits(self._allowed, bitorder="little").view(np.uint32)
+
+
+class Recorder:
+    """The inbox and outbox of one round. Mutable: it notes when each step's tokens come."""
+
+    def __init__(self, requests: list[SchedulerMsg]) -> None:
+        self._requests = requests
+        self.times: list[float] = []
+        self.ids: list[int] = []
+
+    def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
+        requests, self._requests = self._requests, []
+        return requests or ([ExitMsg()] if timeout_s else [])
+
+    def send(self, events: list[Event]) -> None:
+        tokens = [event.id for event in events if isinstance(event, Token)]
+        if tokens:
+            self.times.append(time.perf_counter())
+            self.ids += tokens
+
+    def pong(self, seq: int) -> None:
+        raise AssertionError("this benchmark sends no pings")
+
+
+def main(argv: list[str]) -> int:
+    parser = benchmark_parser(__name__, __doc__)
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="shape of the model")
+    add("--batch", type=natural, default=8, help="requests that decode together")
+    add("--prompt", type=natural, default=64, help="prompt tokens of a request")
+    add("--steps", type=natural, default=64, help="decode steps of a round")
+    add("--rounds", type=natural, default=5, help="rounds of each kind, after one to warm up")
+    add("--device", default="auto", help="as the server's flag")
+    add("--dtype", default="auto", help="as the server's flag")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    load = machine_load()
+    length = args.prompt + args.steps + WARM_UP_STEPS
+    with tempfile.TemporaryDirectory() as name:
+        write_checkpoint(Path(name), SHAPES[args.shape], weights=False)
+        config = EngineConfig(
+            folder=Path(name), device=args.device, dtype=args.dtype, dummy_weight=True,
+            page_size=PAGE_SIZE, num_pages=2 * args.batch * (length // PAGE_SIZE + 1),
+            cache="naive",
+        )  # fmt: skip
+        engine = Engine(config)
+        try:
+            rounds = [
+                {
+                    kind: _step_s(engine, config, kind == "masked", args)
+                    for kind in ("plain", "masked")
+                }
+                for _ in range(args.rounds + 1)
+            ][1:]
+        finally:
+            engine.close()
+    ratio = statistics.median(times["masked"] / times["plain"] for times in rounds)
+    medians = {
+        kind: statistics.median(times[kind] for times in rounds) * 1e3
+        for kind in ("plain", "masked")
+    }
+    print(
+        f"{args.shape}, {args.batch} rows: plain {medians['plain']:.3f} ms a step, masked "
+        f"{medians['masked']:.3f} ms, ratio of paired rounds {ratio:.3f}"
+    )
+    if args.json:
+        result = {"shape": args.shape, "batch": args.batch, "rounds_s": rounds, "ratio": ratio}
+        write_json(args.json, {"load_before": load, **result})
+    return 0
+
+
+def _step_s(
+    engine: Engine, config: EngineConfig, is_masked: bool, args: argparse.Namespace
+) -> float:
+    """Run one round. Returns the median seconds of a decode step."""
+    batch, prompt, steps = args.batch, args.prompt, args.steps
+    vocab_size = engine.model_config.vocab_size
+    rng = np.random.default_rng(0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=steps + WARM_UP_STEPS, ignore_eos=True)
+    prompts = [ids_to_bytes(rng.integers(vocab_size, size=prompt)) for _ in range(batch)]
+    requests: list[SchedulerMsg] = [
+        UserMsg(uid=uid, ids=ids, sampling=sampling) for uid, ids in enumerate(prompts)
+    ]
+    recorder = Recorder(requests)
+    scheduler = Scheduler(
+        scheduler_config(config, engine, frozenset()),
+        create_masker=lambda message: EvenMasker(vocab_size) if is_masked else None,
+    )
+    run(scheduler, engine, recorder, recorder)
+    assert len(recorder.ids) == batch * (steps + WARM_UP_STEPS)
+    assert not is_masked or not any(token % 2 for token in recorder.ids)
+    times = recorder.times[WARM_UP_STEPS:]
+    return statistics.median(end - start for start, end in pairwise(times))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
