@@ -25,6 +25,7 @@ from minisgl.benchmark.shapes import SHAPES
 from minisgl.core import Event, SamplingParams, Token
 from minisgl.core.masker import Mask
 from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.startup import start_engine
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
@@ -87,7 +88,7 @@ def main(argv: list[str]) -> int:
             page_size=PAGE_SIZE, num_pages=2 * args.batch * (length // PAGE_SIZE + 1),
             cache="naive",
         )  # fmt: skip
-        engine = Engine(config)
+        engine = start_engine(config)
         try:
             rounds = [
                 {

@@ -10,6 +10,8 @@ import pytest
 import torch
 from test_equalities import drive, greedy, prompts
 from test_guard import long_run, make_guarded
+from test_late_sampling import masked_scheduler
+from test_late_sampling import requests as masked_requests
 from transformers import Qwen3Config
 
 from helpers.model_harness import make_reference
@@ -58,11 +60,28 @@ def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
         "max_running_requests": 16,
         "max_prefill_length": 64,
     }
-    return start_engine(EngineConfig(folder=checkpoint[0], device="cuda", **(settings | options)))
+    return start_engine(
+        EngineConfig(folder=checkpoint[0], **({"device": "cuda"} | settings | options))
+    )
 
 
 def captured_sizes(engine: Engine) -> set[StepSize]:
     return {shape for shape in engine.runner._graphs if isinstance(shape, StepSize)}
+
+
+def masked_tokens(engine: Engine) -> list[list[int]]:
+    try:
+        turns = [0, 3, 9, 9, 12, 14]
+        return drive(engine, masked_requests(), turns=turns, scheduler=masked_scheduler(engine))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("graphs", [0, 16])
+def test_masked_tokens_equal_those_of_a_cpu(checkpoint: Checkpoint, graphs: int) -> None:
+    expected = masked_tokens(make_engine(checkpoint, device="cpu", attn="torch"))
+    engine = make_engine(checkpoint, attn="triton", cuda_graph_max_bs=graphs)
+    assert masked_tokens(engine) == expected
 
 
 @pytest.mark.parametrize(("graphs", "prompt_tokens"), [(0, 0), (16, 0), (16, 80)])
