@@ -29,7 +29,7 @@ from minisgl.attention import AttnLayer, create_attention_backend
 from minisgl.benchmark.arguments import add_json, benchmark_parser
 from minisgl.benchmark.gpu_time import captured, card_rates, events_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
-from minisgl.core import Batch, Context, Plan
+from minisgl.core import Context, Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
@@ -159,11 +159,9 @@ class Step:
             num_decodes=count if case.is_decode else 0, sample_rows=[], output_idxs=[],
         )  # fmt: skip
         rows = np.array([range(count), np.arange(count) * length, [length] * count, self.ends])
-        batch = Batch(
-            input_ids=torch.zeros(self.num_tokens, dtype=torch.int32, device=device),
+        batch = PoolBatch(
             positions=torch.zeros(self.num_tokens, dtype=torch.int32, device=device),
             slots=self._new_slots(),
-            sample_positions=torch.zeros(0, dtype=torch.int64, device=device),
             attn_metadata=backend.prepare(plan),
             context=Context(kv_pool=self.pool, page_table=self.table, attn=backend),
             rows=torch.from_numpy(rows.astype(np.int32)).to(device),

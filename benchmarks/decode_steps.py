@@ -70,7 +70,7 @@ def fill_cache(engine: Engine, rows: int, context: int) -> Plan:
 
     def fill() -> Tensor:
         for index in range(engine.model_config.num_layers):
-            layer = engine._context.kv_pool.layer(index)
+            layer = engine._contexts[0].kv_pool.layer(index)
             layer.k[: rows * pages].normal_()
             layer.v[: rows * pages].normal_()
         return torch.empty(0, dtype=torch.int32)

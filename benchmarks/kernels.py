@@ -22,7 +22,7 @@ from torch import Tensor
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
-from minisgl.core import Batch, BatchSamplingArgs, Context, Plan
+from minisgl.core import BatchSamplingArgs, Context, Plan, PoolBatch
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
@@ -111,7 +111,7 @@ def compare(
 
 def attention_step(
     shape: Shape, dtype: torch.dtype, rows: list[tuple[int, int]], backend: BaseAttnBackend
-) -> tuple[Tensor, Tensor, Tensor, AttnLayer, Batch]:
+) -> tuple[Tensor, Tensor, Tensor, AttnLayer, PoolBatch]:
     """Rows of (start, end) over pages of 16 in random order."""
     page_size = 16
     per_row = -(-max(end for _, end in rows) // page_size)
@@ -144,11 +144,9 @@ def attention_step(
         sample_rows=[],
         output_idxs=[],
     )
-    batch = Batch(
-        input_ids=torch.zeros(num_tokens, dtype=torch.int32),
+    batch = PoolBatch(
         positions=torch.cat(positions).int(),
         slots=torch.cat(slots).int(),
-        sample_positions=torch.zeros(0, dtype=torch.int64),
         attn_metadata=backend.prepare(plan),
         context=Context(kv_pool=pool, page_table=table, attn=backend),
     )
@@ -165,7 +163,14 @@ def attention_step(
 
 
 def gather_then_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, layer: AttnLayer, batch: Batch, length: int, *, repeat: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: AttnLayer,
+    batch: PoolBatch,
+    length: int,
+    *,
+    repeat: bool,
 ) -> Tensor:
     """What torch offers for equal rows: copy the cache together, then one fused attention.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helpers.attention_error import count_keys, worst_miscount, worst_share
 from minisgl.attention import ATTENTION_BACKENDS, AttnLayer, create_attention_backend
-from minisgl.core import Batch, Context, Plan
+from minisgl.core import Context, Plan, PoolBatch
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
@@ -74,7 +74,7 @@ COUNTED = [case for case in CASES if is_countable(case)]
 class Step:
     plan: Plan
     layer: AttnLayer
-    batch: Batch
+    batch: PoolBatch
     q: Tensor
     k: Tensor
     v: Tensor
@@ -134,11 +134,9 @@ def make_step(case: Case, dtype: torch.dtype, backend_name: str, seed: int = 0) 
         sample_rows=[],
         output_idxs=[],
     )
-    batch = Batch(
-        input_ids=torch.zeros(num_tokens, dtype=torch.int32),
+    batch = PoolBatch(
         positions=torch.cat([torch.arange(*row, dtype=torch.int32) for row in case.rows]),
         slots=torch.cat(slots),
-        sample_positions=torch.zeros(0, dtype=torch.int64),
         attn_metadata=backend.prepare(plan),
         context=Context(kv_pool=pool, page_table=table, attn=backend),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minisgl.builtin import model_path
+from minisgl.core.groups import FULL
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.memory import GIB, MIB, plan_memory
 from minisgl.errors import ConfigError
@@ -20,7 +21,9 @@ def plan(**changes: Any) -> Any:
         "memory_ratio": 0.5,
         "weight_bytes": 1 * GIB,
         "activation_bytes": 512 * MIB,
-        "page_bytes": MIB,
+        "groups": [FULL],
+        "group_page_bytes": [MIB],
+        "chunk": 512,
         "page_size": 16,
         "max_seq_len": 1000,
         "max_running": 256,
@@ -69,7 +72,7 @@ def test_a_closed_engine_holds_no_tensors() -> None:
         EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
     )
     held = [weakref.ref(getattr(x.owner, x.attr)) for x in engine.model.parameters()]
-    held.append(weakref.ref(engine._context.kv_pool.layer(0).k))
+    held.append(weakref.ref(engine._contexts[0].kv_pool.layer(0).k))
     gc.disable()
     try:
         engine.close()

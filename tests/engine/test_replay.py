@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnMetadata
 from minisgl.attention.torch_backend import TorchAttnBackend, _attend
-from minisgl.core import Batch, Plan, SamplingParams
+from minisgl.core import Plan, PoolBatch, SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine import connect as connect_module
 from minisgl.engine import engine as engine_module
@@ -42,7 +42,7 @@ class RowsBackend(TorchAttnBackend):
         return BaseAttnMetadata()
 
     def forward(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
@@ -54,7 +54,7 @@ class RowsBackend(TorchAttnBackend):
             pages = batch.context.page_table[table_idx, : -(-end // pool.k.shape[1])]
             k_CKH, v_CKH = (x[pages].flatten(0, 1)[:end] for x in (pool.k, pool.v))
             span = slice(first, first + length)
-            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, end - length, layer)
+            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, end - length, 0, layer)
         return out_TNH
 
 

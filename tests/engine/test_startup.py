@@ -13,6 +13,7 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.core import Plan, StepResult
+from minisgl.core.groups import CacheGroup
 from minisgl.core.tuning import Tuning
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
@@ -45,7 +46,7 @@ class FakeEngine:
     """An engine whose steps take a given time, on two ranks of which this is the faster."""
 
     page_size, max_running, max_seq_len, max_prefill_tokens = 16, 64, 40_960, 8192
-    memory = SimpleNamespace(num_tokens=100_000, num_pages=6250)
+    memory = SimpleNamespace(num_tokens=100_000, groups=(CacheGroup(num_pages=6250),))
     device = SimpleNamespace(measured_sizes=(64, 1024, 4096, 8192))
     comm = SimpleNamespace(rank=0, all_min=lambda value: 2 * value)  # times come as negatives
 

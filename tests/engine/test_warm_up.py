@@ -95,7 +95,7 @@ def test_marks_tell_models_of_one_shape_apart() -> None:
     )
     with closing(engine):
         spec, plans = engine.model.spec, [probe.probe_plan(engine, 1)]
-        sparse = (True,) * len(spec.windows)
+        sparse = (True,) * len(spec.layers)
 
         def mixture(renormalise: bool) -> MoeSpec:
             return MoeSpec(
@@ -106,7 +106,7 @@ def test_marks_tell_models_of_one_shape_apart() -> None:
         marks = set()
         for other in (
             spec,
-            replace(spec, windows=(5,) * len(spec.windows)),
+            replace(spec, layers=tuple(replace(layer, window=5) for layer in spec.layers)),
             replace(spec, moe=mixture(True)),
             replace(spec, moe=mixture(False)),
         ):

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from minisgl.attention import BaseAttnBackend, BaseAttnMetadata, create_attention_backend
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
-from minisgl.core import Batch, Context
+from minisgl.core import Context, PoolBatch
 from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
@@ -88,7 +88,7 @@ def make_backend(
         pytest.skip(str(error))
 
 
-def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> Batch:
+def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:
     """The step's, on the device; its first one-token rows decode."""
     starts, ends = np.array(step.plan.starts), np.array(step.plan.ends)
     lengths = ends - starts
@@ -127,7 +127,9 @@ def prepare_padded(backend: BaseAttnBackend) -> BaseAttnMetadata:
     return backend.prepare_any(size.num_prompts, size.num_prompt_tokens, size.longest)
 
 
-def make_padded(step: Step, backend: BaseAttnBackend, device: torch.device) -> tuple[Batch, Tokens]:
+def make_padded(
+    step: Step, backend: BaseAttnBackend, device: torch.device
+) -> tuple[PoolBatch, Tokens]:
     """The step's batch as a graph of PADDED_SIZE has it, and its q, k and v."""
     batch, size = make_batch(step, backend, device), PADDED_SIZE
     assert batch.rows is not None
@@ -219,7 +221,7 @@ def test_a_captured_step_attends_for_others_of_its_size(
     check_padded(out, other, num_decodes=2)
 
 
-def tensors_of(batch: Batch) -> list[torch.Tensor]:
+def tensors_of(batch: PoolBatch) -> list[torch.Tensor]:
     """What changes from step to step, and the cache."""
     assert batch.rows is not None
     pool = batch.context.kv_pool.layer(1)

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
-from minisgl.core import Batch, Context, Plan
+from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
@@ -108,25 +108,27 @@ class Runner:
     ) -> None:
         self.model = model
         self.device = device
-        config = model.config
         pages_per_row = -(-MAX_TOKENS // page_size)
-        pool = create_kvcache_pool(
-            num_layers=config.num_layers,
-            num_pages=rows * pages_per_row,
-            page_size=page_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=model.norm.weight.dtype,
-            device=device,
-        )
         # Scattered pages, so that nothing works only because they are in order.
         pages = torch.randperm(rows * pages_per_row, generator=torch.Generator().manual_seed(1))
         self.page_size = page_size
-        self.context = Context(
-            kv_pool=pool,
-            page_table=pages.int().view(rows, pages_per_row).to(device),
-            attn=attn or create_attention_backend("torch", ops or Ops()),
-        )
+        self.page_table = pages.int().view(rows, pages_per_row).to(device)
+        self.contexts = [
+            Context(
+                kv_pool=create_kvcache_pool(
+                    num_layers=pool.num_layers,
+                    num_pages=rows * pages_per_row,
+                    page_size=page_size,
+                    num_kv_heads=pool.num_kv_heads,
+                    head_dim=pool.head_dim,
+                    dtype=model.norm.weight.dtype,
+                    device=device,
+                ),
+                page_table=self.page_table,
+                attn=attn or create_attention_backend("torch", ops or Ops()),
+            )
+            for pool in model.pools
+        ]
 
     def generate(self, sequences: list[Sequence], chunk: int) -> None:
         """Until all are done. Each keeps the logits of every position, in `logits`."""
@@ -167,20 +169,26 @@ class Runner:
         )
         positions = torch.cat([torch.arange(start, end) for _, start, end, _ in rows])
         owners = torch.cat([torch.full((end - start,), row) for row, start, end, _ in rows])
-        pages = self.context.page_table.cpu()[owners, positions // self.page_size]
+        pages = self.page_table.cpu()[owners, positions // self.page_size]
         slots = pages * self.page_size + positions % self.page_size
         sampled = range(len(ids)) if sample is None else sample
         firsts = np.cumsum(lengths) - lengths
         on_device = partial(torch.tensor, dtype=torch.int32, device=self.device)
+        views = [
+            PoolBatch(
+                positions=positions.int().to(self.device),
+                slots=slots.int().to(self.device),
+                attn_metadata=context.attn.prepare(plan),
+                context=context,
+                rows=on_device(np.array((plan.table_idxs, firsts, lengths, plan.ends))),
+            )
+            for context in self.contexts
+        ]
         x_SD = self.model.forward(
             Batch(
                 input_ids=on_device(ids),
-                positions=positions.int().to(self.device),
-                slots=slots.int().to(self.device),
                 sample_positions=on_device(list(sampled)).long(),
-                attn_metadata=self.context.attn.prepare(plan),
-                context=self.context,
-                rows=on_device(np.array((plan.table_idxs, firsts, lengths, plan.ends))),
+                pools=tuple(views),
             )
         )
         return self.model.logits(x_SD)

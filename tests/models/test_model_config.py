@@ -54,7 +54,7 @@ def read(folder: Path, values: dict[str, Any]) -> ModelConfig:
 
 def windows(folder: Path, values: dict[str, Any]) -> tuple[int | None, ...]:
     config = read(folder, values)
-    return config.family.spec(config).windows
+    return tuple(layer.window for layer in config.family.spec(config).layers)
 
 
 def test_both_spellings_are_one_config(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_weight_bytes_are_the_ranks_own(tmp_path: Path) -> None:
     ]
     assert [model.num_weight_bytes for model in models] == held
     assert len(set(held)) > 1
-    assert [model.num_kv_heads for model in models] == [1, 1, 1]
+    assert [model.pools[0].num_kv_heads for model in models] == [1, 1, 1]
 
 
 def test_experts_are_shared_where_there_are_some(tmp_path: Path) -> None:

@@ -11,17 +11,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttnLayer:
     """The constants of one attention layer; `num_q_heads` is a multiple of `num_kv_heads`.
 
-    scale: what multiplies q @ k. window: a query at position i sees the keys in (i - window, i],
-    as Hugging Face's sliding window has it; None is all of [0, i].
+    pool: its number in `Batch.pools`. layer_id: the layer's index in that pool. scale: multiplies
+    q @ k. window: a query at position i sees the keys in (i - window, i], as in Hugging Face's
+    sliding window; None is all of [0, i].
     """
 
+    pool: int = 0
     layer_id: int
     num_q_heads: int
     num_kv_heads: int
@@ -61,11 +63,13 @@ class BaseAttnBackend(ABC):
 
     graph_safe: decode reads what changes from step to step on the device, so that its launches
     can be captured once and replayed. prompts_graph_safe: the others do so too, see `prepare_any`.
+    reads_window_only: no key behind a layer's window is read, not even to be masked.
     """
 
     name: str
     graph_safe = False
     prompts_graph_safe = False
+    reads_window_only = False
 
     @abstractmethod
     def prepare(self, plan: Plan) -> BaseAttnMetadata:
@@ -80,7 +84,7 @@ class BaseAttnBackend(ABC):
         """
         raise AssertionError(f"{self.name} is not prompts_graph_safe: no graph is captured")
 
-    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
+    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         """From projected q, k, v, side by side, to attended heads, [T, N * H].
 
         A backend that norms, rotates and stores in one kernel of its own replaces this.
@@ -90,7 +94,7 @@ class BaseAttnBackend(ABC):
 
     @abstractmethod
     def forward(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
         """Store k and v at `batch.slots`, attend causally; [T, N, H] in q's dtype.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 from minisgl.core.req import IdArray
 
 
@@ -23,6 +23,7 @@ class CpuAttnMetadata(BaseAttnMetadata):
 
 class CpuAttnBackend(BaseAttnBackend):
     name = "cpu"
+    reads_window_only = True
 
     def __init__(self, library: Any) -> None:
         """`library` is what `minisgl.kernel.jit.load_library` returned."""
@@ -34,7 +35,7 @@ class CpuAttnBackend(BaseAttnBackend):
         return CpuAttnMetadata(rows=rows)
 
     def forward(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
         pool = batch.context.kv_pool.layer(layer.layer_id)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
@@ -54,7 +55,7 @@ class CpuAttnBackend(BaseAttnBackend):
         )
         return out_TNH
 
-    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
+    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         layer = steps.layer
         pool = batch.context.kv_pool.layer(layer.layer_id)
         out = torch.empty(len(qkv), layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
 from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
@@ -55,7 +55,7 @@ class FlashAttentionBackend(PagedAttnBackend):
             return replace(metadata, old=metadata.all, fresh=Extent())
         return metadata
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         num_rows = len(q_DNH)
@@ -64,7 +64,7 @@ class FlashAttentionBackend(PagedAttnBackend):
         self._run(q_DNH, layer, batch, out_DNH, table_BP, rows[3, :num_rows], None, 1)
 
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         """The metadata's fresh rows, at the end of the step, have no context before it: they read k
@@ -108,7 +108,7 @@ class FlashAttentionBackend(PagedAttnBackend):
         self,
         q: Tensor,
         layer: AttnLayer,
-        batch: Batch,
+        batch: PoolBatch,
         out: Tensor,
         table_BP: Tensor,
         ends_B: Tensor,

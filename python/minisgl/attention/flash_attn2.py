@@ -20,7 +20,7 @@ from torch import Tensor
 from minisgl.attention.base import AttnLayer
 from minisgl.attention.contexts import context_slots, split_rows
 from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
@@ -95,11 +95,11 @@ class FlashAttention2Backend(PagedAttnBackend):
             old=common.old, fresh=common.fresh, longest=common.longest, groups=groups
         )
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         raise AssertionError("fa2 is only ever the first half of a HybridBackend")
 
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         metadata: FlashAttention2Metadata = batch.attn_metadata
@@ -126,7 +126,7 @@ class FlashAttention2Backend(PagedAttnBackend):
             )
 
 
-def _gathered(group: Group, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def _gathered(group: Group, batch: PoolBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Slots of the contexts, where each row begins among them, and among the group's tokens."""
     assert batch.rows is not None
     rows = batch.rows[:, group.first_row : group.first_row + group.new.num_rows]

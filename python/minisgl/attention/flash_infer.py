@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
@@ -79,11 +79,11 @@ class FlashInferBackend(PagedAttnBackend):
             ends=ends,
         )
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         raise AssertionError("fi is only ever the first half of a HybridBackend")
 
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         metadata: FlashInferMetadata = batch.attn_metadata
@@ -93,7 +93,7 @@ class FlashInferBackend(PagedAttnBackend):
         first = len(q_TNH) - sum(metadata.lengths)
         planned.run(q_TNH[first:], (pool.k, pool.v), out=out_TNH[first:])
 
-    def _plan(self, window: int, layer: AttnLayer, batch: Batch, q_TNH: Tensor) -> Any:
+    def _plan(self, window: int, layer: AttnLayer, batch: PoolBatch, q_TNH: Tensor) -> Any:
         """The wrapper, planned for all layers of this window."""
         metadata: FlashInferMetadata = batch.attn_metadata
         table = batch.context.page_table

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import rotary
 
@@ -77,12 +77,12 @@ class PagedAttnBackend(BaseAttnBackend):
         self.ops = ops
 
     @abstractmethod
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         """Attend for the batch's first D rows, of one query each. Safe to capture in a graph."""
 
     @abstractmethod
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         """Attend for the rows of `batch.attn_metadata`; the tensors are those of the whole step."""
@@ -102,11 +102,11 @@ class PagedAttnBackend(BaseAttnBackend):
         any_rows = Extent(num_rows, num_tokens, longest=num_tokens)
         return PagedMetadata(old=any_rows, fresh=Extent(), longest=longest, is_padded=True)
 
-    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
         """`forward_qkv` of a step of decode rows alone; None where there is no kernel for it."""
         return None
 
-    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor:
+    def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         metadata: PagedMetadata = batch.attn_metadata
         if not metadata.all.num_rows:
             out = self.decode_qkv(qkv, steps, batch)
@@ -132,14 +132,14 @@ class PagedAttnBackend(BaseAttnBackend):
         return self.attend(q_TNH, k_TKH, v_TKH, layer, batch).flatten(1)
 
     def forward(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
         pool = batch.context.kv_pool.layer(layer.layer_id)
         self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
         return self.attend(q_TNH.contiguous(), k_TKH, v_TKH, layer, batch)
 
     def attend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
         """[T, N, H]; this step's k and v are stored already."""
         assert batch.rows is not None
@@ -163,6 +163,7 @@ class HybridBackend(PagedAttnBackend):
         super().__init__(ops)
         self.name = f"{prefill.name},{decode.name}"
         self.prompts_graph_safe = prefill.prompts_graph_safe
+        self.reads_window_only = prefill.reads_window_only and decode.reads_window_only
         self._prefill, self._decode = prefill, decode
 
     def prepare(self, plan: Plan) -> PagedMetadata:
@@ -171,14 +172,14 @@ class HybridBackend(PagedAttnBackend):
     def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> PagedMetadata:
         return self._prefill.prepare_any(num_rows, num_tokens, longest)
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         self._decode.decode(q_DNH, layer, batch, out_DNH)
 
-    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
         return self._decode.decode_qkv(qkv, steps, batch)
 
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)

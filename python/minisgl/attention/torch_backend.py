@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata
-from minisgl.core import Batch, Plan
+from minisgl.core import Plan, PoolBatch
 from minisgl.kernel.ops import Ops
 
 
@@ -28,6 +28,7 @@ class TorchAttnMetadata(BaseAttnMetadata):
 
 class TorchAttnBackend(BaseAttnBackend):
     name = "torch"
+    reads_window_only = True
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
@@ -38,7 +39,7 @@ class TorchAttnBackend(BaseAttnBackend):
         )
 
     def forward(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
         pool = batch.context.kv_pool.layer(layer.layer_id)
         self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
@@ -46,22 +47,28 @@ class TorchAttnBackend(BaseAttnBackend):
         offset = 0
         for table_idx, start, end in batch.attn_metadata.rows:
             page_size = pool.k.shape[1]
-            pages = batch.context.page_table[table_idx, : -(-end // page_size)]
-            k_CKH = pool.k[pages].flatten(0, 1)[:end]
-            v_CKH = pool.v[pages].flatten(0, 1)[:end]
+            # Pages behind the window may be somebody else's.
+            begin = max(start - layer.window + 1, 0) if layer.window else 0
+            first = begin // page_size
+            pages = batch.context.page_table[table_idx, first : -(-end // page_size)]
+            keys = slice(begin - first * page_size, end - first * page_size)
+            k_CKH = pool.k[pages].flatten(0, 1)[keys]
+            v_CKH = pool.v[pages].flatten(0, 1)[keys]
             span = slice(offset, offset + end - start)
-            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, start, layer)
+            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, start, begin, layer)
             offset = span.stop
         assert offset == len(q_TNH), f"the plan has {offset} tokens, q {len(q_TNH)}"
         return out_TNH
 
 
-def _attend(q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, start: int, layer: AttnLayer) -> Tensor:
-    """Queries at positions start, start + 1, ... over keys at positions 0, 1, ..."""
+def _attend(
+    q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, start: int, begin: int, layer: AttnLayer
+) -> Tensor:
+    """Queries at positions start, start + 1, ... over keys at positions begin, begin + 1, ..."""
     q_QKGH = q_QNH.float().view(len(q_QNH), layer.num_kv_heads, -1, layer.head_dim)
     scores_KGQC = torch.einsum("qkgh,ckh->kgqc", q_QKGH, k_CKH.float()) * layer.scale
     query_Q1 = torch.arange(start, start + len(q_QNH), device=q_QNH.device)[:, None]
-    key_1C = torch.arange(len(k_CKH), device=q_QNH.device)[None]
+    key_1C = torch.arange(begin, begin + len(k_CKH), device=q_QNH.device)[None]
     hidden_QC = key_1C > query_Q1
     if layer.window is not None:
         hidden_QC |= key_1C <= query_Q1 - layer.window

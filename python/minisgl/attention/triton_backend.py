@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
-from minisgl.core import Batch
+from minisgl.core import PoolBatch
 from minisgl.kernel.decode_form import FEW_BELOW
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.sizes import power_of_2
@@ -25,6 +25,7 @@ from minisgl.kernel.triton.extend_attention import extend
 class TritonAttnBackend(PagedAttnBackend):
     name = "triton"
     prompts_graph_safe = True
+    reads_window_only = True
 
     def __init__(self, ops: Ops, num_cores: int, device: torch.device) -> None:
         """num_cores: the device's multiprocessors."""
@@ -32,10 +33,10 @@ class TritonAttnBackend(PagedAttnBackend):
         self.num_cores = num_cores
         self._done_of_few = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNH, None)
 
-    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: Batch) -> Tensor | None:
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
         layer = steps.layer
         head_dim = layer.head_dim
         whole = head_dim == steps.cos_sin.shape[1] == power_of_2(head_dim)
@@ -59,7 +60,7 @@ class TritonAttnBackend(PagedAttnBackend):
         self,
         q_DNH: Tensor,
         layer: AttnLayer,
-        batch: Batch,
+        batch: PoolBatch,
         out_DNH: Tensor,
         rotation: Rotation | None,
     ) -> None:
@@ -97,7 +98,7 @@ class TritonAttnBackend(PagedAttnBackend):
         )
 
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         assert batch.rows is not None

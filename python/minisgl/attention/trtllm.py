@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
-from minisgl.core import Batch
+from minisgl.core import PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
@@ -49,7 +49,7 @@ class TensorRTLLMBackend(PagedAttnBackend):
         self._run = _load()
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: Batch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         rows, table, num_rows = batch.rows, batch.context.page_table, len(q_DNH)
@@ -68,7 +68,7 @@ class TensorRTLLMBackend(PagedAttnBackend):
         )
 
     def extend(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: Batch,
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         raise AssertionError("trtllm is only ever the second half of a HybridBackend")

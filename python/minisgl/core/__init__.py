@@ -6,7 +6,7 @@ or sent. It imports no torch (tensors are named for the type checker only), so t
 the text workers start in milliseconds. Read next: `minisgl.scheduler`.
 """
 
-from minisgl.core.batch import Batch, Context
+from minisgl.core.batch import Batch, Context, PoolBatch
 from minisgl.core.batch_sampling import BatchSamplingArgs
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
@@ -24,6 +24,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "Plan",
+    "PoolBatch",
     "Req",
     "SamplingParams",
     "StepFailed",

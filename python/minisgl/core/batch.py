@@ -1,4 +1,4 @@
-"""The tensors of one step, and what a layer needs besides: arguments of `forward`, never globals.
+"""The tensors of one step and the tensors behind it: arguments of `forward`, never globals.
 
 Axes: T tokens of this step, B rows (requests), S rows that sample.
 """
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What stays the same from step to step: given to layers with each batch.
+    """What stays the same from step to step for the layers of one pool.
 
-    kv_pool: a `minisgl.kvcache.BaseKVCachePool`. page_table: int32 [R, P], page ids of request
-    table rows. attn: a `minisgl.attention.BaseAttnBackend`. (Typed loosely: core is below them.)
+    kv_pool: a `minisgl.kvcache.BaseKVCachePool`. page_table: int32 [R, P], the page ids of each row
+    of the request tables, in the pool's cache group. attn: a `minisgl.attention.BaseAttnBackend`.
+    (Typed loosely: core is below them.)
     """
 
     kv_pool: Any
@@ -26,23 +27,33 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One step's inputs on the device.
+class PoolBatch:
+    """The step as the layers of one pool see it.
 
-    input_ids: int32 [T]. positions: int32 [T]. slots: int32 [T], the token slot
-    (page * page_size + offset) where each token's KV goes; -1 is padding.
-    sample_positions: int64 [S], which of the T tokens yield logits.
-    attn_metadata: what the attention backend's `prepare` made of the plan.
-    rows: int32 [4, B], each row's table index, first of the T tokens, number of tokens, and end
-    of its context; for backends that read them on the device. shared: int32 [1], at how many
-    tokens the decode rows' contexts part: those before lie in the same pages; None for none.
+    positions: int32 [T]. slots: int32 [T], the token slot (page * page_size + offset) where each
+    token's KV goes; -1 stores nothing. attn_metadata: the result of the attention backend's
+    `prepare`. rows: int32 [4, B], each row's table index, first token in the batch, number of
+    tokens, and end of its context; for backends that read them on the device. shared: int32 [1],
+    the length of the common prefix of the decode rows' contexts, which lies in the same pages;
+    None for none.
     """
 
-    input_ids: Tensor
     positions: Tensor
     slots: Tensor
-    sample_positions: Tensor
     attn_metadata: Any
     context: Context
     rows: Tensor | None = None
     shared: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's inputs on the device.
+
+    input_ids: int32 [T]. sample_positions: int64 [S], the indices of the tokens that yield logits.
+    pools: one view of the step for each pool of the model (`minisgl.models.spec.CacheLayout`).
+    """
+
+    input_ids: Tensor
+    sample_positions: Tensor
+    pools: tuple[PoolBatch, ...]

@@ -61,6 +61,16 @@ class CacheGroup:
             pages = min(pages, -(-(self.window + chunk) // page_size) + 1)
         return pages
 
+    def pool_pages(self, num_pages: int, running: int, chunk: int, page_size: int) -> int:
+        """The pages with which the group's pool lasts as long as a full group's of `num_pages`:
+        no fewer requests fit, and no fewer cached prefixes where memory is short."""
+        if self.kind == "full":
+            return num_pages
+        if self.kind == "state":  # 3 a request, and as many again for saved states
+            return min(num_pages * page_size // self.interval + 3, 6 * running)
+        each = -(-self.window // page_size) + 2
+        return min(num_pages, running * each + -(-chunk // page_size))
+
     def most_tokens(self, chunk: int, page_size: int) -> int | None:
         """The longest request that fits the group's pages when it runs alone; None for any.
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from minisgl import env
-from minisgl.attention import create_attention_backend
-from minisgl.core import Batch, Context, Plan
+from minisgl.attention import BaseAttnBackend, create_attention_backend
+from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
@@ -116,42 +116,51 @@ class Engine:
         self.max_running = config.max_running_requests
         self.max_seq_len = self.memory.max_seq_len
         self._ops = ops
+        groups = self.memory.groups
         self._tables = RequestTables(
             self.device,
             max_running=config.max_running_requests,
             max_pages=-(-self.max_seq_len // config.page_size),
+            groups=groups,
         )
-        self._attn = create_attention_backend(
-            config.attn,
-            ops,
-            self.device.torch_device,
-            dtype=self.dtype,
-            head_dim=self.model_config.head_dim,
-            page_size=config.page_size,
-        )
-        max_graph_rows = config.cuda_graph_max_bs if self._attn.graph_safe else 0
+        self._pools = self.model.pools
+        self._contexts = [
+            Context(
+                kv_pool=create_kvcache_pool(
+                    num_layers=pool.num_layers,
+                    num_pages=groups[pool.group].num_pages,
+                    page_size=config.page_size,
+                    num_kv_heads=pool.num_kv_heads,
+                    head_dim=pool.head_dim,
+                    dtype=self.dtype,
+                    device=self.device.torch_device,
+                    zeroed=groups[pool.group].kind == "window",
+                ),
+                page_table=self._tables.group_table(pool.group),
+                attn=create_attention_backend(
+                    config.attn,
+                    ops,
+                    self.device.torch_device,
+                    dtype=self.dtype,
+                    head_dim=pool.head_dim,
+                    page_size=config.page_size,
+                ),
+            )
+            for pool in self._pools
+        ]
+        backends = [context.attn for context in self._contexts]
+        self._graph_safe = all(attn.graph_safe for attn in backends)
+        self._prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
+        self.attn_name = " and ".join(dict.fromkeys(attn.name for attn in backends))
+        max_graph_rows = config.cuda_graph_max_bs if self._graph_safe else 0
         # The same on all ranks, as sums of padded steps have more rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens)
-        self._context = Context(
-            kv_pool=create_kvcache_pool(
-                num_layers=self.model_config.num_layers,
-                num_pages=self.memory.num_pages,
-                page_size=config.page_size,
-                num_kv_heads=self.model.num_kv_heads,
-                head_dim=self.model_config.head_dim,
-                dtype=self.dtype,
-                device=self.device.torch_device,
-            ),
-            page_table=self._tables.page_table,
-            attn=self._attn,
-        )
         if env.check_pages():
             from minisgl.engine.guard import PageGuard
 
-            pool = self._context.kv_pool
-            self._guard = PageGuard(pool, self.model_config.num_layers, config.page_size)
+            self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
         clock.lap("memory")
 
     def apply(self, tuning: Tuning) -> None:
@@ -164,7 +173,7 @@ class Engine:
     @property
     def replays_prompts(self) -> bool:
         """Whether steps with prompts can be replayed from CUDA graphs."""
-        return self._attn.prompts_graph_safe and bool(self.runner.prompt_sizes)
+        return self._prompts_graph_safe and bool(self.runner.prompt_sizes)
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -221,7 +230,7 @@ class Engine:
     def can_rehearse(self, plan: Plan) -> bool:
         """Whether the device can, and nothing in the step waits for it."""
         has_prompts = plan.num_decodes < plan.num_rows
-        is_safe = self._attn.prompts_graph_safe if has_prompts else self._attn.graph_safe
+        is_safe = self._prompts_graph_safe if has_prompts else self._graph_safe
         return self.device.can_rehearse and is_safe
 
     def _step(self, plan: Plan) -> Tensor:
@@ -283,22 +292,31 @@ class Engine:
 
     def _forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
         """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
-        if padded and padded.num_prompts:
-            attn_metadata = self._attn.prepare_any(
-                padded.num_prompts, padded.num_prompt_tokens, padded.longest
-            )
-        else:
-            attn_metadata = self._attn.prepare(plan)
         decoding = inputs.rows[0, : inputs.num_decodes]  # the rows whose ids may be promised
+        pools = []
+        for pool, context in zip(self._pools, self._contexts, strict=True):
+            attn: BaseAttnBackend = context.attn
+            if padded and padded.num_prompts:
+                attn_metadata = attn.prepare_any(
+                    padded.num_prompts, padded.num_prompt_tokens, padded.longest
+                )
+            else:
+                attn_metadata = attn.prepare(plan)
+            is_full = self.memory.groups[pool.group].kind == "full"
+            pools.append(
+                PoolBatch(
+                    positions=inputs.positions,
+                    slots=inputs.slots[pool.group],
+                    attn_metadata=attn_metadata,
+                    context=context,
+                    rows=inputs.rows,
+                    shared=inputs.shared if is_full else None,
+                )
+            )
         batch = Batch(
             input_ids=self._ops.take_ids(inputs.token_ids, decoding, self._tables.last_token),
-            positions=inputs.positions,
-            slots=inputs.slots,
             sample_positions=inputs.sample_positions,
-            attn_metadata=attn_metadata,
-            context=self._context,
-            rows=inputs.rows,
-            shared=inputs.shared,
+            pools=tuple(pools),
         )
         return self.model.forward(batch)
 
@@ -337,14 +355,10 @@ class Engine:
 
     # --- start and end -------------------------------------------------------------------------
 
-    @property
-    def attn_name(self) -> str:
-        return self._attn.name
-
     def close(self) -> None:
         """Finish the steps in the air and give back threads and memory. The engine is done for."""
         self.device.close()
-        for name in ("runner", "model", "_context", "_tables", "_attn", "_guard"):
+        for name in ("runner", "model", "_contexts", "_tables", "_guard"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold what they captured of it
         self.device.release()

@@ -74,9 +74,9 @@ class StepArrays:
 class ForwardTensors:
     """The inputs of the forward pass.
 
-    token_ids: int32 [T]; `PROMISED` where the id is only in the tables. positions, slots, rows,
-    shared: see `Batch`. sample_positions: int64, the tokens that sample; a padded step has others
-    behind them.
+    token_ids: int32 [T]; `PROMISED` where the id is only in the tables. slots: int32 [G, T], those
+    of each cache group. positions, rows, shared: see `PoolBatch`. sample_positions: int64, the
+    tokens that sample; a padded step has others behind them.
     """
 
     num_decodes: int
@@ -152,8 +152,15 @@ def make_arrays(
     ends_in_batch = np.cumsum(lengths, dtype=np.int32)
     firsts = ends_in_batch - lengths
     positions = np.repeat(starts - firsts, lengths) + np.arange(num_kept, dtype=np.int32)
-    slots = tables.slots(np.repeat(table_idxs, lengths), positions, page_size)
-    slots[num_decodes : num_decodes + extra] = NO_SLOT
+    rows_T = np.repeat(table_idxs, lengths)
+    slots = np.full((len(tables.groups), size.num_tokens), NO_SLOT, np.int32)
+    for group in range(len(tables.groups)):
+        slots[group, :num_kept] = tables.slots(rows_T, positions, page_size, group)
+    slots[:, num_decodes : num_decodes + extra] = NO_SLOT
+    for row, end in plan.stored:  # never a decode row
+        first = firsts[row + extra]
+        num_stored = min(end, plan.ends[row]) - plan.starts[row]
+        slots[0, first : first + num_stored] = NO_SLOT
     token_ids = fill(size.num_tokens, plan.token_ids, 0, 0)
     decodes_alone = padded is not None and not size.num_prompts
     num_samples = len(plan.sample_rows)
@@ -174,7 +181,7 @@ def make_arrays(
     forward: dict[str, Array] = {
         "token_ids": token_ids,
         "positions": _pad(positions, size.num_tokens - num_kept, 0),
-        "slots": _pad(slots, size.num_tokens - num_kept, NO_SLOT),
+        "slots": slots,
         "rows": np.stack((table_idxs, firsts, lengths, ends)),
         "sample_positions": sample_positions,
     }

@@ -8,10 +8,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from minisgl.core.groups import CacheGroup
 from minisgl.distributed import DistributedCommunicator
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device
@@ -30,24 +33,46 @@ class MemoryPlan:
     """All in bytes on one device, but for the counts.
 
     free_bytes: before anything was loaded. activation_bytes: an upper estimate for one step.
+    groups: with their numbers of pages. group_page_bytes: of one page, over all layers of the
+    group. num_pages, page_bytes, num_tokens: of the first group. chunk: prompt tokens of a step at
+    most.
     """
 
     free_bytes: int
     memory_ratio: float
     weight_bytes: int
     activation_bytes: int
-    page_bytes: int
+    groups: tuple[CacheGroup, ...]
+    group_page_bytes: tuple[int, ...]
     page_size: int
-    num_pages: int
+    chunk: int
     max_seq_len: int
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_pages * self.page_bytes
+        return _total_bytes(self.groups, self.group_page_bytes)
+
+    @property
+    def num_pages(self) -> int:
+        return self.groups[0].num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self.group_page_bytes[0]
 
     @property
     def num_tokens(self) -> int:
         return self.num_pages * self.page_size
+
+    @property
+    def num_requests(self) -> int:
+        """Requests at full length that fit."""
+        return min(
+            self.num_tokens // self.max_seq_len
+            if group.kind == "full"
+            else group.num_pages // group.most_pages(self.max_seq_len, self.chunk, self.page_size)
+            for group in self.groups
+        )
 
     def table(self) -> str:
         """For people: where the memory goes and what fits."""
@@ -55,21 +80,30 @@ class MemoryPlan:
             ("free before loading", _size(self.free_bytes), ""),
             ("weights", _size(self.weight_bytes), ""),
             ("activations, at most", _size(self.activation_bytes), ""),
-            (
-                "KV pool",
-                _size(self.kv_bytes),
-                f"{self.num_pages:,} page{'' if self.num_pages == 1 else 's'} of "
-                f"{counted(self.page_size, 'token')} "
-                f"({_size(self.page_bytes // self.page_size)} a token)",
+            *(
+                self._row(group, page_bytes)
+                for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True)
             ),
             ("tokens that fit", f"{self.num_tokens:,}", ""),
             (
                 "requests at full length",
-                f"{self.num_tokens // self.max_seq_len:,}",
+                f"{self.num_requests:,}",
                 f"of {self.max_seq_len:,} tokens",
             ),
         ]
         return "\n".join(f"  {name:<24}{value:>12}  {note}".rstrip() for name, value, note in rows)
+
+    def _row(self, group: CacheGroup, page_bytes: int) -> tuple[str, str, str]:
+        name = "KV pool" if len(self.groups) == 1 else f"KV pool, {group.kind}"
+        size = f"{group.num_pages:,} page{'' if group.num_pages == 1 else 's'}"
+        if group.kind == "state":
+            note = f"{size}, a state every {counted(group.interval, 'token')}"
+        else:
+            per_token = _size(page_bytes // self.page_size)
+            note = f"{size} of {counted(self.page_size, 'token')} ({per_token} a token)"
+        if group.kind == "window":
+            note += f", window {group.window:,}"
+        return name, _size(group.num_pages * page_bytes), note
 
 
 def plan_memory(
@@ -78,17 +112,32 @@ def plan_memory(
     memory_ratio: float,
     weight_bytes: int,
     activation_bytes: int,
-    page_bytes: int,
+    groups: Sequence[CacheGroup],
+    group_page_bytes: Sequence[int],
     page_size: int,
+    chunk: int,
     max_seq_len: int,
     max_running: int,
     num_pages: int | None,
 ) -> MemoryPlan:
     """Size the KV pool. Raises ConfigError, with the numbers, when nothing useful fits.
 
-    Without `num_pages` the pool gets what memory_ratio leaves, but no more than `max_running`
-    requests at full length could fill.
+    `num_pages` are the first group's. Without it, it gets as many as memory_ratio allows, but no
+    more than `max_running` requests at full length could fill. Each other group gets as many pages
+    as it needs to last as long as the first (`CacheGroup.pool_pages`).
     """
+
+    def sized(num_pages: int) -> tuple[CacheGroup, ...]:
+        counts = [group.pool_pages(num_pages, max_running, chunk, page_size) for group in groups]
+        if groups[0].kind == "window":
+            counts[0] = num_pages  # what no request needs holds cached prefixes
+        return tuple(
+            replace(group, num_pages=count) for group, count in zip(groups, counts, strict=True)
+        )
+
+    def pool_bytes(num_pages: int) -> int:
+        return _total_bytes(sized(num_pages), group_page_bytes)
+
     if activation_bytes > free_bytes:
         raise ConfigError(
             f"a step's activations would take up to {_size(activation_bytes)}, and "
@@ -97,7 +146,7 @@ def plan_memory(
     budget = int(free_bytes * memory_ratio) - weight_bytes - activation_bytes
     if num_pages is None:
         most = max_running * -(-max_seq_len // page_size)
-        num_pages = min(budget // page_bytes, most)
+        num_pages = bisect_right(range(1, most + 1), budget, key=pool_bytes)
         if num_pages < 1:
             raise ConfigError(
                 f"no memory is left for the KV cache: {_size(free_bytes)} are free, of which "
@@ -106,20 +155,22 @@ def plan_memory(
                 "--memory-ratio, or lower --max-seq-len, --max-prefill-length or "
                 "--max-running-requests"
             )
-    elif num_pages * page_bytes + weight_bytes > free_bytes:
+    elif pool_bytes(num_pages) + weight_bytes > free_bytes:
+        fitting = bisect_right(range(1, num_pages), free_bytes - weight_bytes, key=pool_bytes)
         raise ConfigError(
-            f"--num-pages {num_pages} needs {_size(num_pages * page_bytes)} beside "
+            f"--num-pages {num_pages} needs {_size(pool_bytes(num_pages))} beside "
             f"{_size(weight_bytes)} of weights, but {_size(free_bytes)} are free; "
-            f"the most that fits is {max((free_bytes - weight_bytes) // page_bytes, 0)}"
+            f"the most that fits is {fitting}"
         )
     return MemoryPlan(
         free_bytes=free_bytes,
         memory_ratio=memory_ratio,
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,
-        page_bytes=page_bytes,
+        groups=sized(num_pages),
+        group_page_bytes=tuple(group_page_bytes),
         page_size=page_size,
-        num_pages=num_pages,
+        chunk=chunk,
         max_seq_len=max_seq_len,
     )
 
@@ -157,19 +208,33 @@ def plan_engine_memory(
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         weight_bytes=skeleton.num_weight_bytes,
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
-        page_bytes=MHAKVCache.page_bytes(
-            num_layers=model.num_layers,
-            page_size=config.page_size,
-            num_kv_heads=skeleton.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=dtype,
-        ),
+        groups=skeleton.layout.groups,
+        group_page_bytes=[
+            sum(
+                MHAKVCache.page_bytes(
+                    num_layers=pool.num_layers,
+                    page_size=config.page_size,
+                    num_kv_heads=pool.num_kv_heads,
+                    head_dim=pool.head_dim,
+                    dtype=dtype,
+                )
+                for pool in skeleton.pools
+                if pool.group == number
+            )
+            for number in range(len(skeleton.layout.groups))
+        ],
         page_size=config.page_size,
+        chunk=max_prompt_tokens(config, device),
         max_seq_len=max_seq_len,
         max_running=config.max_running_requests,
         num_pages=config.num_pages,
     )
-    return replace(memory, num_pages=comm.all_min(memory.num_pages))
+    return replace(
+        memory,
+        groups=tuple(
+            replace(group, num_pages=comm.all_min(group.num_pages)) for group in memory.groups
+        ),
+    )
 
 
 def max_prompt_tokens(config: EngineConfig, device: Device) -> int:
@@ -184,14 +249,23 @@ def _activation_bytes(
     because filters and noise work on copies. CUDA graphs share one memory pool, which steps outside
     of graphs cannot use, so both are counted."""
     model = spec.config
-    heads = model.num_heads + 2 * model.num_kv_heads
-    widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads * model.head_dim)
+    heads = max(
+        (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in spec.layers
+    )
+    widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)
     num_tokens, num_steps = max_prompt_tokens(config, device) + config.max_running_requests, 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:
         num_tokens += min(device.max_graph_tokens + config.max_running_requests, num_tokens)
         num_steps = 2
     logit_bytes = 3 * config.max_running_requests * model.vocab_size * 4
     return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes
+
+
+def _total_bytes(groups: Sequence[CacheGroup], group_page_bytes: Sequence[int]) -> int:
+    return sum(
+        group.num_pages * page_bytes
+        for group, page_bytes in zip(groups, group_page_bytes, strict=True)
+    )
 
 
 def _size(num_bytes: int) -> str:

@@ -14,6 +14,7 @@ it yet, and the next step reads it here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from minisgl.core import Plan
 from minisgl.core.batch_sampling import SAMPLING_COLUMNS, sampling_row
+from minisgl.core.groups import FULL, CacheGroup
 from minisgl.engine.device import Device
 
 MIN_SHARED_ROWS = 4
@@ -34,13 +36,19 @@ class RequestTables:
     """Mutable; written only by the engine's steps, in stream order."""
 
     def __init__(
-        self, device: Device, *, max_running: int, max_pages: int, num_groups: int = 1
+        self,
+        device: Device,
+        *,
+        max_running: int,
+        max_pages: int,
+        groups: Sequence[CacheGroup] = (FULL,),
     ) -> None:
         """page_table: int32 [G * R, P], the tables of G cache groups one after another, with P page
         indices. The last of a group's R rows belongs to padding."""
         self.padding_idx = max_running
+        self.groups = groups
         self._num_rows = max_running + 1
-        self._pages = np.zeros((num_groups * self._num_rows, max_pages), np.int32)
+        self._pages = np.zeros((len(groups) * self._num_rows, max_pages), np.int32)
         self._sampling = {
             name: np.full(max_running + 1, column.neutral, column.dtype)
             for name, column in SAMPLING_COLUMNS.items()
@@ -75,9 +83,9 @@ class RequestTables:
     def shared_tokens(self, plan: Plan, page_size: int) -> int:
         """Count the tokens at the front that all rows of a decode step have in the same pages.
 
-        Returns 0 if reading them once is not worth a launch.
+        Returns 0 if reading them once is not worth a launch, or no group keeps them.
         """
-        if plan.num_rows < MIN_SHARED_ROWS:
+        if self.groups[0].kind != "full" or plan.num_rows < MIN_SHARED_ROWS:
             return 0
         idxs = np.array(plan.table_idxs, np.int64)
         num_pages = min(plan.starts) // page_size  # whole pages, with a token left for each row

@@ -1,7 +1,9 @@
 """The tensors behind the pages: where keys and values live, layer by layer.
 
-Pages are handed out by the host half of this package, which never sees these tensors. Memory is
-left uninitialised: a slot is read only after a step has stored into it.
+The host half of this package hands out pages and never sees these tensors. Memory is left
+uninitialised: a slot is read only after a step has stored into it. The exception is a window group,
+whose pools start as zeros: some attention kernels read a block that begins behind the window, mask
+its scores, and then multiply its values by 0, which must not be NaN.
 
 Axes: L layers, 2 keys and values, P pages, Z page size, K local key/value heads, H head dim.
 """
@@ -48,14 +50,14 @@ class MHAKVCache(BaseKVCachePool):
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        zeroed: bool = False,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
         shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
-        self._layers = [
-            LayerPool(k=k, v=v) for k, v in torch.empty(shape, dtype=dtype, device=device)
-        ]
+        create = torch.zeros if zeroed else torch.empty
+        self._layers = [LayerPool(k=k, v=v) for k, v in create(shape, dtype=dtype, device=device)]
 
     def layer(self, layer_id: int) -> LayerPool:
         return self._layers[layer_id]
@@ -82,8 +84,9 @@ def create_kvcache_pool(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
+    zeroed: bool = False,
 ) -> BaseKVCachePool:
-    """The pool for a model whose layers all cache `num_kv_heads` (local) heads of `head_dim`."""
+    """The pool of layers that all cache `num_kv_heads` (local) heads of `head_dim`."""
     return MHAKVCache(
         num_layers=num_layers,
         num_pages=num_pages,
@@ -92,4 +95,5 @@ def create_kvcache_pool(
         head_dim=head_dim,
         dtype=dtype,
         device=device,
+        zeroed=zeroed,
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AttentionLayer(StateLessOP):
-    """The backend of the batch's context stores k and v, and attends."""
+    """The backend of the layer's pool stores k and v, and attends."""
 
     def __init__(
         self,
@@ -37,8 +37,9 @@ class AttentionLayer(StateLessOP):
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
         """[T, (N + 2K) * H], q then k then v -> [T, N * H]."""
-        attn: BaseAttnBackend = batch.context.attn
-        return attn.forward_qkv(qkv, self, batch)
+        view = batch.pools[self.layer.pool]
+        attn: BaseAttnBackend = view.context.attn
+        return attn.forward_qkv(qkv, self, view)
 
     # --- minisgl.attention.QKVSteps --------------------------------------------------------------
 

@@ -11,19 +11,23 @@ from minisgl.models.build import build_model, check_model, load_model
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import BaseLLMModel, Decoder
 from minisgl.models.registry import get_model_class, supported_architectures
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import CacheLayout, Family, LayerSpec, ModelSpec, PoolSpec, layers_of
 from minisgl.models.weight import load_weight
 
 __all__ = [
     "BaseLLMModel",
+    "CacheLayout",
     "Decoder",
     "Family",
+    "LayerSpec",
     "ModelConfig",
     "ModelSpec",
+    "PoolSpec",
     "RotaryConfig",
     "build_model",
     "check_model",
     "get_model_class",
+    "layers_of",
     "load_model",
     "load_weight",
     "supported_architectures",

@@ -10,6 +10,7 @@ Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -31,7 +32,8 @@ from minisgl.layers import (
     VocabParallelEmbedding,
     get_rope,
 )
-from minisgl.models.spec import ModelSpec
+from minisgl.layers.shard import split_heads
+from minisgl.models.spec import CacheLayout, LayerSpec, ModelSpec, PoolSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,7 @@ class BaseLLMModel(BaseOP, ABC):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.layout = CacheLayout.of(spec.layers)
 
     @property
     def config(self) -> ModelConfig:
@@ -57,8 +60,8 @@ class BaseLLMModel(BaseOP, ABC):
 
     @property
     @abstractmethod
-    def num_kv_heads(self) -> int:
-        """Key/value heads that this rank caches in each layer."""
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """The pools of `layout`, with the key/value heads that this rank caches."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
@@ -82,7 +85,10 @@ class Decoder(BaseLLMModel):
         self.comm = build.comm
         config = spec.config
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        rope = get_rope(build, config.rope, num_positions)
+        ropes = {
+            rope: get_rope(build, rope, num_positions)
+            for rope in dict.fromkeys(layer.rope for layer in spec.layers)
+        }
         self.embedding = VocabParallelEmbedding(
             build,
             vocab_size=vocab_size,
@@ -96,7 +102,12 @@ class Decoder(BaseLLMModel):
 
             mixture = mixture_builder(spec.moe, build, hidden_size)
         self.blocks = OPList(
-            [Block(spec, build, rope, mixture, i) for i in range(config.num_layers)]
+            [
+                (layer.block or Block)(spec, layer, build, ropes[layer.rope], mixture, index, place)
+                for index, (layer, place) in enumerate(
+                    zip(spec.layers, self.layout.places, strict=True)
+                )
+            ]
         )
         self.norm = RMSNormFused(
             build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
@@ -109,8 +120,15 @@ class Decoder(BaseLLMModel):
             )
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.blocks[0].attention.qkv.num_kv_heads
+    def pools(self) -> tuple[PoolSpec, ...]:
+        local: dict[int, int] = {}
+        for (pool, _), layer in zip(self.layout.places, self.spec.layers, strict=True):
+            heads = split_heads(layer.num_heads, layer.num_kv_heads, self.comm.size)
+            local[pool] = len(heads[self.comm.rank].kv)
+        return tuple(
+            replace(pool, num_kv_heads=local[number])
+            for number, pool in enumerate(self.layout.pools)
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embedding.forward(batch.input_ids)
@@ -138,17 +156,20 @@ class Block(BaseOP):
     def __init__(
         self,
         spec: ModelSpec,
+        layer: LayerSpec,
         build: BuildContext,
         rope: RotaryEmbedding,
         mixture: Callable[[int], MoELayer] | None,
         index: int,
+        place: tuple[int, int],
     ) -> None:
+        """index: of the layer in the model. place: its pool, and its index in it."""
         super().__init__()
-        size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, f"model.layers.{index}"
+        size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, layer.prefix
         self.attention_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.input_layernorm.weight"
         )
-        self.attention = Attention(spec, build, rope, index)
+        self.attention = Attention(spec, layer, build, rope, place)
         self.mlp_norm = RMSNormFused(
             build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
         )
@@ -178,16 +199,21 @@ class Attention(BaseOP):
     """Project to heads, attend, project back."""
 
     def __init__(
-        self, spec: ModelSpec, build: BuildContext, rope: RotaryEmbedding, index: int
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        build: BuildContext,
+        rope: RotaryEmbedding,
+        place: tuple[int, int],
     ) -> None:
         super().__init__()
-        config, prefix = spec.config, f"model.layers.{index}.self_attn"
+        config, prefix = spec.config, f"{layer.prefix}.self_attn"
         self.qkv = LinearQKVMerged(
             build,
             in_size=config.hidden_size,
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_q_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
             bias=spec.qkv_bias,
             names=(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"),
         )
@@ -196,17 +222,18 @@ class Attention(BaseOP):
             if not spec.qk_norm:
                 return Identity()
             return RMSNorm(
-                build, size=config.head_dim, eps=config.norm_eps, name=f"{prefix}.{name}.weight"
+                build, size=layer.head_dim, eps=config.norm_eps, name=f"{prefix}.{name}.weight"
             )
 
         self.attend = AttentionLayer(
             AttnLayer(
-                layer_id=index,
+                pool=place[0],
+                layer_id=place[1],
                 num_q_heads=self.qkv.num_q_heads,
                 num_kv_heads=self.qkv.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.head_dim**-0.5,
-                window=spec.windows[index],
+                head_dim=layer.head_dim,
+                scale=layer.head_dim**-0.5,
+                window=layer.window,
             ),
             rope=rope,
             q_norm=head_norm("q_norm"),
@@ -214,7 +241,7 @@ class Attention(BaseOP):
         )
         self.out = LinearRowParallel(
             build,
-            in_size=config.num_heads * config.head_dim,
+            in_size=layer.num_heads * layer.head_dim,
             share=self.qkv.q_columns,
             out_size=config.hidden_size,
             bias=spec.o_bias,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -14,7 +14,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     attention_bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        windows=(None,) * config.num_layers,
+        layers=layers_of(config),
         qkv_bias=attention_bias,
         o_bias=attention_bias,
         mlp_bias=config.fields.flag("mlp_bias", False),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    return ModelSpec(
-        config=config,
-        windows=(config.fields.optional_integer("sliding_window"),) * config.num_layers,
-    )
+    window = config.fields.optional_integer("sliding_window")
+    return ModelSpec(config=config, layers=layers_of(config, (window,) * config.num_layers))
 
 
 FAMILY = Family(

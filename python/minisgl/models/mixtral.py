@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
-from minisgl.models.spec import Family, ModelSpec, MoeSpec
+from minisgl.models.spec import Family, ModelSpec, MoeSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
     num_experts, top_k = config.experts("num_local_experts")
+    window = fields.optional_integer("sliding_window")
     return ModelSpec(
         config=config,
-        windows=(fields.optional_integer("sliding_window"),) * config.num_layers,
+        layers=layers_of(config, (window,) * config.num_layers),
         moe=MoeSpec(
             num_experts=num_experts,
             top_k=top_k,

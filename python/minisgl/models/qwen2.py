@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    return ModelSpec(config=config, windows=qwen_windows(config), qkv_bias=True)
+    return ModelSpec(config=config, layers=layers_of(config, qwen_windows(config)), qkv_bias=True)
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.qwen2 import qwen_windows
 from minisgl.models.qwen_mixture import qwen_mixture
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -24,7 +24,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         windows = qwen_windows(config)
     return ModelSpec(
         config=config,
-        windows=windows,
+        layers=layers_of(config, windows),
         qkv_bias=fields.flag("qkv_bias", True),
         moe=qwen_mixture(config, shared_size=fields.integer("shared_expert_intermediate_size")),
     )

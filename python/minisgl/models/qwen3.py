@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.qwen2 import qwen_windows
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -15,7 +15,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     attention_bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        windows=qwen_windows(config),
+        layers=layers_of(config, qwen_windows(config)),
         qkv_bias=attention_bias,
         o_bias=attention_bias,
         qk_norm=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models import qwen3
 from minisgl.models.qwen_mixture import qwen_mixture
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -19,7 +19,8 @@ def spec(config: ModelConfig) -> ModelSpec:
     if fields.flag("use_sliding_window", False):
         window = fields.optional_integer("sliding_window")
     dense = qwen3.spec(config)
-    return replace(dense, windows=(window,) * config.num_layers, moe=qwen_mixture(config))
+    layers = layers_of(config, (window,) * config.num_layers)
+    return replace(dense, layers=layers, moe=qwen_mixture(config))
 
 
 FAMILY = Family(

@@ -1,18 +1,22 @@
 """What makes one decoder differ from another, as data.
 
-A value that differs between families is a field here; the decoder reads it and never asks which
-family it came from.
+A value that differs between families is a field of `ModelSpec`. A value that differs between the
+layers of a model is a field of `LayerSpec`. The decoder reads them and never asks for the family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from minisgl.core.groups import FULL, CacheGroup
+
 if TYPE_CHECKING:
     from minisgl.layers.moe import ExpertNames
+    from minisgl.layers.rotary import RotaryConfig
     from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +38,98 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One block of the decoder.
+
+    prefix: of its tensors' names in the checkpoint. window: the keys that a query sees, itself
+    included; None is all. num_heads, num_kv_heads, head_dim: of all ranks together. rope: the
+    rotation of queries and keys. block: the class to build; None is `decoder.Block`.
+    """
+
+    prefix: str
+    window: int | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RotaryConfig
+    block: type[Block] | None = None
+
+    @property
+    def group(self) -> CacheGroup:
+        return FULL if self.window is None else CacheGroup(kind="window", window=self.window)
+
+
+def layers_of(
+    config: ModelConfig, windows: Sequence[int | None] | None = None
+) -> tuple[LayerSpec, ...]:
+    """Layers that differ in their window at most. windows: None for a model without any."""
+    return tuple(
+        LayerSpec(
+            prefix=f"model.layers.{index}",
+            window=window,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rope=config.rope,
+        )
+        for index, window in enumerate(windows or (None,) * config.num_layers)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """Layers of one cache group whose caches have the same shape: they share a pool of tensors and
+    an attention backend. group: its number. num_kv_heads: of all ranks, or of one where a model
+    says what it caches."""
+
+    group: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """Where the layers of a model cache. groups: the full one first. places: for each layer the
+    number of its pool, and its index in it."""
+
+    groups: tuple[CacheGroup, ...]
+    pools: tuple[PoolSpec, ...]
+    places: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerSpec]) -> CacheLayout:
+        groups = sorted({layer.group: None for layer in layers}, key=lambda g: g.kind != "full")
+        kinds = [
+            (groups.index(layer.group), layer.num_kv_heads, layer.head_dim) for layer in layers
+        ]
+        unique = sorted(dict.fromkeys(kinds), key=lambda kind: kind[0])
+        return cls(
+            groups=tuple(groups),
+            pools=tuple(
+                PoolSpec(
+                    group=kind[0],
+                    num_layers=kinds.count(kind),
+                    num_kv_heads=kind[1],
+                    head_dim=kind[2],
+                )
+                for kind in unique
+            ),
+            places=tuple(
+                (unique.index(kind), kinds[:index].count(kind)) for index, kind in enumerate(kinds)
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder to build: what `config` says, and what its family adds.
 
-    windows: for each layer how many keys a query sees, itself included; None is all.
     qk_norm: queries and keys are normed per head before they are rotated.
     """
 
     config: ModelConfig
-    windows: tuple[int | None, ...]
+    layers: tuple[LayerSpec, ...]
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

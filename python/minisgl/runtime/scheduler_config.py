@@ -24,7 +24,7 @@ def scheduler_config(
     A stall bound needs an engine that was started with `measure_steps`.
     """
     return SchedulerConfig(
-        num_pages=engine.memory.num_pages,
+        groups=engine.memory.groups,
         page_size=engine.page_size,
         max_seq_len=engine.max_seq_len,
         vocab_size=engine.model_config.vocab_size,

@@ -40,12 +40,12 @@ def probe_plan(
     pages for all rows; no step has computed them.
     """
     num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
-    new_pages = [(0, row, index, index) for row in range(num_rows) for index in range(num_before)]
-    new_pages += [(0, row, num_before, num_before) for row in range(num_decodes)]
+    pages = [(row, index, index) for row in range(num_rows) for index in range(num_before)]
+    pages += [(row, num_before, num_before) for row in range(num_decodes)]
     next_page = num_before + (num_decodes > 0)
     for row, num_tokens in enumerate(prompts, num_decodes):
         for index in range(-(-num_tokens // engine.page_size)):
-            new_pages.append((0, row, num_before + index, next_page))
+            pages.append((row, num_before + index, next_page))
             next_page += 1
     return Plan(
         step=-1,
@@ -57,7 +57,12 @@ def probe_plan(
         num_decodes=num_decodes,
         sample_rows=list(range(num_rows)),
         output_idxs=[0] * num_rows,
-        new_pages=new_pages,
+        # Window groups may have fewer pages. Which row writes a page last does not matter here.
+        new_pages=[
+            (number, row, index, page % group.num_pages if number else page)
+            for number, group in enumerate(engine.memory.groups)
+            for row, index, page in pages
+        ],
         begins=[(row, sampling) for row in range(num_rows)],
     )
 
@@ -68,5 +73,5 @@ def fits(engine: Engine, plan: Plan) -> bool:
         plan.num_rows <= engine.max_running
         and plan.num_tokens - plan.num_decodes <= engine.max_prefill_tokens
         and max(plan.ends) <= engine.max_seq_len
-        and all(page < engine.memory.num_pages for *_, page in plan.new_pages)
+        and all(page < engine.memory.groups[group].num_pages for group, *_, page in plan.new_pages)
     )

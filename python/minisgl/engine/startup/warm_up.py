@@ -94,7 +94,8 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
         engine.comm.size, type(engine.comm).__name__,
         config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
         sorted({(w.attr, w.shape, str(w.dtype)) for w in engine.model.parameters()}),
-        sorted({window is not None for window in spec.windows}),
+        sorted({(layer.window is not None, layer.num_heads, layer.num_kv_heads, layer.head_dim)
+                for layer in spec.layers}),
         spec.moe and (spec.moe.top_k, spec.moe.renormalise),
         [(plan.num_decodes, plan.starts, plan.ends, engine.runner.padded(plan)) for plan in plans],
     )  # fmt: skip

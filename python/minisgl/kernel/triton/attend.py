@@ -35,6 +35,8 @@ def attend(
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
+        if WINDOWED:  # pages behind the window may be somebody else's
+            inside = inside & (n > tl.min(query) - window)
         page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
         at = ((page * Z + n % Z) * K + kv_head) * H
         k = tl.load(
