@@ -27,6 +27,8 @@ from minisgl.engine import engine as engine_module
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
 from minisgl.engine.graph import GraphRunner
+from minisgl.engine.startup.graphs import capture_decodes
+from minisgl.engine.tables import MIN_SHARED_TOKENS
 
 
 class RowsBackend(TorchAttnBackend):
@@ -161,3 +163,31 @@ def test_replays_give_the_same_tokens(
     assert {size.num_decodes > 0 for size in sizes} == ({True, False} if max_prefill > 1 else set())
     # What the memory plan counts.
     assert max((size.num_prompt_tokens for size in sizes), default=0) <= max_prefill
+
+
+def test_decode_graphs_are_there_before_the_first_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests with a common prefix and without, greedy and random, capture nothing."""
+    replay_steps(monkeypatch)
+    engine = Engine(
+        EngineConfig(
+            folder=folder, device="cpu", attn="torch", page_size=4, num_pages=400,
+            max_running_requests=6, cuda_graph_max_bs=6,
+        )
+    )  # fmt: skip
+    try:
+        capture_decodes(engine)
+        assert isinstance(engine.runner, ReplayRunner)
+        before = set(engine.runner.captured)
+        common = [index % VOCAB for index in range(MIN_SHARED_TOKENS + 4)]
+        for temperature in (0.0, 1.0):
+            for prompts in ([[1], [2], [3], [4], [5]], [[*common, index] for index in range(6)]):
+                sampling = SamplingParams(max_tokens=5, temperature=temperature, seed=1)
+                requests: list[Request] = [(prompt, sampling) for prompt in prompts]
+                drive(engine, requests, scheduler=make_scheduler(engine))
+        decodes = {shape for shape in engine.runner.captured if not isinstance(shape, StepSize)}
+        assert decodes <= before
+        assert {getattr(shape, "is_shared", None) for shape in before} == {False, True}
+    finally:
+        engine.close()

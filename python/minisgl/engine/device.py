@@ -50,11 +50,12 @@ class StepSize:
 class Runner(ABC):
     """How a step's work is launched.
 
-    prompt_sizes: to how many tokens of prompts it can pad a step. beside_prompts: to how many
-    decode rows beside them. max_tokens: the most of both that it pads a step with prompts to.
-    Mutable.
+    decode_sizes: the numbers of rows that it pads decode steps to. prompt_sizes: the numbers of
+    prompt tokens that it can pad a step with prompts to. beside_prompts: the numbers of decode rows
+    beside them. max_tokens: the most of both that it pads a step with prompts to. Mutable.
     """
 
+    decode_sizes: Sequence[int] = ()
     prompt_sizes: Sequence[int] = ()
     beside_prompts: Sequence[int] = ()
     max_tokens = 0

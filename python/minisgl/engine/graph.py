@@ -4,9 +4,9 @@ A graph remembers kernels with their addresses, so a padded step finds its input
 step of its shape found them (`Device.upload`), and works in memory that all graphs share: they
 run one after another. What it gives stays each graph's own: ids, or what the head takes.
 
-Steps that only decode are captured lazily: the first of a shape runs as it is, the second is
-captured and replayed. Both moments depend on the plans alone, so every rank reaches them at the
-same step. Steps with prompts are captured before the engine serves (`probe.capture_prompts`).
+A shape is captured lazily: its first step runs as it is, its second is captured and replayed. Both
+moments depend on the plans alone, so every rank reaches them at the same step. Probe steps reach
+them for most shapes before the engine serves (`minisgl.engine.startup.graphs`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GraphRunner(Runner):
     """Mutable: the graphs that it has captured, by shape."""
 
     def __init__(self, max_rows: int, max_prompt_tokens: int) -> None:
-        self._sizes = graph_sizes(max_rows)
+        self.decode_sizes = graph_sizes(max_rows)
         self.beside_prompts = _up_to(max_rows, BESIDE_PROMPTS)
         self.prompt_sizes = _up_to(min(max_prompt_tokens, PROMPT_TOKENS[-1]), PROMPT_TOKENS)
         self._seen: set[Hashable] = set()
@@ -66,10 +66,10 @@ class GraphRunner(Runner):
 
     def padded(self, plan: Plan) -> StepSize | None:
         num_decodes, num_prompts = plan.num_decodes, plan.num_rows - plan.num_decodes
-        if num_decodes > self._sizes[-1]:
+        if num_decodes > self.decode_sizes[-1]:
             return None
         if not num_prompts:
-            return StepSize(_at_least(num_decodes, self._sizes), 0, 0)
+            return StepSize(_at_least(num_decodes, self.decode_sizes), 0, 0)
         # A size has tokens for all, and rows for all prompts.
         num_tokens = max(plan.num_tokens - num_decodes, num_prompts * TOKENS_PER_PROMPT)
         if (

@@ -1,11 +1,12 @@
-"""Chooses which steps with prompts are replayed from CUDA graphs, and captures these graphs."""
+"""Chooses which steps with prompts are replayed from CUDA graphs, and captures the graphs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from minisgl.engine.startup.measure import slowest_us
-from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
+from minisgl.engine.startup.probe import GREEDY, RANDOM, fits, probe_plan, run_probe
+from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -59,6 +60,24 @@ def capture_prompts(engine: Engine) -> None:
             if fits(engine, plan) and engine.runner.padded(plan):
                 for _ in range(2):  # the second run captures
                     run_probe(engine, plan)
+
+
+def capture_decodes(engine: Engine) -> None:
+    """Capture the graphs of decode steps: greedy and random ones, with a common prefix and without.
+
+    The first two steps of a size that has no graph yet are launched kernel by kernel, and load
+    kernels: the first 128 requests with a common prefix took 0.26 s where later ones took 0.15.
+    Capturing 89 graphs takes Qwen3-0.6B's shape 1 s on an H200. Steps whose sampling has filters
+    are captured when they are met.
+    """
+    common = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
+    for rows in engine.runner.decode_sizes:
+        for before in (0, common) if rows >= MIN_SHARED_ROWS else (0,):
+            for sampling in (GREEDY, RANDOM):
+                plan = probe_plan(engine, rows, before=before, sampling=sampling)
+                if fits(engine, plan):
+                    for _ in range(2):  # the second run captures
+                        run_probe(engine, plan)
 
 
 def _prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:

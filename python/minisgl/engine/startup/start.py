@@ -56,9 +56,11 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
         tuning = measure_step_times(engine, tuning)
         engine.apply(tuning)
     clock.lap("measuring")
-    if engine.replays_prompts:
-        from minisgl.engine.startup.graphs import capture_prompts
+    if engine.runner.decode_sizes:
+        from minisgl.engine.startup.graphs import capture_decodes, capture_prompts
 
-        capture_prompts(engine)
+        capture_decodes(engine)
+        if engine.replays_prompts:
+            capture_prompts(engine)
         clock.lap("graphs")
     return tuning
