@@ -26,7 +26,7 @@ serve: install
 	$(BIN)/python -m minisgl $(ARGS)
 
 shell: install
-	$(BIN)/python -m minisgl --shell $(ARGS)
+	$(BIN)/python -m minisgl chat $(ARGS)
 
 test: install-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""``python -m minisgl``: the server, or with --shell the server and a chat in this terminal.
+"""`minisgl` and `python -m minisgl`: the commands are in `minisgl.cli`.
 
 Spawned workers import this module again, so it imports nothing until it is called.
 """
@@ -9,25 +9,19 @@ import sys
 
 
 def main() -> int:
+    """Run the command of `sys.argv`. Returns the exit code."""
     import time
 
     began = time.monotonic()
-    from minisgl.server.flags import parse_args
-    from minisgl.server.launch import launch_server
-    from minisgl.utils.files import open_closed_streams
+    try:
+        from minisgl.cli import run_command
+        from minisgl.utils.files import open_closed_streams
 
-    open_closed_streams()
-    args = parse_args()
-    if not args.shell:
-        return launch_server(args, began=began)
-
-    from minisgl.shell import run_shell
-
-    return launch_server(args, foreground=run_shell, began=began)
+        open_closed_streams()
+        return run_command(sys.argv[1:], began)
+    except KeyboardInterrupt:  # while modules are imported; a server handles later ones itself
+        return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # within the imports: later ones are the server's to translate
-        sys.exit(0)
+    sys.exit(main())

@@ -71,6 +71,12 @@ def cache_dir() -> Path:
     return Path(base) / "minisgl"
 
 
+def chat_history() -> Path:
+    """The file with the lines typed in `minisgl chat`; not created here."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "minisgl" / "chat_history"
+
+
 def triton_cache_dir() -> Path:
     """The folder where Triton keeps its compiled kernels, by its own rule."""
     if explicit := os.environ.get("TRITON_CACHE_DIR"):

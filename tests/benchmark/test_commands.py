@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from helpers.stub_thread import StubThread
 from minisgl.benchmark import compare, counters, online, report
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.__main__ import main as run_main
+from minisgl.benchmark.arguments import command_of
 from minisgl.benchmark.table import RESULTS
 from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
@@ -100,7 +102,7 @@ def test_a_sweep_finds_where_the_goodput_breaks(
 
 def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert online.main(["--url", "http://127.0.0.1:9"]) == 2
-    assert "start one, or say --url" in capsys.readouterr().err
+    assert "start one, or give its --url" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -533,7 +535,7 @@ def test_every_benchmark_and_flag_has_help(
     with pytest.raises(SystemExit) as exit_info:
         main([name, "--help"])
     assert exit_info.value.code == 0
-    assert f"python -m {PACKAGES[name]} {name}" in capsys.readouterr().out
+    assert f"usage: {command_of(PACKAGES[name])} {name} " in capsys.readouterr().out
     (parser,) = parsers
     assert parser.description == benchmarks(PACKAGES[name])[name]
     assert [action.dest for action in parser._actions if not action.help] == []
@@ -550,3 +552,38 @@ def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
 def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert "this times a GPU, and torch finds no CUDA device here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["online", "versus_transformers"])
+def test_a_package_that_is_missing_is_a_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, extra = {
+        "online": ("aiohttp", "minisgl[bench]"),
+        "versus_transformers": ("transformers", "transformers"),
+    }[name]
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    for module in ("client", "online", "shards"):
+        monkeypatch.delitem(sys.modules, f"minisgl.benchmark.{module}", raising=False)
+    assert main([name]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"minisgl bench {name}: the package {package} is not installed; run pip install '{extra}'\n"
+    )
+
+
+def test_no_proxy_is_asked_for_this_machine(
+    start_stub: Callable[[Script], StubThread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(Script(itl_s=0.001))
+    for proxy in ("http://127.0.0.1:9", "socks5://127.0.0.1:9"):
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("ALL_PROXY", proxy)
+        online_json(tmp_path, stub, "through")
+    address = stub.url.removeprefix("http://")
+    assert online.main(["--url", address, "--requests", "1", "--input", "4", "--output", "2"]) == 0
+
+
+def test_a_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert online.main(["--url", "http://[::1:99"]) == 2
+    assert "start one, or give its --url" in " ".join(capsys.readouterr().err.split())

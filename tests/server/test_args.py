@@ -1,4 +1,4 @@
-"""The command line: values that cannot work are told in a sentence, with exit code 2."""
+"""The flags of `minisgl serve`: values that cannot work are a sentence, with exit code 2."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import sys
 import pytest
 
 from minisgl.attention import names
+from minisgl.core.args import options_of
+from minisgl.server import other_engines
 from minisgl.server.args import ServerArgs
-from minisgl.server.flags import parse_args
+from minisgl.server.flags import flag_of, parse_args
 
 
 def test_defaults_and_every_flag() -> None:
@@ -84,6 +86,20 @@ def test_defaults_and_every_flag() -> None:
         ("--max-stall-ms inf", "must be a number above 0, got 'inf'"),
         ("--dry-run --shell", "serves nothing"),
         ("--mod x", "unrecognized arguments: --mod"),
+        ("--max-seqlen 5", "unrecognized arguments: --max-seqlen; did you mean --max-seq-len?"),
+        ("--tensor-parallel-size 2", "--tensor-parallel-size; that is --tp here\n"),
+        ("m --max-model-len=9", "--max-model-len; that is --max-seq-len here\n"),
+        ("-c 4096", "unrecognized arguments: -c; that is --max-seq-len here\n"),
+        (
+            "-tp 2 --enforce-eager",
+            "-tp; that is --tp here; unrecognized arguments: --enforce-eager",
+        ),
+        ("--gpu-memory-utilization 0.8", "that is --memory-ratio here"),
+        ("--mem-fraction-static 0.8", "that is --memory-ratio here"),
+        ("--trust-remote-code", "code of a checkpoint is never run here: leave it out"),
+        ("--temperature 0", "sampling settings are fields of a request"),
+        ("a --model b", "MODEL is given twice: a and --model b"),
+        ("a b", "unrecognized arguments: b"),
         ("--tensor-parallel 2", "unrecognized arguments: --tensor-parallel"),
     ],
 )
@@ -137,7 +153,8 @@ def test_help_tells_meaning_and_default(
     with pytest.raises(SystemExit):
         parse_args(["--help"])
     assert "Serve a language model" in capsys.readouterr().out
-    values = [a for a in {id(a): a for a in actions}.values() if a.nargs != 0]
+    flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
+    values = [a for a in flags if a.nargs != 0]
     assert len(values) == 28
     for action in values:
         help_ = action.help or ""
@@ -145,6 +162,20 @@ def test_help_tells_meaning_and_default(
         default = dataclasses.asdict(ServerArgs())[action.dest]
         if default is not None:
             assert re.search(rf"\(default: {re.escape(str(default))}\)", help_), action.dest
+
+
+def test_the_model_is_a_word_or_a_flag() -> None:
+    for line in ("m --port 0", "--port 0 m", "--model m --port 0", "--dry-run m --port 0"):
+        assert parse_args(line.split()).model == "m"
+
+
+def test_flags_of_other_engines_are_answered_with_flags_that_exist() -> None:
+    ours = {flag_of(name) for name in options_of(ServerArgs)} | {"minisgl"}
+    assert {line.split()[0] for line in other_engines.OURS} <= ours
+    tables = (other_engines.OURS, other_engines.NONE)
+    theirs = [flag for table in tables for flags in table.values() for flag in flags]
+    assert len(theirs) == len(set(theirs))
+    assert not ours & set(theirs)
 
 
 def test_every_attention_backend_can_be_asked_for() -> None:
@@ -159,7 +190,7 @@ def test_every_attention_backend_can_be_asked_for() -> None:
 
 def test_neither_the_api_process_nor_the_shell_imports_torch() -> None:
     check = (
-        "import sys, minisgl.__main__, minisgl.server.launch, minisgl.server.api_server, "
+        "import sys, minisgl.cli, minisgl.server.launch, minisgl.server.api_server, "
         "minisgl.server.http, minisgl.shell; "
         "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )

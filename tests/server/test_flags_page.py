@@ -1,4 +1,4 @@
-"""docs/flags.md says what --help says, and names every environment variable."""
+"""docs/flags.md holds what `minisgl serve --help` prints, and names every environment variable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text(encoding="utf
 
 def test_flags_page_is_the_help() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "minisgl", "serve", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert PAGE.split("```")[1].strip() == done.stdout.strip(), "put the new --help there"
 

@@ -1,8 +1,9 @@
-"""The shell as a user meets it: a process with a pipe or a terminal, against a scripted server."""
+"""`minisgl chat` and `minisgl run` in a pipe or a terminal, against a scripted server."""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -17,12 +18,22 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from helpers.scripted_server import ScriptedServer
 from minisgl.message import ChatPrompt, TokenizeMsg
+from minisgl.shell import Settings
 from minisgl.shell.client import Chat, ChatError
+from minisgl.shell.words import WordWriter
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the history, instead of the user's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +42,32 @@ def server() -> Iterator[ScriptedServer]:
         yield server
 
 
-def chat(url: str, text: str) -> tuple[int, str]:
+CHAT = (sys.executable, "-m", "minisgl", "chat", "--url")
+
+
+def run(*command: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "minisgl.shell", "--url", url],
+        command,
         input=text,
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
+        env={**os.environ, **env},
     )
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def chat(url: str, text: str, *flags: str, **env: str) -> tuple[int, str, str]:
+    """The exit code, the answers and the rest."""
+    done = run(*CHAT, url, *flags, text=text, **env)
+    return done.returncode, done.stdout, done.stderr
+
+
+def ask(url: str, *words: str, text: str = "", **env: str) -> tuple[int, str, str]:
+    done = run(sys.executable, "-m", "minisgl", "run", "--url", url, *words, text=text, **env)
+    return done.returncode, done.stdout, done.stderr
 
 
 def said(message: TokenizeMsg) -> list[tuple[str, str]]:
@@ -51,16 +77,17 @@ def said(message: TokenizeMsg) -> list[tuple[str, str]]:
 
 def test_a_piped_chat(server: ScriptedServer) -> None:
     before = len(server.received)
-    code, output = chat(
+    code, answers, rest = chat(
         server.url,
         "one two\nthree\n\n/system be brief\nfour\n!refuse\nfive\n"
         "/reset\nsix !fail\nseven\n/exit\nno\n",
     )
     assert code == 1  # two were not answered
-    assert "one two .\n" in output
-    assert re.search(r"2 tokens; first after \d+ ms, then [\d.]+ tokens/s; 1 of 2 prompt", output)
-    assert "too long\n" in output
-    assert "out of luck\n" in output
+    assert answers == "one two .\nthree .\nfour .\nfive .\nsix \nseven .\n"
+    assert rest.startswith("Chatting with scripted. /help lists commands.\n")
+    assert re.search(r"2 tokens; first after \d+ ms, then [\d.]+ tokens/s; 1 of 2 prompt", rest)
+    assert "too long The conversation fills the context: /reset starts a new one.\n" in rest
+    assert "out of luck\n" in rest
     assert [said(message) for message in server.received[before:]] == [
         [("user", "one two")],
         [("user", "one two"), ("assistant", "one two ."), ("user", "three")],
@@ -73,11 +100,11 @@ def test_a_piped_chat(server: ScriptedServer) -> None:
 
 
 def test_unknown_commands_show_the_help(server: ScriptedServer) -> None:
-    code, output = chat(server.url, "/what:x:\n/system \n")
-    assert code == 0
-    assert "no command /what:x:." in output
-    assert "/reset" in output
-    assert output.endswith("/system needs the text: /system TEXT\n")
+    code, answers, rest = chat(server.url, "/what:x:\n/system \n")
+    assert (code, answers) == (1, "")
+    assert "no command /what:x:." in rest
+    assert "/reset" in rest
+    assert rest.endswith("/system needs the text: /system TEXT\n")
 
 
 @contextmanager
@@ -115,10 +142,10 @@ def events(*pieces: str) -> bytes:
 def test_what_a_model_says_is_shown_as_it_is() -> None:
     text = "if x[:x:]:\n\treturn [bold] :heart:\x1b[2J"
     with one_that_says(b": ping\n\n" + events(*text.split(" ")) + b"data: [DONE]\n\n") as url:
-        code, output = chat(url, "go on\n")
+        code, answers, rest = chat(url, "go on\n")
         assert code == 0
-        assert output.splitlines()[0] == "Chatting with m[red]:x:. /help lists commands."
-        assert output.partition("\n")[2] == text.replace(" ", "") + "\n"  # pieces have no spaces
+        assert rest == "Chatting with m[red]:x:. /help lists commands.\n"
+        assert answers == text.replace(" ", "") + "\n"  # pieces have no spaces
         with closing(Terminal(url)) as terminal:
             terminal.wait_for(b"> ")
             terminal.type(b"go on\r")
@@ -129,40 +156,37 @@ def test_what_a_model_says_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize("more", [b"data: {bad\n\n", b"data: {}\n\n", b"data: [1]\n\n"])
 def test_an_answer_that_is_none_ends_on_a_line_of_its_own(more: bytes) -> None:
     with one_that_says(events("half") + more) as url:
-        code, output = chat(url, "go on\n")
-    assert code == 1
-    assert output.splitlines()[1:] == [
-        "half",
-        f"{url} answers, but not as a Mini-SGLang server does",
-    ]
+        code, answers, rest = chat(url, "go on\n")
+    assert (code, answers) == (1, "half\n")
+    assert rest.splitlines()[1:] == [f"{url} answers, but not as a Mini-SGLang server does"]
 
 
 def test_bytes_that_are_no_text_and_a_url_for_other_clients(server: ScriptedServer) -> None:
     before = len(server.received)
     done = subprocess.run(
-        [sys.executable, "-m", "minisgl.shell", "--url", f"{server.url}/v1/"],
+        [*CHAT, f"{server.url}/v1/"],
         input=b"caf\xe9 caf\xc3\xa9\n",
         capture_output=True,
         timeout=30,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stdout) == (0, "caf\ufffd caf\u00e9 .\n".encode())
     assert said(server.received[before]) == [("user", "caf\ufffd caf\u00e9")]
 
 
 def test_ctrl_c_while_a_pipe_says_nothing(server: ScriptedServer) -> None:
     shell = subprocess.Popen(
-        [sys.executable, "-m", "minisgl.shell", "--url", server.url],
+        [*CHAT, server.url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert shell.stdout
-    assert select.select([shell.stdout], [], [], 30)[0]  # it has greeted
+    assert shell.stderr
+    assert b"Chatting" in shell.stderr.readline()
     time.sleep(0.1)  # and waits
     shell.send_signal(signal.SIGINT)
-    _, errors = shell.communicate(timeout=10)
-    assert (shell.returncode, errors) == (130, b"")
+    assert shell.communicate(timeout=10) == (b"", b"")
+    assert shell.returncode == 130
 
 
 def test_a_connection_that_breaks_takes_its_question_along() -> None:
@@ -193,26 +217,26 @@ def test_a_connection_that_breaks_takes_its_question_along() -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:19l9", "http://[::1:99"])
 def test_no_server(url: str) -> None:
-    code, output = chat(url, "hello\n")
-    assert code == 1
-    assert f"there is no server at {url}" in output
-    assert "Traceback" not in output
+    for code, answers, rest in (chat(url, "hello\n"), ask(url, "hello")):
+        assert (code, answers) == (1, "")
+        assert rest.startswith(f"there is no server at {url} (")
+        assert rest.count("\n") == 1
 
 
 class Terminal:
     """A pseudo-terminal with the shell in it. Mutable: `wait_for` consumes what it has seen."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *flags: str, **env: str) -> None:
         self._ours, theirs = pty.openpty()
         self.shell = subprocess.Popen(
-            [sys.executable, "-m", "minisgl.shell", "--url", url],
+            [*CHAT, url, *flags],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
             # Without a controlling terminal, Ctrl-C would be a character like any other.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={**os.environ, "TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**os.environ, "TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1", **env},
         )
         os.close(theirs)
         self._seen = b""
@@ -264,3 +288,179 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_shell(server: ScriptedServer) -> 
         assert turns[1][1].startswith("one more more")
         assert turns[-1] == ("user", "two")
         assert terminal.leave() == 0
+
+
+def test_settings_retry_and_messages_of_several_lines(server: ScriptedServer) -> None:
+    before = len(server.received)
+    code, answers, rest = chat(
+        server.url,
+        '/set temperature 0.5\n/set stop ";"\none\n/retry\n/set temperature\n"""two\n three"""\n'
+        "/reset\n/retry\n/set top_p 7\n/set n 2\nquit\nno\n",
+        "--system", "be brief", "--set", "top_k=3",
+    )  # fmt: skip
+    assert (code, answers) == (1, "one .\none .\ntwo three .\n")
+    first, again, last = server.received[before:]
+    assert said(first) == said(again) == [("system", "be brief"), ("user", "one")]
+    sampling = first.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.stop) == (0.5, 3, (";",))
+    assert said(last)[1:] == [("user", "one"), ("assistant", "one ."), ("user", "two\n three")]
+    assert last.sampling.temperature == 0.25  # the server's own default
+    assert 'Settings: top_k 3, temperature 0.5, stop [";"].\n' in rest
+    assert "There is no question yet.\n" in rest
+    assert "top_p must be above 0 and at most 1, got 7.0\n" in rest
+    assert "there is no setting 'n'; the settings are temperature, " in rest
+
+
+def test_a_saved_chat_goes_on(server: ScriptedServer, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    code, *_ = chat(server.url, f"/system s\n/set seed 7\none\ntwo\n/save {saved}\n")
+    assert code == 0
+    body = json.loads(saved.read_text())
+    assert body["seed"] == 7
+    before = len(server.received)
+    code, answers, rest = chat(server.url, f"/load {saved}\nthree\n/retry\n/retry\n")
+    assert (code, answers) == (0, "three .\n" * 3)
+    assert f"The conversation of {saved}, 2 questions long, goes on.\n" in rest
+    turns = [("user", "one"), ("assistant", "one ."), ("user", "two"), ("assistant", "two .")]
+    for message in server.received[before:]:
+        assert said(message) == [("system", "s"), *turns, ("user", "three")]
+        assert message.sampling.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "is no conversation that /save wrote"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "is no conversation"),
+        ('{"messages": [], "temperature": 9}', "temperature must be between 0 and 2"),
+        ('{"messages": [], "n": 2}', "there is no setting 'n'"),
+    ],
+)
+def test_a_file_that_is_no_chat(
+    server: ScriptedServer, tmp_path: Path, content: str | None, says: str
+) -> None:
+    path = tmp_path / "x.json"
+    if content:
+        path.write_text(content)
+    code, answers, rest = chat(server.url, f"one\n/load {path}\ntwo\n/save {tmp_path}\n")
+    assert (code, answers) == (1, "one .\ntwo .\n")
+    assert str(path) in rest
+    assert says in rest
+    assert f"{tmp_path} cannot be written: Is a directory\n" in rest
+    assert len(said(server.received[-1])) == 3  # the chat of before goes on
+
+
+def test_one_question(server: ScriptedServer) -> None:
+    before = len(server.received)
+    code, answer, rest = ask(server.url, "one two", "--set", "max_tokens=1", "--system", "s")
+    assert (code, answer) == (0, "one \n")
+    assert re.fullmatch(r"1 token, cut off by the length limit; first after .*\n", rest)
+    assert ask(server.url, "sum", "up:", text="a\nb\n")[:2] == (0, "sum up: a b .\n")
+    assert ask(server.url, text="piped\n")[:2] == (0, "piped .\n")
+    assert [said(message)[-1][1] for message in server.received[before:]] == [
+        "one two",
+        "sum up:\n\na\nb",
+        "piped",
+    ]
+    assert ask(server.url, "half !fail") == (1, "half \n", "out of luck\n")
+    assert ask(server.url, "!refuse") == (1, "", "too long\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "there is no question"),
+        (["--set", "temperature", "x"], "must be NAME=VALUE, got 'temperature'"),
+        (["--set", "temperature=3", "x"], "temperature must be between 0 and 2, got 3.0"),
+        (["--dtype", "float32", "x"], "--url names a server that runs already: leave out --dtype"),
+        (["--dry-run", "x"], "unrecognized arguments: --dry-run"),
+    ],
+)
+def test_a_question_that_cannot_be_asked(
+    server: ScriptedServer, words: list[str], says: str
+) -> None:
+    code, answer, rest = ask(server.url, *words)
+    assert (code, answer) == (2, "")
+    assert says in rest
+    assert rest.count("\n") == 2
+
+
+def test_a_reader_that_leaves(server: ScriptedServer) -> None:
+    command = f"{' '.join(CHAT)} {server.url} | true; exit ${{PIPESTATUS[0]}}"
+    done = run("bash", "-c", command, text="one\ntwo\n")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+
+
+PROXIES = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("env", [PROXIES, {"ALL_PROXY": "socks5://127.0.0.1:9"}])
+def test_a_proxy_is_not_for_this_machine(server: ScriptedServer, env: dict[str, str]) -> None:
+    address = server.url.removeprefix("http://")  # without a scheme, too
+    port = address.partition(":")[2]
+    for url in (server.url, address, f"localhost:{port}"):
+        assert chat(url, "one\n", **env)[:2] == (0, "one .\n")
+        assert ask(url, "one", **env)[:2] == (0, "one .\n")
+
+
+def test_a_proxy_that_needs_a_package() -> None:
+    code, _, rest = chat("http://192.0.2.1", "one\n", ALL_PROXY="socks5://127.0.0.1:9")
+    assert code == 1
+    assert rest.startswith("a proxy variable of the environment cannot be used (")
+    assert rest.endswith("or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY\n")
+
+
+def test_lines_of_earlier_chats_come_back(server: ScriptedServer, state: Path) -> None:
+    with closing(Terminal(server.url)) as terminal:
+        terminal.wait_for(b"> ")
+        terminal.type(b'"""one\r')
+        terminal.wait_for(b"... ")
+        terminal.type(b'two"""\r')
+        terminal.wait_for(b"cached")
+        terminal.type(b"exit\r")
+        assert terminal.shell.wait(10) == 0
+    assert said(server.received[-1]) == [("user", "one\ntwo")]
+    history = state / "minisgl" / "chat_history"
+    assert history.stat().st_mode & 0o077 == 0
+    with closing(Terminal(server.url)) as terminal:
+        terminal.wait_for(b"> ")
+        terminal.type(b"\x10\x10\x10\r")  # Ctrl-P: the third line from the end
+        terminal.wait_for(b"... ")
+        assert terminal.leave() == 0
+    assert history.read_text().count('+"""one') == 2
+
+
+def written(width: int, *pieces: str) -> str:
+    file = io.StringIO()
+    writer = WordWriter(file, lambda: width)
+    for piece in pieces:
+        writer.write(piece)
+    writer.flush()
+    return file.getvalue()
+
+
+def test_no_word_is_broken() -> None:
+    assert written(10, "one ", "tw", "o thr", "ee four") == "one two \nthree four"
+    assert written(10, "0123456789 12345") == "0123456789\n12345"
+    assert written(20, "a\n\n  b\tc\x1b[2J") == "a\n\n  b\tc[2J"
+    assert written(5, "abcdefgh ij") == "abcdefgh \nij"  # longer than a line
+    assert written(6, "漢", "字漢", "字") == "漢字漢\n字"
+
+
+def test_words_come_as_soon_as_they_are_whole() -> None:
+    file = io.StringIO()
+    writer = WordWriter(file, lambda: 80)
+    writer.write("one tw")
+    assert file.getvalue() == "one "
+    writer.write("o")
+    writer.write(" 漢字")
+    assert file.getvalue() == "one two 漢字"
+
+
+def test_a_setting_as_text() -> None:
+    settings = Settings([("stop", "END"), ("stop_token_ids", "[1, 2]"), ("ignore_eos", "true")])
+    fields = {"stop": ["END"], "stop_token_ids": [1, 2], "ignore_eos": True}
+    assert settings.as_fields() == fields
+    settings.set("stop", "7")
+    assert settings.as_fields()["stop"] == ["7"]

@@ -1,4 +1,4 @@
-"""`python -m minisgl.benchmark NAME [flags]` runs `main(argv)` of the module NAME."""
+"""`minisgl bench NAME [flags]` runs `main(argv)` of the module NAME."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import os
 import sys
 from pathlib import Path
 
+from minisgl.benchmark.arguments import command_of
 from minisgl.errors import MinisglError
 
 PACKAGE = "minisgl.benchmark"
+
+PACKAGES_TO_INSTALL = {
+    "aiohttp": "minisgl[bench]",
+    "matplotlib": "minisgl[bench]",
+    "transformers": "transformers",
+}
+"""What pip installs for a package that some benchmarks need and the engine does not."""
 
 
 def benchmarks(package: str = PACKAGE) -> dict[str, str]:
@@ -30,12 +38,22 @@ def benchmarks(package: str = PACKAGE) -> dict[str, str]:
 def main(argv: list[str], package: str = PACKAGE) -> int:
     """Run the benchmark that argv[0] names, or list the benchmarks. Returns the exit status."""
     found = benchmarks(package)
+    command = command_of(package)
     if argv and argv[0] in found:
-        module = importlib.import_module(f"{package}.{argv[0]}")
         try:
+            module = importlib.import_module(f"{package}.{argv[0]}")
             return int(module.main(argv[1:]) or 0)
         except MinisglError as error:
-            print(f"python -m {package} {argv[0]}: {error}", file=sys.stderr)
+            print(f"{command} {argv[0]}: {error}", file=sys.stderr)
+            return 2
+        except ModuleNotFoundError as error:
+            if error.name not in PACKAGES_TO_INSTALL:
+                raise
+            print(
+                f"{command} {argv[0]}: the package {error.name} is not installed; run "
+                f"pip install '{PACKAGES_TO_INSTALL[error.name]}'",
+                file=sys.stderr,
+            )
             return 2
         except KeyboardInterrupt:
             return 130
@@ -45,7 +63,7 @@ def main(argv: list[str], package: str = PACKAGE) -> int:
     is_known = argv in ([], ["--help"], ["-h"])
     if not is_known:
         print(f"there is no benchmark {argv[0]!r}\n", file=sys.stderr)
-    print(f"python -m {package} NAME [--help], where NAME is one of\n")
+    print(f"{command} NAME [--help], where NAME is one of\n")
     for name, line in found.items():
         print(f"  {name:<20} {line}")
     return 0 if is_known else 2

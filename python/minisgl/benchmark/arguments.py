@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minisgl.server.flags import integer
+from minisgl.utils.http import server_root
 
 __all__ = [
     "above_zero",
@@ -33,10 +34,15 @@ def benchmark_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     """
     package, _, name = module.rpartition(".")
     return argparse.ArgumentParser(
-        prog=f"python -m {package} {name}",
+        prog=f"{command_of(package)} {name}",
         description=(doc or "").partition("\n")[0],
         formatter_class=_Help,
     )
+
+
+def command_of(package: str) -> str:
+    """Return the command that runs the benchmarks of `package`."""
+    return "minisgl bench" if package == "minisgl.benchmark" else f"python -m {package}"
 
 
 class _Help(argparse.HelpFormatter):
@@ -96,11 +102,6 @@ def _float(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def server_root(text: str) -> str:
-    """Return the URL without /v1, which our paths contain and OpenAI's base URLs end with."""
-    return text.rstrip("/").removesuffix("/v1")
 
 
 def json_object(text: str) -> dict[str, Any]:

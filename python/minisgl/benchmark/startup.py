@@ -14,12 +14,11 @@ import sys
 import time
 from typing import Any
 
-import httpx
-
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
+from minisgl.utils.http import http_client
 from minisgl.utils.start import describe_start
 
 TIMEOUT_S = 120.0
@@ -91,7 +90,10 @@ def start_parts(url: str) -> dict[str, float]:
 def first_token(url: str, start: float) -> float:
     """Seconds from `start` (of `time.perf_counter`) until a streamed first token is here."""
     body = {"prompt": "Hello", "max_tokens": 1, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as response:
+    with (
+        http_client(url, timeout=TIMEOUT_S) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
         response.raise_for_status()
         lines = response.iter_lines()
         next(line for line in lines if line.startswith("data: "))

@@ -60,7 +60,7 @@ class ServerArgs(RuntimeArgs):
         "server",
         "port to listen on; 0 for any free one",
         metavar="PORT",
-        unset=f"{DEFAULT_PORT}; with --shell: 0",
+        unset=f"{DEFAULT_PORT}; for a chat: 0",
         nodes="first",
     )
     num_tokenizer: int = option(
@@ -71,15 +71,13 @@ class ServerArgs(RuntimeArgs):
         "very long prompt then holds up the text of running streams",
         nodes="first",
     )
-    shell: bool = option(
-        False, SWITCH, "running", "serve quietly and chat in this terminal", nodes="own"
-    )
+    shell: bool = option(False, SWITCH, "running", "the same as minisgl chat", nodes="own")
     log_level: LogLevel | None = option(
         None,
         one_of(LogLevel),
         "running",
         "what is logged",
-        unset="$MINISGL_LOG_LEVEL or info; with --shell: warning",
+        unset="$MINISGL_LOG_LEVEL or info; for a chat: warning",
         nodes="own",
     )
     log_format: LogFormat | None = option(
@@ -131,7 +129,7 @@ def conflict(args: ServerArgs) -> str | None:
     elif args.dry_run:
         return "--dry-run looks at one machine, so it does not go with --nnodes"
     elif args.shell and args.node_rank:
-        return "--shell chats with the server, which is on node 0"
+        return "a chat needs the server, which is on node 0"
     elif args.node_rank == 0 and args.http_port in (taken := ports_of_nodes(args)):
         return (
             f"--port {args.http_port} is one of the ports, from {taken[0]} to {taken[-1]}, that "

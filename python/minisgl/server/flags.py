@@ -1,13 +1,14 @@
 """The command line, made from the fields of `ServerArgs`.
 
 A field `max_seq_len` is the flag `--max-seq-len`. Its `Option` says what the flag accepts and what
-`--help` says of it (`minisgl.core.args`).
+`--help` prints about it (`minisgl.core.args`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NoReturn
 
 from minisgl import __version__
@@ -20,10 +21,23 @@ GROUPS: Final = ("model", "server", "scheduling", "engine", "many devices", "run
 
 
 def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
-    """Exit with code 2 and a sentence if a flag is wrong; with 0 after --help or --version."""
-    parser = _Parser(
-        prog="python -m minisgl",
-        description="Serve a language model over OpenAI's HTTP API.",
+    """Return the options of `minisgl serve`.
+
+    Exits with code 2 and a sentence if a flag is wrong; with 0 after --help or --version.
+    """
+    parser = server_parser("minisgl serve", "Serve a language model over OpenAI's HTTP API.")
+    add_model(parser)
+    return server_args(parser, parser.parse_all(argv))
+
+
+def server_parser(prog: str, description: str, *, without: Collection[str] = ()) -> Parser:
+    """Return a parser that has a flag for each option of `ServerArgs`, except for those `without`.
+
+    Its namespace holds the flags that were given, and no defaults.
+    """
+    parser = Parser(
+        prog=prog,
+        description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=_HelpFormatter,
@@ -32,15 +46,38 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
     for group in GROUPS:
         flags = parser.add_argument_group(group)
         for name, (default, option) in options_of(ServerArgs).items():
-            if option.group == group:
-                flags.add_argument(f"--{name.replace('_', '-')}", **_flag(default, option))
+            if option.group == group and name not in without:
+                flags.add_argument(flag_of(name), **_flag(default, option))
+    return parser
+
+
+def add_model(parser: Parser) -> None:
+    """Add the argument MODEL, a synonym of --model."""
+    parser.add_argument("words", metavar="MODEL", nargs="?", help="the same as --model MODEL")
+
+
+def server_args(parser: Parser, given: dict[str, Any]) -> ServerArgs:
+    """Return the options that `Parser.parse_all` found. Exits with code 2 if they are wrong.
+
+    given: `words`, the MODEL, is taken out.
+    """
+    word = given.pop("words", None)
+    if word is not None:
+        if "model" in given:
+            parser.error(f"MODEL is given twice: {word} and --model {given['model']}")
+        given["model"] = word
     try:
-        args = ServerArgs(**vars(parser.parse_args(argv)))
+        args = ServerArgs(**given)
     except ConfigError as error:
         parser.error(str(error))
     if wrong := conflict(args):
         parser.error(wrong)
     return args
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of the field `name`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _flag(default: Any, option: Option) -> dict[str, Any]:
@@ -74,10 +111,31 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     return _type(whole(low, high))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser that answers unknown flags with ours, and every error with one sentence."""
+
+    def parse_all(self, argv: Sequence[str] | None) -> dict[str, Any]:
+        """Return what was given, flags and positional arguments in any order. Exits with code 2 and
+        a sentence if something is not known."""
+        given, rest = self.parse_known_intermixed_args(argv)
+        if unknown := [word for word in rest if word.startswith("-")]:
+            self.error("; ".join(self._answer(word.partition("=")[0]) for word in unknown))
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return vars(given)
+
     def error(self, message: str) -> NoReturn:
         """Print one sentence instead of the whole usage, and exit with code 2."""
         self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
+
+    def _answer(self, flag: str) -> str:
+        """Return what an unknown flag is called here."""
+        from minisgl.server.other_engines import answer
+
+        ours = [option for option in self._option_string_actions if option.startswith("--")]
+        near = difflib.get_close_matches(flag, ours, n=1, cutoff=0.75)
+        hint = answer(flag) or (f"did you mean {near[0]}?" if near else "")
+        return f"unrecognized arguments: {flag}" + (f"; {hint}" if hint else "")
 
 
 class _HelpFormatter(argparse.HelpFormatter):

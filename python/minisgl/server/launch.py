@@ -41,14 +41,14 @@ logger = get_logger(__name__)
 def launch_server(
     args: ServerArgs,
     *,
-    foreground: Callable[[str], object] | None = None,
+    foreground: Callable[[str], int] | None = None,
     began: float | None = None,
 ) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread.
 
     foreground: called in the main thread, with the server's URL, while the server runs in another;
-    the server stops when it returns. began: the start of the command on `time.monotonic`; by
-    default now.
+    when it returns, the server stops, and its exit code is the result. began: the start of the
+    command on `time.monotonic`; by default now.
     """
     clock = StartClock(began)
     level = args.log_level or ("warning" if args.shell else None)
@@ -65,9 +65,10 @@ def launch_server(
             elif args.node_rank:
                 _serve_node(args, signals)
             else:
-                _serve(args, signals, foreground, clock)
+                return _serve(args, signals, foreground, clock)
         except KeyboardInterrupt:
             logger.info("stopped" if args.node_rank else "stopped before it was ready")
+            return 130 if foreground else 0
         except (ConfigError, EngineError) as error:
             logger.error("%s", error)
             return 1
@@ -87,9 +88,10 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
 def _serve(
     args: ServerArgs,
     signals: Signals,
-    foreground: Callable[[str], object] | None,
+    foreground: Callable[[str], int] | None,
     clock: StartClock,
-) -> None:
+) -> int:
+    """Serve until asked to stop, and return the exit code."""
     with bind(args.host, args.http_port) as bound, _workers(signals) as workers:
         found = find_checkpoint(args)
         folder, name = found.folder, found.name
@@ -115,14 +117,14 @@ def _serve(
         server.on_workers_ready(clock)
         if foreground:
             with signals.lent():
-                server.serve_beside(foreground)
-        else:
+                return server.serve_beside(foreground)
 
-            def on_ready() -> None:
-                signals.first = server.stop
-                say(ready_text(name, url_of(bound), sum(clock.part_s.values())))
+        def on_ready() -> None:
+            signals.first = server.stop
+            say(ready_text(name, url_of(bound), sum(clock.part_s.values())))
 
-            asyncio.run(server.serve(on_ready))
+        asyncio.run(server.serve(on_ready))
+        return 0
 
 
 def _serve_node(args: ServerArgs, signals: Signals) -> None:

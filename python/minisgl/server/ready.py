@@ -6,6 +6,7 @@ import os
 import sys
 
 from minisgl.utils.files import forget
+from minisgl.utils.http import goes_through_proxy
 
 
 def say(text: str) -> None:
@@ -17,29 +18,28 @@ def say(text: str) -> None:
 
 
 def ready_text(name: str, url: str, seconds: float) -> str:
-    """The server's URL, and three commands to try, which need nothing but this package."""
-    python = _interpreter()
+    """The server's URL, and three commands to try, which need nothing but this package.
+
+    The commands work in any folder, and with proxy variables set.
+    """
+    has_proxy = goes_through_proxy(url)
+    curl = "curl --noproxy '*'" if has_proxy else "curl"
+    options = ", trust_env=False" if has_proxy else ""
+    python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
     return f"""
 Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In another terminal, try
 
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
-  {python} -m minisgl.shell --url {url}
+  {python} -m minisgl chat --url {url}
 
   {python} - <<'EOF'
   import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="none")
   body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
-  answer = httpx.post("{url}/v1/chat/completions", json=body).json()
+  answer = httpx.post("{url}/v1/chat/completions", json=body{options}).json()
   print(answer["choices"][0]["message"]["content"])
   EOF
 
 Every endpoint: {url}/docs
 """
-
-
-def _interpreter() -> str:
-    """The command that starts this Python: its path, unless `python` means it."""
-    if sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix:
-        return "python"
-    return min(sys.executable, os.path.relpath(sys.executable), key=len)

@@ -96,8 +96,11 @@ class Server:
         if self._failure:
             raise self._failure
 
-    def serve_beside(self, foreground: Callable[[str], object]) -> None:
-        """Run `serve` in a thread, and `foreground` in the main thread, which gets the signals."""
+    def serve_beside(self, foreground: Callable[[str], int]) -> int:
+        """Run `serve` in a thread, and `foreground` in the main thread, which gets the signals.
+
+        Returns the exit code of `foreground`.
+        """
         started = threading.Event()
         failures: list[Exception] = []
 
@@ -111,16 +114,18 @@ class Server:
 
         thread = threading.Thread(target=serve, name="server")
         thread.start()
+        code = 1
         try:
             started.wait()
             if not failures:
-                foreground(url_of(self._socket))
+                code = foreground(url_of(self._socket))
         finally:
             started.wait()
             self.stop()
             thread.join()
         if failures:
             raise failures[0]
+        return code
 
     def stop(self) -> None:
         """Accept no more, end the open requests, and let `serve` return. Any thread may call it."""

@@ -1,9 +1,10 @@
-"""A chat in the terminal, over the same HTTP API that everybody else uses.
+"""`minisgl chat` and `minisgl run`: clients of the HTTP API in a terminal or a pipe.
 
-What it is for: trying a model by hand, and seeing after each answer what it cost. What it does
-not know: the server's insides; it needs a URL. Read next: `minisgl.shell.repl`.
+They need a server's URL and do not know the server's insides. Answers go to stdout, everything else
+to stderr. Read next: `minisgl.shell.repl`.
 """
 
-from minisgl.shell.repl import run_shell
+from minisgl.shell.repl import run_question, run_shell
+from minisgl.shell.settings import Settings
 
-__all__ = ["run_shell"]
+__all__ = ["Settings", "run_question", "run_shell"]

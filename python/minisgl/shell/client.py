@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import msgspec
 
+from minisgl.errors import MinisglError
+from minisgl.shell.settings import Settings
+from minisgl.utils.http import http_client, server_root
 from minisgl.utils.text import counted
 
-# Loading a long prompt may take minutes on a CPU; a server that is gone closes the connection.
+# Prefill of a long prompt may take minutes on a CPU; a server that is gone closes the connection.
 TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
+
+TOO_LONG: Final = "context_length_exceeded"
 
 
 class ChatError(Exception):
@@ -49,23 +56,29 @@ class Chat:
     Each turn sends the whole history, whose prefix the server has cached.
     """
 
-    def __init__(self, url: str) -> None:
-        """Raises ChatError for what is no URL."""
-        root = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients are told of it with /v1
+    def __init__(
+        self, url: str, *, system: str | None = None, settings: Settings | None = None
+    ) -> None:
+        """Raises ChatError for an invalid URL."""
         self._url = url
         try:
-            self._http = httpx.Client(base_url=root, timeout=TIMEOUT)
+            self._http = http_client(server_root(url), timeout=TIMEOUT)
         except httpx.InvalidURL as error:
             raise self._unreachable(error) from error
-        self._system: str | None = None
+        except MinisglError as error:
+            raise ChatError(str(error)) from error
+        self.settings = settings or Settings()
+        self._system = system
         self._turns: list[dict[str, str]] = []
+        self._question = ""
+        self._is_answered = True
         self.cost: Cost | None = None  # of the last answer; None if it did not end by itself
 
     def model(self) -> str:
-        """The served model's name. Raises ChatError."""
+        """Return the served model's name. Raises ChatError."""
         try:
             response = self._http.get("/v1/models")
-            _check(response)
+            self._check(response)
             return str(response.json()["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
@@ -73,12 +86,57 @@ class Chat:
             raise self._not_ours() from error
 
     def reset(self, system: str | None = None) -> None:
-        """Forget everything; `system` is what the model is told first."""
+        """Forget everything that was said. system: the new system prompt, None for none."""
         self._system = system
         self._turns = []
+        self._question = ""
 
     def close(self) -> None:
         self._http.close()
+
+    def take_back(self) -> str:
+        """Forget the last question and its answer. Returns the question; "" if there is none."""
+        if self._is_answered:
+            del self._turns[-2:]
+            self._is_answered = False
+        return self._question
+
+    def save(self, path: str) -> None:
+        """Write the conversation as the JSON of a request that continues it. Raises ChatError."""
+        body = {"messages": self._messages(), **self.settings.as_fields()}
+        try:
+            Path(path).expanduser().write_text(
+                json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+        except OSError as error:
+            raise ChatError(f"{path} cannot be written: {error.strerror}") from error
+
+    def load(self, path: str) -> int:
+        """Continue the conversation of a file that `save` wrote. Returns the number of its turns.
+
+        Raises ChatError; then nothing has changed.
+        """
+        try:
+            body = json.loads(Path(path).expanduser().read_bytes())
+            messages = [{k: str(m[k]) for k in ("role", "content")} for m in body.pop("messages")]
+        except OSError as error:
+            raise ChatError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, LookupError, TypeError, AttributeError):
+            messages = None
+        roles = [message["role"] for message in messages or ()]
+        has_system = roles[:1] == ["system"]
+        turns = (len(roles) - has_system) // 2
+        if messages is None or roles[has_system:] != ["user", "assistant"] * turns:
+            raise ChatError(f"{path} is no conversation that /save wrote")
+        try:
+            self.settings.replace(body)
+        except MinisglError as error:
+            raise ChatError(f"{path}: {error}") from error
+        self._system = messages.pop(0)["content"] if has_system else None
+        self._turns = messages
+        self._question = messages[-2]["content"] if messages else ""
+        self._is_answered = bool(messages)
+        return turns
 
     def ask(self, text: str) -> Generator[str, None, None]:
         """Stream the answer to `text`. Closing the iterator stops it; what came is remembered.
@@ -86,12 +144,13 @@ class Chat:
         Raises ChatError; the question is then forgotten.
         """
         self.cost = None
-        system = [{"role": "system", "content": self._system}] if self._system else []
+        self._question, self._is_answered = text, False
         question = {"role": "user", "content": text}
         body = {
-            "messages": [*system, *self._turns, question],
+            "messages": [*self._messages(), question],
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self.settings.as_fields(),
         }
         answer: list[str] = []
         try:
@@ -105,13 +164,18 @@ class Chat:
         finally:
             if answer:
                 self._turns += [question, {"role": "assistant", "content": "".join(answer)}]
+                self._is_answered = True
+
+    def _messages(self) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *self._turns]
 
     def _stream(self, body: dict[str, Any], answer: list[str]) -> Iterator[str]:
         began = time.monotonic()
         first = last = began
         reason = "stop"
         with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            _check(response)
+            self._check(response)
             for line in response.iter_lines():
                 field, _, data = line.partition(":")
                 if field != "data" or data.strip() == "[DONE]":
@@ -119,7 +183,7 @@ class Chat:
                 chunk = msgspec.json.decode(data)
                 if "error" in chunk:
                     answer.clear()
-                    raise ChatError(chunk["error"]["message"])
+                    raise self._refused(chunk["error"])
                 for choice in chunk["choices"]:
                     reason = choice["finish_reason"] or reason
                     if text := choice["delta"].get("content"):
@@ -137,17 +201,22 @@ class Chat:
                         finish_reason=reason,
                     )
 
+    def _check(self, response: httpx.Response) -> None:
+        if response.status_code >= 400:
+            response.read()
+            try:
+                raise self._refused(response.json()["error"])
+            except (ValueError, LookupError, TypeError):
+                status = response.status_code
+                raise ChatError(f"the server answered with HTTP {status}") from None
+
+    def _refused(self, error: dict[str, Any]) -> ChatError:
+        is_full = error.get("code") == TOO_LONG and self._turns
+        more = " The conversation fills the context: /reset starts a new one." if is_full else ""
+        return ChatError(f"{error['message']}{more}")
+
     def _not_ours(self) -> ChatError:
         return ChatError(f"{self._url} answers, but not as a Mini-SGLang server does")
 
     def _unreachable(self, error: Exception) -> ChatError:
         return ChatError(f"there is no server at {self._url} ({error or type(error).__name__})")
-
-
-def _check(response: httpx.Response) -> None:
-    if response.status_code >= 400:
-        response.read()
-        try:
-            raise ChatError(response.json()["error"]["message"])
-        except (ValueError, LookupError, TypeError):
-            raise ChatError(f"the server answered with HTTP {response.status_code}") from None

@@ -1,115 +1,250 @@
-"""The loop: read a line, obey a command or stream an answer, say what it cost.
+"""The loop of `minisgl chat`: read a message, obey a command or stream an answer, print its cost.
+And `minisgl run`, which asks once.
 
-With a terminal, lines come through prompt_toolkit (history, editing); with a pipe, from stdin as
-they are, so that a script can chat too.
+In a terminal, messages come through prompt_toolkit (history, editing); from a pipe, line by line,
+so that a script can chat too. Only answers go to stdout.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from prompt_toolkit import PromptSession
 from rich.console import Console
 
+from minisgl.errors import MinisglError
 from minisgl.shell.client import Chat, ChatError
+from minisgl.shell.settings import Settings
+from minisgl.shell.words import WordWriter
+from minisgl.utils.files import forget
 
-HELP: Final = """\
-/system TEXT   start again, with TEXT as what the model is told first
-/reset         start again
-/help          show this
-/exit          leave (so does Ctrl-D)
-Ctrl-C         stop the answer"""
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+
+HELP: Final = '''\
+/set NAME VALUE   a sampling setting, such as /set temperature 0.2; without VALUE: its default
+/set              show the settings
+/system TEXT      start again, with TEXT as the system prompt
+/reset            start again
+/retry            ask the last question again, for another answer
+/save FILE        write the conversation to FILE
+/load FILE        continue the conversation of FILE
+/help             show this
+exit, quit        leave (as Ctrl-D and /exit do)
+"""               begins and ends a message of several lines (in a terminal Alt-Enter, too)
+Ctrl-C            stop the answer'''
+
+FENCE: Final = '"""'
+INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ends, as shells have it
 
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that a terminal obeys instead of showing them; lines and tabs are no harm."""
+def run_shell(url: str, *, system: str | None = None, settings: Settings | None = None) -> int:
+    """Chat with the server at `url` until the user leaves. Returns the exit code: 1 if there is no
+    server, or if not all that came through a pipe was answered; 130 after Ctrl-C in a pipe."""
+    return _client(url, system, settings, lambda chat, console: _Loop(chat, console).run())
 
 
-def run_shell(url: str) -> int:
-    """Chat with the server at `url` until the user leaves; the exit code. That is 1 if there is no
-    server, or if what came through a pipe was not answered in full."""
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    all_answered = True
+def run_question(
+    url: str, question: str, *, system: str | None = None, settings: Settings | None = None
+) -> int:
+    """Print the answer of the server at `url`. Returns the exit code: 1 without an answer, 130
+    after Ctrl-C."""
+
+    def ask(chat: Chat, console: Console) -> int:
+        result = _answer(question, chat, console)
+        return INTERRUPTED if result is None else int(not result)
+
+    return _client(url, system, settings, ask)
+
+
+def _client(
+    url: str,
+    system: str | None,
+    settings: Settings | None,
+    use: Callable[[Chat, Console], int],
+) -> int:
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
     try:
-        with closing(Chat(url)) as chat:
-            console.print(f"Chatting with {chat.model()}. /help lists commands.", style="bold")
-            read = _reader()
-            while (line := read()) is not None:
-                if line.startswith("/"):
-                    if not _obey(line, chat, console):
-                        break
-                elif line:
-                    all_answered &= _answer(line, chat, console)
+        with closing(Chat(url, system=system, settings=settings)) as chat:
+            return use(chat, console)
     except ChatError as error:
         console.print(str(error), style="red")
         return 1
-    return 0 if all_answered or sys.stdin.isatty() else 1
+    except BrokenPipeError:  # the reader of stdout has left, as in `| head`
+        forget(sys.stdout)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
-def _reader() -> Callable[[], str | None]:
-    """A function that gives the next line, or None when there is none any more."""
-    if not sys.stdin.isatty():
-        lines = sys.stdin.buffer  # of whatever encoding: what is not UTF-8 shows as U+FFFD
-        return lambda: (
-            line.decode("utf-8", "replace").strip() if (line := lines.readline()) else None
-        )
-    session: PromptSession[str] = PromptSession()
+class _Loop:
+    """Messages in, answers out. Mutable: it remembers whether all were answered."""
+
+    def __init__(self, chat: Chat, console: Console) -> None:
+        self._chat, self._console = chat, console
+        self._all_answered = True
+
+    def run(self) -> int:
+        greeting = f"Chatting with {self._chat.model()}. /help lists commands."
+        self._console.print(greeting, style="bold")
+        is_terminal = sys.stdin.isatty()
+        read = _reader(self._console) if is_terminal else _read_pipe
+        while (message := read()) is not None:
+            if message in ("exit", "quit", "/exit", "/quit"):
+                break
+            if message == "/retry":
+                message = self._chat.take_back() or self._wrong("There is no question yet.")
+            elif message.startswith("/") and "\n" not in message:
+                self._obey(message)
+                continue
+            if message:
+                self._all_answered &= bool(_answer(message, self._chat, self._console))
+        return 0 if self._all_answered or is_terminal else 1
+
+    def _obey(self, line: str) -> None:
+        """Do what a command says."""
+        command, _, argument = line.partition(" ")
+        argument = argument.strip()
+        try:
+            if command == "/reset":
+                self._chat.reset()
+                self._say("A new chat.")
+            elif command == "/set":
+                name, _, value = argument.partition(" ")
+                if name:
+                    self._chat.settings.set(name, value.strip())
+                self._say(f"Settings: {self._chat.settings}.")
+            elif command == "/help":
+                self._say(HELP)
+            elif command not in ("/system", "/save", "/load"):
+                self._wrong(f"There is no command {line}.")
+                self._say(HELP)
+            elif not argument:
+                what = "the text: /system TEXT" if command == "/system" else f"a file: {line} FILE"
+                self._wrong(f"{command} needs {what}")
+            elif command == "/system":
+                self._chat.reset(argument)
+                self._say("A new chat with this system prompt.")
+            elif command == "/save":
+                self._chat.save(argument)
+                self._say(f"Saved to {argument}.")
+            else:
+                turns = self._chat.load(argument)
+                self._say(f"The conversation of {argument}, {turns} questions long, goes on.")
+        except (ChatError, MinisglError) as error:
+            self._wrong(str(error))
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim")
+
+    def _wrong(self, text: str) -> str:
+        """Say that something did not work. Returns ""."""
+        self._console.print(text, style="red")
+        self._all_answered = False
+        return ""
+
+
+def _read_pipe() -> str | None:
+    """Return the next message of stdin, None at its end. Bytes that are not UTF-8 become U+FFFD."""
+    lines = sys.stdin.buffer
+    if not (line := lines.readline()):
+        return None
+    text = line.decode("utf-8", "replace").strip()
+    while text.startswith(FENCE) and not _is_closed(text) and (line := lines.readline()):
+        text += "\n" + line.decode("utf-8", "replace").rstrip()
+    return _unfenced(text)
+
+
+def _is_closed(text: str) -> bool:
+    return len(text) >= 2 * len(FENCE) and text.endswith(FENCE)
+
+
+def _unfenced(text: str) -> str:
+    """Return the message without the marks of several lines; without a closing one, up to the end
+    of the input."""
+    return text.removeprefix(FENCE).removesuffix(FENCE).strip() if text.startswith(FENCE) else text
+
+
+def _reader(console: Console) -> Callable[[], str | None]:
+    """Return a function that returns the next message of the terminal, None at the end."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(history=_history(console), key_bindings=keys)
 
     def read() -> str | None:
+        text = ""
         while True:
             try:
-                return session.prompt("> ").strip()
-            except KeyboardInterrupt:  # Ctrl-C clears the line
+                text += session.prompt("... " if text else "> ").strip()
+            except KeyboardInterrupt:  # Ctrl-C clears the message
+                text = ""
                 continue
             except EOFError:
                 return None
+            if not text.startswith(FENCE) or _is_closed(text):
+                return _unfenced(text)
+            text += "\n"
 
     return read
 
 
-def _obey(line: str, chat: Chat, console: Console) -> bool:
-    """Do what a command says; False if that is to leave."""
-    command, _, argument = line.partition(" ")
-    if command == "/exit":
-        return False
-    if command == "/reset":
-        chat.reset()
-        console.print("A new chat.", style="dim")
-    elif command == "/system" and argument.strip():
-        chat.reset(argument.strip())
-        console.print("A new chat with this system prompt.", style="dim")
-    elif command == "/system":
-        console.print("/system needs the text: /system TEXT", style="red")
-    else:
-        if command != "/help":
-            console.print(f"There is no command {line}.", style="red")
-        console.print(HELP, style="dim")
-    return True
+def _history(console: Console) -> History:
+    """Return the history of earlier chats, which this user alone can read."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    from minisgl.env import chat_history
+
+    path = chat_history()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.open("a").close()
+    except OSError as error:
+        console.print(f"{path} cannot be written ({error.strerror}): no history", style="dim")
+        return InMemoryHistory()
+    return FileHistory(str(path))
 
 
-def _answer(line: str, chat: Chat, console: Console) -> bool:
-    """Print the answer as it comes; whether all of it did."""
-    pieces = chat.ask(line)
+def _answer(question: str, chat: Chat, console: Console) -> bool | None:
+    """Print the answer as it comes. Returns whether all of it came; None if Ctrl-C stopped it."""
+    out = sys.stdout
+    words = WordWriter(out, lambda: console.width) if out.isatty() else None
+    pieces = chat.ask(question)
     has_begun = False
     try:
         for piece in pieces:
-            # Not through rich, which would make spaces of tabs.
-            console.file.write(_CONTROL.sub("", piece) if console.is_terminal else piece)
-            console.file.flush()
             has_begun = True
-        console.print()
+            if words:
+                words.write(piece)
+            else:
+                out.write(piece)
+                out.flush()
+        _end_line(words, has_begun=True)
         if chat.cost:
             console.print(str(chat.cost), style="dim")
         return True
     except KeyboardInterrupt:
         pieces.close()  # closes the connection, which frees the request's pages
-        console.print("\nstopped", style="dim")
+        _end_line(words, has_begun=has_begun)
+        console.print("stopped", style="dim")
+        return None
     except ChatError as error:
-        if has_begun:
-            console.print()
+        _end_line(words, has_begun=has_begun)
         console.print(str(error), style="red")
-    return False
+        return False
+
+
+def _end_line(words: WordWriter | None, *, has_begun: bool) -> None:
+    if words:
+        words.flush()
+    if has_begun:
+        print(flush=True)

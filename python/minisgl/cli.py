@@ -1,0 +1,163 @@
+"""The command line: `minisgl COMMAND ...`, also as `python -m minisgl COMMAND ...`.
+
+::
+
+    serve [MODEL]              serve a model over HTTP; also what flags without a command do
+    chat [MODEL]               chat in this terminal, with a server of its own or one at --url
+    run [MODEL] [QUESTION]     print one answer and end
+    bench [NAME]               measure a server or a model
+
+`chat` and `run` are clients: their own server listens on a free port of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl import __version__
+
+if TYPE_CHECKING:
+    from minisgl.server.args import ServerArgs
+    from minisgl.server.flags import Parser
+
+COMMANDS: Final = ("serve", "chat", "run", "bench")
+
+HELP: Final = """\
+usage: minisgl COMMAND ...
+
+  serve [MODEL]            serve a model over OpenAI's HTTP API (no command means serve)
+  chat [MODEL]             chat with a model in this terminal
+  run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
+  bench [NAME]             measure a server or a model
+
+MODEL is a checkpoint folder or a model id such as Qwen/Qwen3-0.6B; without it, the built-in model
+runs, a small one that needs no download. `minisgl COMMAND --help` lists the flags of a command.
+"""
+
+NOT_OF_A_CHAT: Final = ("shell", "dry_run")
+"""Options of `serve` that `chat` and `run` do not have."""
+
+
+def run_command(argv: Sequence[str], began: float) -> int:
+    """Run what the command line asks for and return the exit code.
+
+    began: when the process did, on `time.monotonic`.
+    """
+    command, *rest = argv or ["serve"]
+    if command in ("-h", "--help"):
+        print(HELP, end="")
+        return 0
+    if command == "--version":
+        print(f"minisgl {__version__}")
+        return 0
+    if command.startswith("-"):
+        command, rest = "serve", list(argv)
+    if command == "bench":
+        from minisgl.benchmark.__main__ import main
+
+        return main(rest)
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean minisgl {near[0]}?" if near else f"minisgl serve {command} serves it"
+        hint = hint if near or "/" in command else f"the commands are {', '.join(COMMANDS)}"
+        print(f"minisgl: there is no command {command!r}; {hint}", file=sys.stderr)
+        return 2
+    if command == "serve":
+        from minisgl.server.flags import parse_args
+
+        args = parse_args(rest)
+        return _own_server(args, _chat({}), began) if args.shell else _serve(args, began)
+    try:
+        return _chat_or_run(command, rest, began)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(args: ServerArgs, began: float) -> int:
+    from minisgl.server.launch import launch_server
+
+    return launch_server(args, began=began)
+
+
+def _own_server(args: ServerArgs, client: Callable[[str], int], began: float) -> int:
+    from minisgl.server.launch import launch_server
+
+    return launch_server(args, foreground=client, began=began)
+
+
+def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
+    from minisgl.errors import MinisglError
+    from minisgl.server.flags import add_model, server_args, server_parser
+
+    does = {"chat": "Chat with a model in this terminal.", "run": "Print one answer, and end."}
+    parser = server_parser(f"minisgl {command}", does[command], without=NOT_OF_A_CHAT)
+    if command == "chat":
+        add_model(parser)
+    else:
+        parser.add_argument(
+            "words", metavar="MODEL | QUESTION", nargs="*",
+            help="the model, then the question. A first word that contains spaces is the question. "
+            "A pipe is read as well, and comes after the question",
+        )  # fmt: skip
+    group = parser.add_argument_group(command)
+    group.add_argument(
+        "--url", help="ask the server that runs there, instead of one started for this command"
+    )
+    group.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
+    group.add_argument(
+        "--set", action="append", type=_setting, metavar="NAME=VALUE",
+        help="a sampling setting, such as temperature=0.2 or max_tokens=100; may be repeated "
+        "(default: what the checkpoint recommends)",
+    )  # fmt: skip
+    given = parser.parse_all(argv)
+    about = {name: given.pop(name, None) for name in ("url", "system", "set")}
+    try:
+        client = _chat(about) if command == "chat" else _run(about, given, parser)
+    except MinisglError as error:
+        parser.error(str(error))
+    if about["url"] is None:
+        return _own_server(server_args(parser, given | {"shell": True}), client, began)
+    if given:
+        flag = "MODEL" if "words" in given else f"--{next(iter(given)).replace('_', '-')}"
+        parser.error(f"--url names a server that runs already: leave out {flag}")
+    return client(about["url"])
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _chat(about: dict[str, Any]) -> Callable[[str], int]:
+    """Return what chats with the server at a URL. Raises InvalidSampling."""
+    from minisgl.shell import Settings, run_shell
+
+    settings = Settings(about.get("set") or ())
+    return lambda url: run_shell(url, system=about.get("system"), settings=settings)
+
+
+def _run(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> Callable[[str], int]:
+    """Return what asks the server at a URL. Takes the question out of given["words"].
+
+    Raises InvalidSampling.
+    """
+    from minisgl.shell import Settings, run_question
+
+    settings = Settings(about["set"] or ())
+    words = given.pop("words", [])
+    if words and not any(char.isspace() for char in words[0]):
+        is_model = "model" not in given and about["url"] is None
+        if is_model:
+            given["model"], *words = words
+    piped = "" if os.isatty(0) else sys.stdin.buffer.read().decode("utf-8", "replace")
+    question = "\n\n".join(filter(str.strip, (" ".join(words), piped.strip("\n"))))
+    if not question:
+        parser.error("there is no question: give one, or send one through a pipe")
+    return lambda url: run_question(url, question, system=about["system"], settings=settings)

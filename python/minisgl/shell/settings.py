@@ -1,0 +1,71 @@
+"""The sampling settings of a chat: fields of each request, checked before they are sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidSampling
+
+NAMES: Final = tuple(
+    field.name for field in msgspec.structs.fields(SamplingParams) if field.name != "logprobs"
+)
+"""Settings that a chat can have: an answer in a terminal shows no logprobs."""
+
+
+class Settings:
+    """Settings by name. Mutable: `set` changes them. What is not set, the checkpoint recommends."""
+
+    def __init__(self, given: Iterable[tuple[str, str]] = ()) -> None:
+        """given: names, and values as text. Raises InvalidSampling."""
+        self._values: dict[str, Any] = {}
+        for name, text in given:
+            self.set(name, text)
+
+    def __str__(self) -> str:
+        shown = (f"{name} {json.dumps(value)}" for name, value in self._values.items())
+        return ", ".join(shown) or "the checkpoint's defaults"
+
+    def set(self, name: str, text: str) -> None:
+        """Set `name` to the value that `text` holds, as JSON or as plain text; "" removes it.
+
+        Raises InvalidSampling.
+        """
+        self._check_name(name)
+        if not text:
+            self._values.pop(name, None)
+            return
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if name == "stop" and not isinstance(value, list):
+            value = [value if isinstance(value, str) else text]
+        self._values[name] = self._checked(name, value)
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the settings as fields of a request."""
+        return dict(self._values)
+
+    def replace(self, fields: dict[str, Any]) -> None:
+        """Take the fields of a request instead. Raises InvalidSampling; then nothing changes."""
+        for name in fields:
+            self._check_name(name)
+        self._values = {name: self._checked(name, value) for name, value in fields.items()}
+
+    @staticmethod
+    def _check_name(name: str) -> None:
+        if name not in NAMES:
+            raise InvalidSampling(
+                f"there is no setting {name!r}; the settings are {', '.join(NAMES)}"
+            )
+
+    @staticmethod
+    def _checked(name: str, value: Any) -> Any:
+        plain: Any = tuple(value) if isinstance(value, list) else value
+        SamplingParams(**{name: plain})
+        return value

@@ -1,0 +1,134 @@
+"""The commands of `minisgl`, each as its own process: with the built-in model, or refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+POOL = ("--num-pages", "64")
+
+
+def minisgl(*words: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **env},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def test_one_question_to_the_built_in_model() -> None:
+    done = minisgl("run", "What is 12 + 30?", *POOL)
+    assert (done.returncode, done.stdout) == (0, "12 + 30 = 42.\n"), done.stderr
+    assert re.fullmatch(r"\d+ tokens; first after .*\n", done.stderr)  # no log of the start
+
+
+def test_a_chat_keeps_its_exit_code() -> None:
+    """With a server of its own; --shell is the older name."""
+    for words in (("chat",), ("--shell",)):
+        done = minisgl(*words, *POOL, "--max-seq-len", "64", text="What is 2 + 2?\n")
+        assert (done.returncode, done.stdout) == (0, "2 + 2 = 4.\n"), done.stderr
+        done = minisgl(*words, *POOL, "--max-seq-len", "64", text="word " * 100)
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert "tokens" in done.stderr
+
+
+def test_ctrl_c_before_there_is_an_answer() -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "run", "Hello there", *POOL, "--log-level", "info"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stderr
+    assert run.stderr.readline()  # the first line of the log: the start has begun
+    run.send_signal(signal.SIGINT)
+    answer, rest = run.communicate(timeout=30)
+    assert (run.returncode, answer) == (130, ""), rest
+    assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("--help", 0, "usage: minisgl COMMAND ..."),
+        ("--version", 0, "minisgl "),
+        ("serve --help", 0, "usage: minisgl serve "),
+        ("chat --help", 0, "usage: minisgl chat "),
+        ("run --help", 0, "usage: minisgl run "),
+        ("bench --help", 0, "online"),
+        ("bench online --help", 0, "usage: minisgl bench online"),
+        ("srve", 2, "there is no command 'srve'; did you mean minisgl serve?"),
+        ("org/name", 2, "there is no command 'org/name'; minisgl serve org/name serves it"),
+        ("xyz", 2, "there is no command 'xyz'; the commands are serve, chat, run, bench"),
+        ("bench xyz", 2, "there is no benchmark 'xyz'"),
+        ("chat --dry-run", 2, "unrecognized arguments: --dry-run"),
+        ("chat --node-rank 1 --nnodes 2 --dist-init-addr h:9 --tp 2", 2, "a chat needs the server"),
+        ("chat m --model n", 2, "MODEL is given twice: m and --model n"),
+        ("serve ./none", 1, "there is no folder ./none"),
+        ("run ./none hi", 1, "there is no folder ./none"),
+        ("run --model ./none hi there", 1, "there is no folder ./none"),
+    ],
+)
+def test_commands(line: str, code: int, says: str) -> None:
+    done = minisgl(*line.split())
+    assert done.returncode == code, done.stderr
+    assert says in (done.stderr if code else done.stdout)
+    assert (done.stdout if code else done.stderr) == "" or line.startswith("bench")
+
+
+def test_the_printed_commands_work_in_any_folder(tmp_path: Path) -> None:
+    """And with a proxy that answers nothing."""
+    proxies = {"http_proxy": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}
+    env = {**os.environ, **proxies}
+    env.pop("VIRTUAL_ENV", None)
+    log = (tmp_path / "log").open("w")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *POOL],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        cwd=Path(sys.prefix).parent,
+        env=env,
+    )
+    assert server.stdout
+    try:
+        lines = []
+        while not lines or "Every endpoint" not in lines[-1]:
+            lines.append(server.stdout.readline())
+            assert lines[-1], (tmp_path / "log").read_text()
+        curl, chat, snippet = re.findall(r"(?ms)^  (\S.*?)\n(?=\n)", "".join(lines))
+        for command, says in (
+            (curl, '"content"'),
+            (chat, "3 + 4 = 7."),
+            (snippet, "12 + 30 = 42."),
+        ):
+            done = subprocess.run(
+                ["bash", "-c", re.sub("(?m)^  ", "", command)],
+                input="What is 3 + 4?\n" if command is chat else "",
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+                cwd="/",
+                env=env,
+            )
+            assert done.returncode == 0, (command, done.stderr)
+            assert says in done.stdout
+    finally:
+        server.terminate()
+        assert server.wait(30) == 0
+        server.stdout.close()
+        log.close()
