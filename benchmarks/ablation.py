@@ -1,8 +1,8 @@
-"""What one mechanism gives, against our own server: `ablation radix | chunk | overlap | graphs`.
+"""Measures a mechanism on and off on our server: `ablation radix | chunk | overlap | graphs`.
 
-Each variant is a server of its own with the built-in model (or `--model`); the rounds interleave
-the variants, forth and back, so that a machine that slows down meets all of them, and every
-variant of a round gets the same requests. The results are for `plots` and `compare`.
+Each variant is a server with the built-in model (or `--model`). The rounds interleave the variants
+forwards and backwards, so a machine that slows down affects all of them. Within a round every
+variant gets the same requests. `plots` and `compare` read the results.
 """
 
 from __future__ import annotations

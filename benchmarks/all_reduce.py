@@ -1,10 +1,10 @@
 """All-reduce latency of each communicator, 8 KB to 16 MB, in CUDA graphs and eager.
 
-One process per GPU. In a graph, as decode runs: many calls in one capture, of bfloat16 in place;
-the median replay, divided. Eager, as prefill runs: calls one after another, the host's time in it.
-Bus bandwidth is NCCL's convention, 2 (N - 1) / N times the bytes over the time: what a link moves
-in a ring. `default` is what the engine gets: one of `one-shot`, `two-shot` and `nccl` by size.
-On a machine without GPUs it is gloo, eager.
+There is one process per GPU. Graphs, as in decode: one capture holds many calls on bfloat16 in
+place; the result is the median replay divided by their number. Eager, as in prefill: calls in a
+row, host time included. Bus bandwidth is NCCL's convention, 2 (N - 1) / N times the bytes over the
+time. `default` is the engine's choice: `one-shot`, `two-shot` or `nccl` by size. Without GPUs it
+measures gloo, eager.
 """
 
 from __future__ import annotations

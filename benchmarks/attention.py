@@ -1,12 +1,12 @@
-"""Attention of a GPU, each backend beside the bytes that it must read or the products it must make.
+"""Attention backends of a GPU, beside the bytes they must read or the arithmetic they must do.
 
 Decode runs in CUDA graphs, as in the engine, over the pools of several layers, so that no cache
-holds what is read; prompts run eagerly. Our decode also rotates, by zero degrees, and stores the
-new keys and values, which other backends leave to a launch that is not timed. Nor is what is done
-once a step for all layers (where contexts are cut, other backends' page tables). The median of
-several timings on the GPU's clock. Every output is compared with the first backend's. With the
-package flashinfer-python also FlashInfer's decode, which is no backend here (docs/decisions/0012),
-and what its plans take on the host.
+holds the keys. Prompts run eagerly. Our decode also rotates (by zero degrees) and stores the new
+keys and values; other backends do that in a launch that is not timed. Work that is done once a
+step for all layers (KV splits, other backends' page tables) is not timed either. Times are medians
+by CUDA events, and every output is compared with the first backend's. With flashinfer-python
+installed it also measures FlashInfer's decode, which is not a backend here (docs/decisions/0012),
+and the host time of its plans.
 
 Axes: as in `minisgl.attention.paged`.
 """

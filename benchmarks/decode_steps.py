@@ -1,7 +1,7 @@
-"""Decode steps of a whole model, with our products of few rows and with cuBLAS's.
+"""Decode steps of a whole model, with our skinny GEMMs and with cuBLAS.
 
-The plans are launched one behind the other, as the engine's loop does, on keys and values that no
-model made: every context can be had at once, without the steps of its prompts.
+The plans are launched one behind the other, as in the engine's loop. The keys and values are
+arbitrary numbers, so every context is there at once, without prefill.
 """
 
 from __future__ import annotations

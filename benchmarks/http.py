@@ -1,10 +1,10 @@
-"""What the HTTP path costs: real processes over a device of known speed, beside the same offline.
+"""What HTTP costs: the server's real processes over a device of known speed, beside it offline.
 
-The API server, the tokenizer, the detokenizer and the scheduler are those of a server, started as
-it starts them; only the executor computes no model: a step takes `--step-ms`. The offline run is
-the same scheduler over the same executor without any process or socket around it. Throughput over
-HTTP divided by that is the share kept, where the machine has a core for each process; where it has
-not, the seconds of CPU that each process takes say what it could do with one.
+The API server, the tokenizer, the detokenizer and the scheduler are those of a server; only the
+executor computes no model: a step takes `--step-ms`. The offline run is the same scheduler over the
+same executor, without processes and sockets. Throughput over HTTP divided by throughput offline is
+the share kept, if the machine has a core for each process. Otherwise the CPU seconds of each
+process say what it could do with a core.
 """
 
 from __future__ import annotations

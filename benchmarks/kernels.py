@@ -1,9 +1,9 @@
 """The C++ kernels beside plain torch, on this machine.
 
-Each comparison runs in interleaved rounds (ours, theirs, ours, theirs, ...), and the speed-up is
-the median of the rounds' ratios, so that a machine that slows down or is shared slows both. The
-shapes are those of a 0.6 B model (hidden 1,024, 16 query and 8 key/value heads of 128, 151,936
-ids) and of the built-in model's size class (hidden 256, 4 and 2 heads of 64, 2,048 ids).
+Rounds interleave ours and theirs; the speed-up is the median of the rounds' ratios, so a machine
+that slows down affects both. The shapes are those of a 0.6 B model (hidden 1,024, 16 query and 8
+KV heads of 128, 151,936 ids) and of the built-in model's size class (hidden 256, 4 and 2 heads of
+64, 2,048 ids).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The mixture-of-experts layer of real models beside its floor, and the tuning of its tiles.
 
-On a GPU: router, routing and experts of one rank, as CUDA graphs over several layers' weights (so
-that no cache holds them), random routing. The floor of T tokens is the larger of arithmetic (6 D F
-flops for each of their K experts) and bytes: every expert that is expected to be touched,
-E * (1 - (1 - K / E)^T) of them, is read once. On a CPU: our C++ beside the plain-torch loop, which
-take turns in rounds: where the loop wins, `minisgl.moe.cpu` takes that. `--tune` measures tiles and
+On a GPU it times router, routing and experts of one rank with random routing, as CUDA graphs over
+the weights of several layers, so that no cache holds them. The floor of T tokens is the larger of
+arithmetic (6 D F flops for each of their K experts) and bytes: each expert that is expected to be
+touched, E * (1 - (1 - K / E)^T) of them, is read once. On a CPU it times our C++ beside the
+plain-torch loop in rounds; `minisgl.moe.cpu` uses the faster one. `--tune` measures tiles and
 writes the table of `minisgl.moe.fused`.
 """
 

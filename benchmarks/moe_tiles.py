@@ -1,8 +1,8 @@
-"""The tuner of the tiles of `minisgl.moe.fused`: try candidates, keep the fastest.
+"""Tunes the tiles of `minisgl.moe.fused`: times candidates and keeps the fastest.
 
-Candidates are compiled by several processes first (they launch them on nothing, which leaves them
-in Triton's cache on disk), then timed one by one. Both products of a layer have tiles of the same
-number of pairs, so each number is judged by the sum of its two best times.
+Several processes first compile the candidates by launching them on empty inputs, which puts them
+into Triton's cache on disk. Then they are timed one by one. Both GEMMs of a layer use tiles of the
+same number of pairs, so the sum of their two best times judges each number.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Compares `LLM.generate` of two checkouts, in rounds that both take in turn.
+"""Compares `LLM.generate` of two checkouts in interleaved rounds.
 
-`paired OLD NEW`: each root gets a process with one `LLM` that lives to the end. A round gives both
-the same fresh ids, one after the other; odd rounds swap the order. The result for a workload is the
-geometric mean of the rounds' ratios new/old (below 1 the new one is faster), with a bootstrap
-confidence interval of 95 %. A GPU is timed by wall seconds, a CPU by the CPU seconds of the
-process, because wall seconds change with other load. The first round is not counted.
+`paired OLD NEW`: each checkout gets a process with one `LLM` that lives to the end. A round gives
+both the same fresh ids, one after the other; odd rounds swap the order. A workload's result is the
+geometric mean of the rounds' ratios new/old (below 1 the new one is faster) with a bootstrap
+confidence interval of 95 %. On a GPU it compares wall seconds. On a CPU it compares CPU seconds of
+the process, because wall seconds change with other load. The first round is not counted.
 
-Both must give the same greedy ids for a few prompts, or the exit status is 1. For the workloads it
-prints how many answers are equal: other chunk sizes may round near ties in another way.
+The exit status is 1 if the greedy ids of a few prompts differ. For each workload it also prints how
+many answers are equal: other chunk sizes may round near ties in another way.
 """
 
 from __future__ import annotations

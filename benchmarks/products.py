@@ -1,13 +1,13 @@
-"""The products of a decoder's layer by our choice and by cuBLAS, beside their floor.
+"""The GEMMs of a decoder's layer, by our kernels and by cuBLAS, beside their floor.
 
-A layer's norms, products and activation as a CUDA graph, over so many layers' weights that the L2
-cache holds none of them when their turn comes again. Attention's place is taken by a norm of as
-many numbers. Each product also alone, by cuBLAS, behind others like itself. The floor is that of
-`minisgl.benchmark.floor`, product by product: weights once, or the arithmetic. `--steps` takes
-whole models instead: a decode step of the engine, with our products and with cuBLAS's.
+A CUDA graph holds the norms, GEMMs and activation of so many layers that the L2 cache holds none of
+their weights on their next turn. A norm of as many numbers replaces attention. Each GEMM is also
+timed alone by cuBLAS, behind others like itself. The floor is that of `minisgl.benchmark.floor`,
+GEMM by GEMM: weights once, or the arithmetic. `--steps` instead times decode steps of whole models
+with our GEMMs and with cuBLAS.
 
-The two take turns, and medians count. Their outputs differ by the roundings of all layers; more
-than `TOLERANCE` ends the benchmark.
+Rounds interleave the two, and medians count. Their outputs differ by the rounding of all layers;
+more than `TOLERANCE` is an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Sampling on a GPU: ours beside plain torch's and FlashInfer's, and reading the logits once.
+"""Sampling on a GPU by our kernels, plain torch and FlashInfer, beside reading the logits once.
 
-Each runs in a CUDA graph, in rounds, on logits as spread as a model's. Ours must choose the tokens
-that plain torch's chooses, which sorts the vocabulary. FlashInfer's (with the package
-flashinfer-python) draws other noise; its time includes the conversion to float32 and the softmax
-that it needs, and of top-k with top-p it is the faster of its two orders.
+Each runs in a CUDA graph, in rounds, on logits spread like a model's. Our ids must equal those of
+plain torch, which sorts the vocabulary. FlashInfer (package flashinfer-python) draws other noise;
+its time includes the conversion to float32 and the softmax that it needs, and for top-k with top-p
+it is the faster of its two orders.
 
 Axes: S rows that sample, V vocabulary.
 """

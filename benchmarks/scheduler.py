@@ -1,8 +1,8 @@
-"""What scheduling costs: microseconds a step by part, prefix-tree operations, what overlap hides.
+"""What scheduling costs: microseconds of a step by part, prefix-tree operations, overlap.
 
-The loop is the real `run` with the real ZeroMQ inbox and outbox, so a step decodes and encodes
-what it would in a server; the executor answers at once, so nothing but the host's time is left. A
-fixed Python loop is timed beside every case: the ratio to it compares between machines.
+The loop is the real `run` with the real ZeroMQ inbox and outbox, so a step decodes and encodes the
+messages of a server. The executor answers at once, so only host time is left. A fixed Python loop
+is timed beside each case; the ratio to it compares between machines.
 """
 
 from __future__ import annotations

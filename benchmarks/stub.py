@@ -1,10 +1,9 @@
-"""A stub of an OpenAI-compatible server with known delays: the truth that the client is held to.
+"""A stub of an OpenAI-compatible server with known delays, to check the client against.
 
-Every stream follows a `Script`; the moments at which its chunks were handed to the socket are
-kept by request id, so a client's numbers can be compared with what was scripted and with what
-really left. It answers /v1/completions, /v1/chat/completions and /generate, streams only. Plain
-asyncio protocols, because it must outrun the client: with a framework in between, a measurement of
-the client would measure the framework.
+Every stream follows a `Script`. The stub keeps the times at which it gave each chunk to the socket,
+by request id, so that a client's numbers can be compared with them. It answers /v1/completions,
+/v1/chat/completions and /generate, streams only. It uses plain asyncio protocols because it must be
+faster than the client: with a framework, a measurement of the client would measure the framework.
 """
 
 from __future__ import annotations

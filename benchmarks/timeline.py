@@ -1,8 +1,8 @@
-"""Draws the file of `--log-steps`: where each step's time went, what it computed, who waited.
+"""Draws the file of `--log-steps`: the parts of each step, what it computed, who waited.
 
-Three forms of the same: a PNG to look at, an HTML page with the picture and the longest steps
-(no network, no other file), and a trace for https://ui.perfetto.dev, in which one can zoom: the
-trace-event format of Chrome, one track for the host's parts and one for the step on the device.
+It writes a PNG, an HTML page with the picture and the longest steps (no network, no other file),
+and a trace for https://ui.perfetto.dev: Chrome's trace-event format with one track for the host's
+parts and one for the step on the device.
 """
 
 from __future__ import annotations

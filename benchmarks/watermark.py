@@ -1,8 +1,8 @@
 """How much room an admission must leave: retractions and cost over the scheduler's watermark.
 
-A simulation: the real scheduler, no model. 200 requests of 100 to 1,024 prompt and output tokens
-through a pool of 16,384 tokens. A step costs one unit (reading the weights), or its tokens / 256
-where that is more (computing them): the shape of a GPU's cost. Deterministic by the seeds.
+A simulation with the real scheduler and no model. 200 requests of 100 to 1,024 prompt and output
+tokens share a pool of 16,384 tokens. A step costs one unit (reading the weights), or its tokens /
+256 if that is more (computing them), which is the shape of a GPU's cost. The seeds are fixed.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from model_harness import CPU, Runner, Sequence, make_reference, random_ids, relative_error
 from safetensors.torch import load_file, save_file
 from test_model_families import MOE, SIZES
 from test_tensor_parallel import ranks
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
+from helpers.model_harness import CPU, Runner, Sequence, make_reference, random_ids, relative_error
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
