@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     add("--clock", choices=("auto", "wall", "cpu"), default="auto", help="auto: cpu on a CPU")
     add("--dtype", default="auto", help="of both LLMs, like the next four")
     add("--num-pages", type=natural, default=None, help="default: what the workloads need")
-    add("--max-prefill-length", type=natural, default=None, help="default: each measures its own")
+    add("--max-prefill-length", type=natural, default=None, help="default: each checkout's own")
     add("--threads", type=natural, default=None, help="OMP_NUM_THREADS (default: each chooses)")
     add("--dummy-weight", action="store_true", help="each makes its own weights; no file of them")
     add_json(parser)

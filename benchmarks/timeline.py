@@ -25,7 +25,8 @@ from rich.console import Console
 from benchmarks.plots import STYLE
 from minisgl.benchmark.arguments import benchmark_parser, from_zero
 from minisgl.errors import ConfigError
-from minisgl.scheduler.meter import PARTS, StepRecord
+from minisgl.scheduler.loop import PARTS
+from minisgl.scheduler.meter import StepRecord
 
 FIRST_PARTS, LAST_PARTS = PARTS[:3], PARTS[3:]
 """Of the turn that launched a step, and of the one that settled it."""

@@ -21,14 +21,14 @@ def test_the_workloads_are_those_of_the_tables() -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *(("offline", "nope"), ("offline", ""), ("chunks", "nope"), ("chunks", "")),
+        *(("offline", "nope"), ("offline", ""), ("stalls", "nope"), ("stalls", "")),
         *(("serving", name) for name in ("nope", "", "batch", "batch0", "8")),
     ],
 )
 def test_another_one_is_told_before_anything_starts(
     command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = "benchmarks" if command == "chunks" else "minisgl.benchmark"
+    package = "benchmarks" if command == "stalls" else "minisgl.benchmark"
     assert main([command, "--workloads", f"throughput,{name}"], package) == 2
     out = capsys.readouterr()
     assert f"there is no workload {name!r}; there are: throughput" in out.err

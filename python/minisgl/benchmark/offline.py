@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
     add("--attn", default="auto", help="as the server's flag, like the next three")
     add("--page-size", type=natural, default=16, help="tokens")
-    add("--max-prefill-length", type=natural, default=None, help="default: from the measured rate")
+    add("--max-prefill-length", type=natural, default=None, help="default: the device's best chunk")
     add("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
     add_json(parser)
     args = parser.parse_args(argv)

@@ -23,7 +23,6 @@ from minisgl.models import ModelConfig, check_model
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
-from minisgl.scheduler.beat import CHECK_EVERY, Follower, Leader
 from minisgl.scheduler.io import (
     FollowerOutbox,
     Message,
@@ -34,6 +33,7 @@ from minisgl.scheduler.io import (
 )
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
+from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger

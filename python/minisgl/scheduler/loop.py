@@ -16,16 +16,20 @@ Online serving, `LLM`, several ranks and tests differ only in inbox, outbox and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from minisgl.core.event import Event
 from minisgl.core.executor import Executor, Flight
 from minisgl.core.plan import Plan
 from minisgl.message import ExitMsg, PingMsg, SchedulerMsg
-from minisgl.scheduler.meter import COMMIT, LAUNCH, PLAN, RECEIVE, SEND, WAIT, LoopMeter
 from minisgl.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 1.0  # how long an idle loop sleeps at most; a message wakes it at once
+
+
+PARTS: Final = ("receive", "plan", "launch", "wait", "commit", "send")
+"""The parts of a turn, which a meter times."""
+RECEIVE, PLAN, LAUNCH, WAIT, COMMIT, SEND = range(len(PARTS))
 
 
 class Inbox(Protocol):
@@ -44,6 +48,25 @@ class Outbox(Protocol):
         """Answer a ping: the loop makes progress."""
 
 
+class Meter:
+    """Sees the parts of each turn. This one measures nothing; `LoopMeter` extends it."""
+
+    def begin(self, *, asleep: bool) -> None:
+        """The inbox has answered. If the loop was asleep, that time does not count."""
+
+    def lap(self, part: int) -> None:
+        """`part` took the time since the last lap."""
+
+    def launched(self, plan: Plan) -> None:
+        """The step is launched."""
+
+    def settled(self, plan: Plan, scheduler: Scheduler) -> None:
+        """The step is committed, and its events are sent."""
+
+    def end(self, scheduler: Scheduler, *, idle: bool) -> None:
+        """The turn is over; `idle` if nothing is left to do without a new message."""
+
+
 def run(
     scheduler: Scheduler,
     executor: Executor,
@@ -51,7 +74,7 @@ def run(
     outbox: Outbox,
     *,
     overlap: bool = True,
-    meter: LoopMeter | None = None,
+    meter: Meter | None = None,
 ) -> None:
     """Serve until an `ExitMsg` arrives. Every launched step is settled when this returns.
 
@@ -59,7 +82,7 @@ def run(
     but the device waits for the host; this is for debugging and for measuring the overlap.
     `meter` measures the time of each part of a turn and reports it.
     """
-    meter = meter or LoopMeter()
+    meter = meter or Meter()
     in_flight: tuple[Plan, Flight] | None = None
     leave = False
 

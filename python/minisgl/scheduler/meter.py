@@ -1,4 +1,4 @@
-"""Where the loop's time goes, step by step, and a report of the scheduler once a second.
+"""Measures where the loop's time goes, and reports once a second.
 
 ::
 
@@ -22,10 +22,8 @@ import msgspec
 
 from minisgl.core.plan import Plan
 from minisgl.message import StatusReply
+from minisgl.scheduler.loop import PARTS, WAIT, Meter
 from minisgl.scheduler.scheduler import Scheduler
-
-PARTS: Final = ("receive", "plan", "launch", "wait", "commit", "send")
-RECEIVE, PLAN, LAUNCH, WAIT, COMMIT, SEND = range(len(PARTS))
 
 REPORT_EVERY_S: Final = 1.0  # Prometheus scrapes every 15 s by default; a person looks each second
 
@@ -60,7 +58,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
 
 
-class LoopMeter:
+class LoopMeter(Meter):
     """Mutable: it adds up. The loop calls `begin`, a `lap` after each part, and `end`.
 
     on_report: get a `StatusReply` each `REPORT_EVERY_S`. on_step: gets a record of each step.
@@ -89,13 +87,11 @@ class LoopMeter:
         self._num_output_tokens = 0
 
     def begin(self, *, asleep: bool) -> None:
-        """The inbox has answered; if the loop was asleep, that time does not count."""
         if asleep:
             self._last = time.perf_counter()
         self._begin = self._last
 
     def lap(self, part: int) -> None:
-        """`part` took the time since the last lap."""
         now = time.perf_counter()
         seconds = now - self._last
         self.part_s[part] += seconds
@@ -141,7 +137,6 @@ class LoopMeter:
         self._num_output_tokens = num_output_tokens
 
     def end(self, scheduler: Scheduler, *, idle: bool) -> None:
-        """The turn is over; `idle` if nothing is left to do without a new message."""
         is_due = self._working is not False if idle else self._last >= self._due
         if is_due and self._on_report:
             self._working = not idle

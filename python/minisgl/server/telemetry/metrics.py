@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from minisgl import __version__
-from minisgl.scheduler.meter import PARTS
+from minisgl.scheduler.loop import PARTS
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
 from minisgl.server.telemetry.observe import Histogram, Observer

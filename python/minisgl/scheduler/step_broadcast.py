@@ -1,17 +1,17 @@
-"""Many ranks, one plan: rank 0 leads with numbered beats, the others follow.
+"""The step broadcast: rank 0 sends what it received, and every rank plans the same step.
 
 Every rank runs the same loop over a scheduler of its own. A plan is a pure function of the messages
-and outcomes so far, so all that must be shared is which message came in which turn::
+and outcomes so far, so the ranks only need to agree on which message came in which turn::
 
     rank 0   | take | --beat n--> | plan | --check--> | launch | settle | take | --beat n+1--> ...
     rank r   |      <--beat n-- take | plan | <--check-- launch | settle |  <--beat n+1-- take ...
 
-Not simpler, as sending the plans: those are larger than the messages, and the state that a commit
-changes would still have to be kept, and trusted, on every rank. The price is that planning must not
-depend on anything else. When it did, ranks launch different steps, whose collectives wait for each
-other for ever. So every beat has a digest of all plans before: with overlap it arrives before
-anybody waits for the outcome of the last of them. A `PlanCheck` comes before the launch itself;
-a follower has to wait for it, so few steps have one.
+A beat is the broadcast of one turn. Sending plans instead would not be simpler: they are larger
+than the messages, and each rank would still have to keep the state that a commit changes. The
+price is that planning must depend on nothing else. If it did, ranks would launch different steps,
+and their collectives would wait for each other without end. So each beat has a digest of all plans
+before it. With overlap it arrives before a rank waits for the outcome of the last of them. A
+`PlanCheck` arrives before the launch itself. A follower has to wait for it, so few steps have one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from minisgl.scheduler.io import Message, Source
 from minisgl.utils.zmq import PullQueue, PushQueue
 
 CHECK_EVERY: Final = 64
-"""Steps. A check costs rank 0 about 5 us (a plan of 256 rows) and 9 us for each follower, and a
-follower cannot launch before rank 0 has planned."""
+"""Steps from one check to the next. A check costs rank 0 about 5 us (a plan of 256 rows) and 9 us
+for each follower, and a follower cannot launch before rank 0 has planned."""
 
 
 class Leader:
-    """Rank 0's side: the loop's source of messages and its executor. Mutable: it counts turns.
+    """Rank 0's source of messages and its executor. Mutable: it counts turns.
 
     source: where messages come from. followers: one queue for each other rank. check_every: steps
     from one check of the plans to the next; the same on all ranks.
@@ -59,18 +59,18 @@ class Leader:
         self._digest = 0
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
-        """What has arrived (`Source`); the other ranks get the same for this turn."""
+        """Return what has arrived (`Source`), and send it to the other ranks as this turn's."""
         messages = self._source.get(timeout_s)
         now = time.monotonic()
         beat = Beat(step=self._num_beats, now=now, digest=self._digest, messages=list(messages))
-        self._tell(beat)
+        self._send(beat)
         self._num_beats += 1
         return messages
 
     def launch(self, plan: Plan) -> Flight:
         self._digest = digest(plan, self._digest)
         if plan.step % self._check_every == 0:
-            self._tell(PlanCheck(step=plan.step, digest=self._digest))
+            self._send(PlanCheck(step=plan.step, digest=self._digest))
         return self._executor.launch(plan)
 
     def close(self) -> None:
@@ -78,13 +78,16 @@ class Leader:
         for follower in self._followers:
             follower.close()
 
-    def _tell(self, message: BeatMsg) -> None:
+    def _send(self, message: BeatMsg) -> None:
         for follower in self._followers:
             follower.put([message])
 
 
 class Follower:
-    """The same for every other rank. Mutable: it counts turns, and `now` is rank 0's clock."""
+    """Another rank's source of messages and its executor. Mutable: it counts turns.
+
+    now: rank 0's clock, as the last beat has it.
+    """
 
     def __init__(
         self,
@@ -102,9 +105,9 @@ class Follower:
         self._arrived: deque[BeatMsg] = deque()
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
-        """The messages of exactly one beat, however long that takes: rank 0 knows when to sleep.
+        """Wait for this turn's beat and return its messages. Rank 0 knows when to sleep.
 
-        Raises EngineError if this is not the beat of this turn, or rank 0 has launched other plans.
+        Raises EngineError if another beat comes, or if rank 0 has launched other plans.
         """
         beat = self._next()
         if isinstance(beat, PlanCheck):
@@ -123,7 +126,7 @@ class Follower:
         return beat.messages
 
     def launch(self, plan: Plan) -> Flight:
-        """Raises EngineError if rank 0 has planned something else."""
+        """Launch the step. Raises EngineError if rank 0 has planned another."""
         self._digest = digest(plan, self._digest)
         if plan.step % self._check_every == 0:
             ours, theirs = PlanCheck(step=plan.step, digest=self._digest), self._next()
@@ -149,7 +152,10 @@ class Follower:
 
 
 def digest(plan: Plan, before: int = 0) -> int:
-    """32 bits of everything in a plan and in those before it, the same in every process."""
+    """Return a CRC of the plan and of `before`, the digest of the plans before it.
+
+    It is the same in every process.
+    """
     fields = (
         plan.step,
         plan.uids,

@@ -28,8 +28,8 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.beat import Follower, Leader, digest
 from minisgl.scheduler.io import NoOutbox, SourceInbox
+from minisgl.scheduler.step_broadcast import Follower, Leader, digest
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
 VOCAB = 50
