@@ -1,7 +1,7 @@
-"""The collectives that tensor parallelism needs, as one small protocol.
+"""The collectives of tensor parallelism, as one small protocol.
 
-A layer calls them without asking how many ranks there are: one rank answers each with its
-argument. Where they are called is Megatron-LM's idea (Shoeybi et al. 2019, section 3).
+A layer calls them without asking for the number of ranks: on one rank each returns its argument.
+The places of the calls are Megatron-LM's (Shoeybi et al. 2019, section 3).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 SHARED_ROWS = 4
-"""A rank's share of the rows that sample is a multiple of so many: 4 numbers of 4 bytes are 16
-bytes, to which kernels want what they read of the rows aligned."""
+"""A rank's share of the rows that sample is a multiple of this: 4 numbers of 4 bytes are 16 bytes,
+the alignment that kernels want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class DistributedInfo:
         assert 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}"
 
     def share(self, num_rows: int) -> range:
-        """Which of so many rows are this rank's: as many for each, but fewer for the last ones."""
+        """This rank's share of the rows. Shares are equal, but the last ones may be smaller."""
         most = -(-num_rows // self.size)
         return range(num_rows)[self.rank * most : (self.rank + 1) * most]
 
     def share_of(self, x: Tensor, num_rows: int) -> Tensor:
-        """This rank's share of `num_rows` rows: of x that has them all, or else x."""
+        """Returns this rank's rows of x, which holds all `num_rows` rows or only the share."""
         if len(x) != num_rows:
             return x
         share = self.share(num_rows)
@@ -60,25 +60,25 @@ class DistributedCommunicator(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, on each rank; the same bits on each."""
+        """Returns the sum of every rank's `x`, with the same bits on each rank."""
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """Every rank's `x`, one after another along `dim`, on each rank."""
+        """Returns every rank's `x`, one after another along `dim`."""
 
     @abstractmethod
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        """The `x` of rank `source`, on each rank."""
+        """Returns the `x` of rank `source`."""
 
     def shares_rows(self, num_rows: int) -> bool:
-        """Whether each rank samples its share of so many rows, and not all of them."""
+        """Whether each rank samples only its share of `num_rows` rows."""
         is_multiple = num_rows % (self.size * SHARED_ROWS) == 0
         return self.size > 1 and num_rows > 0 and is_multiple
 
     @abstractmethod
     def exchange(self, x_SV: Tensor) -> Tensor:
-        """From each rank's columns of all rows to [S / size, size * V], all ranks' columns of this
-        rank's share of the rows. S: a multiple of the size, not 0."""
+        """All-to-all: each rank gives its columns of all rows [S, V] and gets all columns of its
+        share of the rows [S / size, size * V]. S is a positive multiple of the size."""
 
     def add_norm(
         self,
@@ -114,14 +114,14 @@ class DistributedCommunicator(ABC):
 
     @abstractmethod
     def all_min(self, value: int) -> int:
-        """The smallest of every rank's `value`, on each rank. A number of the host: it waits."""
+        """Returns the smallest of the ranks' values. It is a host number, so the call waits."""
 
-    def close(self) -> None:  # noqa: B027 - one that holds nothing needs none
-        """Let go of connections and memory; no call may follow."""
+    def close(self) -> None:  # noqa: B027 - a communicator without resources
+        """Release connections and memory. No call may follow."""
 
 
 class SingleRank(DistributedCommunicator):
-    """One rank: every collective is its argument."""
+    """One rank: every collective returns its argument."""
 
     def __init__(self) -> None:
         super().__init__(DistributedInfo(0, 1))
@@ -140,16 +140,3 @@ class SingleRank(DistributedCommunicator):
 
     def all_min(self, value: int) -> int:
         return value
-
-
-def room_to_exchange(x_SV: Tensor, size: int) -> Tensor:
-    """For what `exchange` receives of each rank, not filled yet: [size, S / size, V]."""
-    num_rows, num_columns = x_SV.shape
-    assert 0 < num_rows == num_rows // size * size, f"{num_rows} rows for {size} ranks"
-    return x_SV.new_empty(size, num_rows // size, num_columns)
-
-
-def join_gathered(gathered: Tensor, dim: int) -> Tensor:
-    """[ranks, *shape] -> the ranks' tensors one after another along `dim` of `shape`."""
-    dim %= gathered.dim() - 1
-    return gathered.movedim(0, dim).flatten(dim, dim + 1)

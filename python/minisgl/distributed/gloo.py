@@ -13,12 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.distributed.communicator import (
-    DistributedCommunicator,
-    DistributedInfo,
-    join_gathered,
-    room_to_exchange,
-)
+from minisgl.distributed.communicator import DistributedCommunicator, DistributedInfo
 from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
 from minisgl.errors import PeerLost
 from minisgl.utils.logger import get_logger
@@ -98,3 +93,16 @@ class GlooCommunicator(DistributedCommunicator):
 def _bytes_of(x: Tensor) -> Tensor:
     """The memory of a contiguous tensor: gloo moves bytes, but not every dtype."""
     return x.view(-1).view(torch.uint8)
+
+
+def room_to_exchange(x_SV: Tensor, size: int) -> Tensor:
+    """Returns an empty tensor for what `exchange` receives from each rank: [size, S / size, V]."""
+    num_rows, num_columns = x_SV.shape
+    assert 0 < num_rows == num_rows // size * size, f"{num_rows} rows for {size} ranks"
+    return x_SV.new_empty(size, num_rows // size, num_columns)
+
+
+def join_gathered(gathered: Tensor, dim: int) -> Tensor:
+    """[ranks, *shape] -> the ranks' tensors one after another along `dim` of `shape`."""
+    dim %= gathered.dim() - 1
+    return gathered.movedim(0, dim).flatten(dim, dim + 1)

@@ -22,12 +22,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed leaves it out
 
-from minisgl.distributed.communicator import (
-    DistributedCommunicator,
-    join_gathered,
-    room_to_exchange,
-)
-from minisgl.distributed.gloo import GlooCommunicator
+from minisgl.distributed.communicator import DistributedCommunicator
+from minisgl.distributed.gloo import GlooCommunicator, join_gathered, room_to_exchange
 from minisgl.distributed.peer import PeerAllReduce
 from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.errors import PeerLost

@@ -1,9 +1,9 @@
-"""The math of a decoder, but for attention and experts, in plain torch.
+"""The math of a decoder, without attention and experts, in plain torch.
 
 This class is the specification of every op, the fallback on every machine, and the oracle of the
-fast twins (`kernel.cpu`, `kernel.cuda`), which subclass it and replace what they do better. Layers
-get an `Ops` when they are built. Rounding follows Hugging Face transformers step by step, so that a
-bfloat16 model gives the tokens that it gives there.
+fast twins (`kernel.cpu`, `kernel.cuda`). These subclass it and override the ops that they compute
+faster. Layers get an `Ops` when they are built. Rounding follows Hugging Face transformers step by
+step, so that a bfloat16 model gives the same tokens.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim, F intermediate size, D hidden size,
 V vocabulary, L rows of it on a rank, S rows that sample, P positions, R rotary dim.
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
 
 Activation = Literal["silu", "gelu_tanh"]
-"""What gates a linear layer (GLU variants, Shazeer 2020), whose outputs are a gate and an up half:
-activation(gate) * up. GELU is in its tanh form."""
+"""The activation of a gated linear layer (GLU variants, Shazeer 2020): its outputs are a gate half
+and an up half, and activation(gate) * up comes out. GELU is in its tanh form."""
 
 
 class Ops:
-    """Stateless. Every op but `store_kv` and `write_pages` returns new tensors and leaves its
-    arguments alone."""
+    """Stateless. Only `store_kv` and `write_pages` change their arguments; the other ops return new
+    tensors."""
 
     name = "torch"
 
@@ -38,9 +38,9 @@ class Ops:
         return F.embedding(ids_T, weight_VD)
 
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
-        """`embed` from the rows `share` of the table; ids outside of them give zeros.
+        """`embed` from rows `share` of the table; ids outside of them give zeros.
 
-        weight_LD: those rows, and perhaps rows of padding after them.
+        weight_LD: these rows; rows of padding may follow.
         """
         elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
         x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
@@ -53,7 +53,7 @@ class Ops:
         bias: Tensor | None = None,
         gate: Activation | None = None,
     ) -> Tensor:
-        """x @ weight.T + bias over the last axis; with a `gate`, its `gated` half."""
+        """x @ weight.T + bias over the last axis; with a `gate`, then `gated`."""
         y = F.linear(x, weight, bias)
         return self.gated(y, gate) if gate else y
 
@@ -87,8 +87,11 @@ class Ops:
         bias: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(linear(rms_norm(x + residual)), x + residual); no residual counts as zero. No
-        norm_weight: x is normed already, and there is no residual."""
+        """Apply add_rms_norm, then linear. Returns (output, x + residual).
+
+        residual: None counts as zero. norm_weight: None if x is normed already; then there is no
+        residual.
+        """
         if norm_weight is None:
             return self.linear(x, weight, bias, gate), x
         if residual is None:
@@ -153,8 +156,8 @@ class Ops:
         pool.v.view(-1, *pool.v.shape[2:])[slots] = v_TKH[taken]
 
     def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
-        """The ids of a step: where one of the first D is negative (promised), the last token of
-        its table row."""
+        """Returns the ids of a step: a negative id (promised) among the first D becomes the last
+        token of its table row."""
         ids_D = token_ids_T[: len(table_idxs_D)]
         taken_D = torch.where(ids_D < 0, last_token_R[table_idxs_D], ids_D)
         return torch.cat([taken_D, token_ids_T[len(taken_D) :]])
@@ -165,7 +168,7 @@ class Ops:
         page_table_RP[rows_N, columns_N] = pages_N.int()
 
     def logits(self, x_SV: Tensor) -> Tensor:
-        """The head's products as `sample` wants them: here float32, whatever they were."""
+        """Convert the LM head's output to the dtype that `sample` wants: here float32."""
         return x_SV.float()
 
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:

@@ -1,5 +1,4 @@
-"""The doors of this package: a model on `meta` to measure, one that is loaded to run, and whether a
-checkpoint can be."""
+"""The doors of this package: build a model on `meta`, load one, check a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ def build_model(
     max_context: int | None = None,
     expert_parallel: bool = False,
 ) -> BaseLLMModel:
-    """This rank's part of the model, on `meta`: it has sizes and no memory.
+    """Build this rank's part of the model on `meta`, where it has sizes and no memory.
 
     max_context: positions to serve, `config.max_context` by default. expert_parallel: see
-    `BuildContext`. Raises ConfigError where the family refuses the config, or the ranks cannot
-    share it.
+    `BuildContext`. Raises ConfigError where the family refuses the config or the ranks cannot share
+    the model.
     """
     spec = config.family.spec(config)
     if expert_parallel:
@@ -67,9 +66,9 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> BaseLLMModel:
-    """The model of a checkpoint folder, ready to run on `device`.
+    """Load the model of a checkpoint folder, ready to run on `device`.
 
-    dummy: random weights from `seed` instead of the files, which need not be there. The others: see
+    dummy: draw random weights from `seed`; no weight file is read. For the others see
     `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
     config = ModelConfig.from_folder(folder)
@@ -111,8 +110,8 @@ def check_model(
     comm: DistributedCommunicator,
     expert_parallel: bool = False,
 ) -> None:
-    """Raises what `load_model` would raise before it reads a tensor. A folder without weights is
-    no error, which the log tells of."""
+    """Raise what `load_model` would raise before it reads a tensor. A folder without weights is
+    logged and no error."""
     if not any(folder.glob("*.safetensors*")):
         logger.warning("%s has no weights yet, which a start needs", folder)
         return
@@ -124,7 +123,7 @@ def check_model(
 def _heads_differ(
     checkpoint: Checkpoint, config: ModelConfig, comm: DistributedCommunicator
 ) -> bool:
-    """Each rank compares the rows that it holds; the answer is the same on all."""
+    """Whether embedding and LM head differ. Each rank compares its rows; all return the same."""
     names = (EMBEDDING, LM_HEAD)
     if not checkpoint.names.issuperset(names):
         return False
@@ -132,7 +131,7 @@ def _heads_differ(
     share = vocab_share(config.vocab_size, comm.size, comm.rank)
     shapes = {checkpoint.shape(name) for name in names}
     are_equal = len(shapes) == 1
-    if shapes == {shape}:  # loading tells of another
+    if shapes == {shape}:  # loading refuses any other
         tables = [
             checkpoint.share(name, Part(name=name, shape=shape, axis=0, share=share))
             for name in names

@@ -1,7 +1,8 @@
-"""What config.json says, checked: sizes that every family has, and the rotary embedding.
+"""Reads and checks config.json: the sizes that every family has, and the rotary embedding.
 
-Both spellings are read: `rope_theta` with `rope_scaling` and `torch_dtype` (until transformers 4),
-`rope_parameters` and `dtype` (from 5 on). A field that is wrong or missing is named with its file.
+Both spellings are read: `rope_theta` with `rope_scaling` and `torch_dtype` (up to transformers 4),
+and `rope_parameters` with `dtype` (from 5 on). An error names the wrong or missing field and its
+file.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
-"""What the C++ kernels have room for, `kernel/csrc/rows.h`."""
-MAX_LAYERS, MAX_EXPERTS = 1024, 8192
-"""A typo is told at once, instead of after building what it asks for."""
+"""The limit of the C++ kernels (`kernel/csrc/rows.h`)."""
+MAX_LAYERS = 1024
+"""More are taken for a typo, which would take long to build."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Typed access to a JSON object. An absent or null field takes `default`, if there is one."""
+    """Typed access to a JSON object. An absent or null field takes `default`, if one is given."""
 
     values: Mapping[str, Any]
     where: str
@@ -83,9 +84,9 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a decoder. `fields` are the rest, for its family to read.
+    """The sizes of a decoder. fields: the whole config.json, for the family to read.
 
-    max_context: positions that the checkpoint is meant for, stretched rotary embedding included.
+    max_context: positions that the checkpoint was made for, stretched rotary embedding included.
     dtype: of the checkpoint. formats: of its weights.
     """
 
@@ -113,25 +114,12 @@ class ModelConfig:
     def family(self) -> Family:
         return get_model_class(self.architecture)
 
-    def experts(self, field: str) -> tuple[int, int]:
-        """(experts, experts of a token) of a mixture; `field` has the former."""
-        fields = self.fields
-        num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
-        if num_experts > MAX_EXPERTS:
-            raise fields.error(field, f"at most {MAX_EXPERTS}")
-        if top_k > num_experts:
-            most = counted(num_experts, "expert")
-            raise fields.error("num_experts_per_tok", f"at most the {most}")
-        if self.activation != "silu":
-            raise fields.error("hidden_act", "silu in a mixture of experts")
-        return num_experts, top_k
-
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
-        """Read `folder`/config.json (and nothing else, if that names the dtype).
+        """Read `folder`/config.json, and the weights' headers only if it does not name the dtype.
 
-        Raises UnsupportedModel for an architecture of no family here, ConfigError (CheckpointError
-        if it is no JSON object) for what is wrong in the file.
+        Raises UnsupportedModel where no family has the architecture, CheckpointError where the file
+        is no JSON object, and ConfigError for a wrong field.
         """
         file = folder / "config.json"
         values = read_json(file)
@@ -200,7 +188,7 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
 
 
 def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
-    """Where both spellings are there, `rope_scaling` wins, as in Hugging Face."""
+    """If both spellings are there, `rope_scaling` wins, as in Hugging Face."""
     given = config.values.get("rope_scaling") not in (None, {})
     name = "rope_scaling" if given else "rope_parameters"
     values = config.values.get(name)

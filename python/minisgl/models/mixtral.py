@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
+from minisgl.models.mixture import read_experts
 from minisgl.models.spec import Family, ModelSpec, MoeSpec, layers_of
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    num_experts, top_k = config.experts("num_local_experts")
+    num_experts, top_k = read_experts(config, "num_local_experts")
     window = fields.optional_integer("sliding_window")
     return ModelSpec(
         config=config,

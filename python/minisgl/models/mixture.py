@@ -1,4 +1,5 @@
-"""Builds the mixtures of experts of a model; imported only for models that have one."""
+"""Mixtures of experts: their sizes from config.json, and their layers. Imported only for models
+that have one."""
 
 from __future__ import annotations
 
@@ -14,9 +15,27 @@ from minisgl.utils.text import counted
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
     from minisgl.layers import BuildContext
+    from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec, MoeSpec
     from minisgl.moe import BaseMoeBackend
     from minisgl.quantization import Weight
+
+MAX_EXPERTS = 8192
+"""More are taken for a typo, which would take long to build."""
+
+
+def read_experts(config: ModelConfig, field: str) -> tuple[int, int]:
+    """Returns (experts, experts of a token). field: the name of the former in config.json."""
+    fields = config.fields
+    num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
+    if num_experts > MAX_EXPERTS:
+        raise fields.error(field, f"at most {MAX_EXPERTS}")
+    if top_k > num_experts:
+        most = counted(num_experts, "expert")
+        raise fields.error("num_experts_per_tok", f"at most the {most}")
+    if config.activation != "silu":
+        raise fields.error("hidden_act", "silu in a mixture of experts")
+    return num_experts, top_k
 
 
 def mixture_builder(

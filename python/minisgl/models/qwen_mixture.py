@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
+from minisgl.models.mixture import read_experts
 from minisgl.models.spec import MoeSpec
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
     """shared_size: see `MoeSpec`."""
     fields = config.fields
     newer = "num_local_experts" in fields.values  # as transformers 5 writes it
-    num_experts, top_k = config.experts("num_local_experts" if newer else "num_experts")
+    num_experts, top_k = read_experts(config, "num_local_experts" if newer else "num_experts")
     dense = fields.values.get("mlp_only_layers")
     dense = [] if dense is None else dense
     if type(dense) is not list or any(type(index) is not int for index in dense):

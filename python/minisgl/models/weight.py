@@ -27,12 +27,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes) after each parameter."""
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_QUANTISED = {
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.int32: "I32",
-}
+_QUANTISED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}
 """A parameter of such a dtype is read as it is, from a tensor of the same dtype."""
 # Old exports saved the rotary table, which is computed here.
 _NO_PARAMETER = re.compile(r"\.rotary_emb\.inv_freq$")

@@ -1,4 +1,4 @@
-"""What a mixture-of-experts layer asks of its backend, and the plain-torch specification of it.
+"""The interface of the backends of a mixture of experts, and its plain-torch specification.
 
 Axes: T tokens, E experts, L those of them that this rank holds, K experts of a token, D hidden
 size, F intermediate size of an expert (this rank's share), G = 2F, gate then up.
