@@ -280,6 +280,8 @@ def test_prometheus_counters_gain() -> None:
         'h_bucket{le="1"} 9\nh_sum 1e-3\n'
     )
     samples = counters.parse_metrics(text)
+    with pytest.raises(ValueError, match="html"):
+        counters.parse_metrics("<html><body>Not found</body></html>")
     assert samples["a_total"] == 3
     assert samples['b_total{x="1 }"}'] == 2.5
     gained = counters.difference({"a_total": 1.0, "waiting": 1.0}, samples)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from minisgl.errors import ConfigError
 from minisgl.utils.http import http_client
@@ -37,13 +40,28 @@ def scrape(url: str) -> dict[str, float]:
         return {}
     if response.status_code != 200:
         return {}
-    return parse_metrics(response.text)
+    try:
+        return parse_metrics(response.text)
+    except ValueError:
+        return {}
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Return the samples of the Prometheus text format by name and labels."""
-    samples = re.findall(r"(?m)^([a-zA-Z_:][\w:]*(?:\{.*\})?) ([-+0-9.eE]+)", text)
-    return {name: float(value) for name, value in samples}
+    """Return the finite samples of a page in Prometheus' text format, by name and labels.
+
+    Raises ValueError if the page is of another format.
+    """
+    return {
+        _key(sample): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if math.isfinite(sample.value)
+    }
+
+
+def _key(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+    return f"{sample.name}{{{labels}}}" if labels else sample.name
 
 
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

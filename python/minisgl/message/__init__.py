@@ -1,70 +1,268 @@
-"""The records that cross process boundaries, and their encoding.
+"""The records that cross process boundaries: one tagged union per receiver, and their encoding.
 
-What it is for: one place that says what may travel, strictly typed: an unknown tag, an unknown or
-ill-typed field is an error at the door of the receiver. What it does not know: sockets (see
-`minisgl.utils.zmq`) and what the receiver does with a record. Read next: `minisgl.tokenizer`.
+What it is for: one file says what may travel. Decoding is strict: an unknown tag, an unknown field
+or a wrong type is an error at the receiver. What it does not know: sockets (see
+`minisgl.utils.zmq`) and what a receiver does with a record. Read next: `minisgl.tokenizer`.
+
+::
+
+    API server --FrontendMsg--> tokenizer --SchedulerMsg--> scheduler --DetokenizeMsg--> detokenizer
+        ^                          |                            ^                          |    |
+        |<-------UserReply---------+                            +--------StopMsg-----------+    |
+        |<-------UserReply----------------------------------------------------------------------+
+
+    scheduler rank 0 --BeatMsg--> every other rank
+
+The events of `minisgl.core.event` are records too. A uid names one request for the lifetime of the
+server; the API server counts them up. The messages of a uid keep their order, because one tokenizer
+handles all of them (uid modulo the number of tokenizers). The encoding is MessagePack; token ids
+travel as little-endian int32 bytes.
 """
 
-from minisgl.message.records import (
-    MAX_NAMESPACE,
-    AbortMsg,
-    Beat,
-    BeatMsg,
-    ChatPrompt,
-    DetokenizeMsg,
-    ExitMsg,
-    FrontendMsg,
-    Namespace,
-    PingMsg,
-    PlanCheck,
-    PongMsg,
-    Priority,
-    ProfileMsg,
-    ProfileReply,
-    Prompt,
-    SchedulerMsg,
-    StatusReply,
-    StopMsg,
-    TextPrompt,
-    TextReply,
-    TokenizeMsg,
-    TokenPrompt,
-    UserMsg,
-    UserReply,
-    decoder,
-    encode,
-    ids_from_bytes,
-    ids_to_bytes,
-)
+from __future__ import annotations
 
-__all__ = [
-    "MAX_NAMESPACE",
-    "AbortMsg",
-    "Beat",
-    "BeatMsg",
-    "ChatPrompt",
-    "DetokenizeMsg",
-    "ExitMsg",
-    "FrontendMsg",
-    "Namespace",
-    "PingMsg",
-    "PlanCheck",
-    "PongMsg",
-    "Priority",
-    "ProfileMsg",
-    "ProfileReply",
-    "Prompt",
-    "SchedulerMsg",
-    "StatusReply",
-    "StopMsg",
-    "TextPrompt",
-    "TextReply",
-    "TokenPrompt",
-    "TokenizeMsg",
-    "UserMsg",
-    "UserReply",
-    "decoder",
-    "encode",
-    "ids_from_bytes",
-    "ids_to_bytes",
-]
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from minisgl.core.event import Accepted, Event, Failed, Finished
+from minisgl.core.req import IdArray
+from minisgl.core.sampling import SamplingParams
+
+Uid = Annotated[int, msgspec.Meta(ge=0)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+MAX_NAMESPACE = 256
+"""Characters of a namespace: enough for a hash or a tenant's id."""
+Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# --- prompts -----------------------------------------------------------------------------------
+
+
+class TextPrompt(_Record, frozen=True, kw_only=True):
+    """Text to encode as it is. The tokenizer adds the special tokens that it is configured to."""
+
+    text: str
+
+
+class ChatPrompt(_Record, frozen=True, kw_only=True):
+    """Messages for the checkpoint's chat template: plain JSON objects with a role and content.
+
+    template_args: further variables for the template, for example `enable_thinking`.
+    """
+
+    messages: list[dict[str, Any]]
+    template_args: dict[str, Any] = {}
+
+
+class TokenPrompt(_Record, frozen=True, kw_only=True):
+    """Token ids, little-endian int32."""
+
+    ids: bytes
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+# --- to the tokenizer --------------------------------------------------------------------------
+
+
+class TokenizeMsg(_Record, frozen=True, kw_only=True):
+    """A new request. `sampling.seed` is set: the API server draws a seed if the client sends none.
+
+    namespace: of the prefix cache (`cache_salt` of the API). context_length: the most tokens of
+    prompt and answer, None if unknown. The scheduler refuses more; the tokenizer uses it to stop
+    early on a text that is far too long.
+    """
+
+    uid: Uid
+    prompt: Prompt
+    sampling: SamplingParams
+    priority: Priority = 0
+    namespace: Namespace = ""
+    context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class AbortMsg(_Record, frozen=True, kw_only=True):
+    """End the request now, with `Finished(reason="abort")`: its client has left. The message goes
+    through the tokenizer, behind the request. Unknown uids are ignored."""
+
+    uid: Uid
+
+
+class PingMsg(_Record, frozen=True, kw_only=True):
+    """Goes round the whole pipeline and comes back as one `PongMsg` from each rank of node 0: a
+    proof that the loops make progress."""
+
+    seq: int
+
+
+class ProfileMsg(_Record, frozen=True, kw_only=True):
+    """Start or stop the engine's profiler. The answer is a `ProfileReply` with the same seq."""
+
+    seq: int
+    action: Literal["start", "stop"]
+
+
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg
+
+
+# --- to the scheduler --------------------------------------------------------------------------
+
+
+class UserMsg(_Record, frozen=True, kw_only=True):
+    """A request as ids (little-endian int32 bytes), to be admitted or refused.
+
+    Only requests of one `namespace` share a cached prefix.
+    """
+
+    uid: Uid
+    ids: bytes
+    sampling: SamplingParams
+    priority: Priority = 0
+    namespace: Namespace = ""
+
+
+class StopMsg(_Record, frozen=True, kw_only=True):
+    """The detokenizer cut the text at a stop string: end the request with `Finished("stop")`.
+
+    Not answered if the request has ended already: its `Finished` is on the way. num_tokens: output
+    tokens up to and including the one that completed the stop string.
+    """
+
+    uid: Uid
+    num_tokens: int
+
+
+class ExitMsg(_Record, frozen=True, kw_only=True):
+    """Leave the loop without finishing requests."""
+
+
+SchedulerMsg = UserMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
+"""What the loop handles. A `ProfileMsg` comes the same way and is handled by its inbox."""
+
+
+# --- from rank 0 to the others -----------------------------------------------------------------
+
+
+class Beat(_Record, frozen=True, kw_only=True):
+    """The messages that rank 0 received in one turn of its loop, often none.
+
+    step: the turn's number, from 0. now: rank 0's clock in seconds. digest: of all earlier plans.
+    """
+
+    step: int
+    now: float
+    digest: int
+    messages: list[SchedulerMsg | ProfileMsg]
+
+
+class PlanCheck(_Record, frozen=True, kw_only=True):
+    """The digest of rank 0's plans up to `step`. Ranks compare it before they launch the step."""
+
+    step: int
+    digest: int
+
+
+BeatMsg = Beat | PlanCheck
+
+
+# --- to the detokenizer ------------------------------------------------------------------------
+
+
+class StatusReply(_Record, frozen=True, kw_only=True):
+    """The state of a rank's scheduler, and its counters since the start.
+
+    num_used_pages: held by running requests. num_cached_pages: held only by the prefix cache.
+    num_prompt_tokens, num_cached_tokens: counted when a request first starts. num_prefill_tokens:
+    prompt tokens computed, again after a retraction. part_s: seconds of the loop by part, in the
+    order of `minisgl.scheduler.meter.PARTS`. peak_memory_bytes: the most memory of the rank's
+    device that was in use at a time (`Device.peak_memory_bytes`).
+    """
+
+    rank: int
+    num_waiting: int
+    num_running: int
+    num_pages: int
+    num_used_pages: int
+    num_cached_pages: int
+    num_steps: int
+    num_retractions: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_prefill_tokens: int
+    num_output_tokens: int
+    part_s: list[float]
+    peak_memory_bytes: int = 0
+
+
+class ProfileReply(_Record, frozen=True, kw_only=True):
+    """A rank's answer to a `ProfileMsg`. trace: the file that "stop" wrote."""
+
+    seq: int
+    rank: int = 0
+    failed: Failed | None = None
+    trace: str | None = None
+    num_steps: int = 0
+
+
+class DetokenizeMsg(_Record, frozen=True, kw_only=True):
+    """The events of one turn of the scheduler's loop, and the pings that arrived in it.
+
+    pass_on: records for the API server, which the detokenizer does not change.
+    """
+
+    events: list[Event]
+    pings: list[int] = []
+    pass_on: list[StatusReply | ProfileReply] = []
+
+
+# --- to the API server -------------------------------------------------------------------------
+
+
+class TextReply(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
+
+    logprobs: one for each of `token_ids`; None unless the request asks for them.
+    """
+
+    uid: Uid
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+
+
+class PongMsg(_Record, frozen=True, kw_only=True):
+    seq: int
+
+
+UserReply = TextReply | Accepted | Finished | Failed | PongMsg | StatusReply | ProfileReply
+
+
+# --- encoding ----------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def encode(batch: list[Any]) -> bytes:
+    """Records of one union as one frame: the messages of a turn travel together."""
+    return msgspec.msgpack.encode(batch)
+
+
+def decoder(union: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A strict decoder of lists of `union`; its `decode` raises `msgspec.ValidationError`."""
+    return msgspec.msgpack.Decoder(list[union])
+
+
+def ids_to_bytes(ids: list[int] | IdArray) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def ids_from_bytes(data: bytes) -> IdArray:
+    """A read-only int32 array over `data`. Raises ValueError unless it holds whole ids."""
+    return np.frombuffer(data, dtype="<i4")
