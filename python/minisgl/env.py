@@ -1,13 +1,13 @@
-"""The environment variables that change what Mini-SGLang does, each read once, here.
+"""The environment variables that Mini-SGLang reads. No other module reads them.
 
 MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
-MINISGL_CHECK_PLANS=1                 compare every plan of the ranks, not each 64th
-MINISGL_CHECK_PAGES=1                 search every step for pages that it should not touch: slow
+MINISGL_CHECK_PLANS=1                 compare the plans of all ranks in every step, not in each 64th
+MINISGL_CHECK_PAGES=1                 check in every step which pages it reads and writes: slow
 MINISGL_LOG_LEVEL=info                debug, info, warning or error
 MINISGL_LOG_FORMAT=text               text or json
-MINISGL_CACHE_DIR                     where compiled kernels are kept
+MINISGL_CACHE_DIR                     the folder for compiled kernels
                                       (default: $XDG_CACHE_HOME/minisgl or ~/.cache/minisgl)
-MINISGL_DISABLE_JIT=1                 never compile: use the plain-torch kernels
+MINISGL_DISABLE_JIT=1                 compile nothing: use the plain-torch kernels
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from minisgl.errors import ConfigError
 
 
 def check() -> None:
-    """Raise ConfigError if one of them has a value that it cannot have: before what it changes has
-    begun, and also where that would not."""
+    """Raise ConfigError if a variable has a wrong value, whether or not this run would read it."""
     for read in (overlap_disabled, check_plans, check_pages, jit_disabled, log_format):
         read()
     log_level()

@@ -1,4 +1,4 @@
-"""Every error that Mini-SGLang raises for a person, as one tree.
+"""The errors that Mini-SGLang raises on purpose, as one tree.
 
 ::
 
@@ -7,18 +7,18 @@
     │  ├─ UnsupportedModel        no family of ours builds this config.json
     │  └─ CheckpointError         files, names or shapes of a checkpoint do not fit
     ├─ RequestError(ValueError)   one request is wrong; the API answers it with a 4xx
-    │  ├─ InvalidRequest          a field has a wrong type or value, or asks for what is not offered
+    │  ├─ InvalidRequest          a field has a wrong type or value, or is not supported
     │  ├─ InvalidSampling         a sampling parameter is out of its bounds
-    │  ├─ PromptTooLong           the prompt does not fit the context or the KV pool
+    │  ├─ PromptTooLong           the prompt does not fit the context or the KV cache
     │  ├─ ModelNotFound           the request names a model that is not served
     │  └─ ServerBusy              the waiting queue is full (HTTP 429)
     └─ EngineError(RuntimeError)  a worker cannot go on; the API answers with a 5xx
-       ├─ WorkerDied              a process of the server is gone
+       ├─ WorkerDied              a process of the server ended
        ├─ StartupFailed           a process of the server could not start
-       ├─ PeerLost                a rank cannot reach the others: one of them may know why
-       └─ OutOfDeviceMemory       an allocation failed; says which option to turn, which way
+       ├─ PeerLost                a rank cannot reach another rank
+       └─ OutOfDeviceMemory       an allocation failed; the message says which option to change
 
-``assert`` states our own invariants. What a user sends never meets an assert.
+`assert` states our own invariants. User input never meets an assert.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import reprlib
 import signal
 
 PEER_LOST_EXIT = 3
-"""How a worker process exits that has lost another rank; with 1 on an error of its own."""
+"""Exit code of a worker process that lost another rank. After an error of its own it is 1."""
 
 
 class MinisglError(Exception):
-    """Root of the tree: catching it catches everything that this package raises on purpose."""
+    """Root of the tree."""
 
 
 class ConfigError(MinisglError, ValueError):
@@ -49,8 +49,7 @@ class CheckpointError(ConfigError):
 class RequestError(MinisglError, ValueError):
     """One request cannot be served; the others go on.
 
-    ``code`` is OpenAI's machine-readable ``error.code``, ``param`` the field that is to blame,
-    ``status`` the HTTP status.
+    code: OpenAI's `error.code`. param: the wrong field. status: of HTTP.
     """
 
     code: str = "invalid_request"
@@ -63,7 +62,7 @@ class RequestError(MinisglError, ValueError):
 
 
 class InvalidRequest(RequestError):
-    """A field is missing, has a wrong type or value, or asks for what this server does not do."""
+    """A field is missing, has a wrong type or value, or is not supported."""
 
     code = "invalid_value"
 
@@ -75,7 +74,7 @@ class InvalidSampling(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt, or the prompt with the tokens asked for, exceeds ``limit`` (``got`` tokens)."""
+    """The prompt, or prompt and max_tokens together, has `got` tokens; `limit` fit."""
 
     code = "context_length_exceeded"
 
@@ -100,30 +99,30 @@ class ServerBusy(RequestError):
 
 
 class EngineError(MinisglError, RuntimeError):
-    """A worker is done for; the requests that it carried fail with this."""
+    """A worker cannot go on. Its requests fail with this error."""
 
     code: str = "engine_error"
     status: int = 500
 
 
 class WorkerDied(EngineError):
-    """A process of the server, or of an `LLM`, ended although nobody asked it to."""
+    """A process of the server, or of an `LLM`, ended without an order to end."""
 
     code = "worker_died"
     status = 503
 
     def __init__(self, worker: str, exit_code: int | None) -> None:
         if exit_code is None:
-            how = "is gone"  # the system still clears up after it, a GPU's memory say
+            how = "is gone"  # the system still frees its resources, such as GPU memory
         elif exit_code == PEER_LOST_EXIT:
-            how = "has lost another rank, which has ended or did not answer"
+            how = "has lost another rank, which ended or did not answer"
         elif exit_code < 0:
             how = f"was killed by signal {-exit_code}"
             if exit_code == -signal.SIGKILL:
-                how += ", as the system does where memory runs out"
+                how += ", as the system does when memory runs out"
         else:
             how = f"ended with exit code {exit_code}"
-        super().__init__(f"the {worker} process {how}; nothing can go on without it")
+        super().__init__(f"the {worker} process {how}; the engine cannot go on without it")
         self.worker = worker
         self.exit_code = exit_code
 
@@ -133,7 +132,7 @@ class StartupFailed(EngineError):
 
 
 class PeerLost(EngineError):
-    """A rank cannot reach the others, most likely as one of them has ended: that one knows why."""
+    """A rank cannot reach another rank, most likely because that rank ended."""
 
 
 class OutOfDeviceMemory(EngineError):
@@ -148,12 +147,11 @@ _REPR.maxlong = 40
 
 
 def brief(value: object) -> str:
-    """repr(value), with "..." in the middle if it is long: an error's text repeats what a client
-    sent, which may be megabytes."""
+    """Return repr(value), with "..." in the middle if it is long. An error quotes what a client sent,
+    which may be megabytes."""
     return _REPR.repr(value)
 
 
 def shortened(text: str, most: int) -> str:
-    """Its first `most` characters, and "..." if there are more: as `brief`, of what needs no
-    quotes."""
+    """Return the first `most` characters, and "..." if there are more; unlike `brief`, unquoted."""
     return text if len(text) <= most else f"{text[:most]}..."

@@ -1,4 +1,4 @@
-"""One call of `LLM.generate`: an inbox and an outbox that live as long as its requests do."""
+"""One call of `LLM.generate`: the inbox and the outbox of its requests."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from minisgl.tokenizer import Detokenizer
 class Session:
     """The loop's inbox and outbox for a fixed set of requests. Mutable.
 
-    `on_tokens` is called with the number of new tokens once a turn of the loop: a call a token took
-    a quarter of the host's time at 256 requests.
+    The first refusal or failure aborts the other requests; `error` keeps it. Ctrl-C aborts them all.
+    The loop runs until every request has ended, so the scheduler keeps none.
 
-    The first refusal or failure aborts the others and is kept in `error`; so does Ctrl-C. Either
-    way the loop runs until every request has ended, so nothing is left in the scheduler.
+    on_tokens: gets the number of new tokens, once a turn of the loop. A call for each token took a
+    quarter of the host's time at 256 requests.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Session:
             self._on_tokens(num_tokens)
 
     def pong(self, seq: int) -> None:
-        raise AssertionError("nobody pings an offline engine")
+        raise AssertionError("an offline engine gets no pings")
 
     def outputs(self) -> list[RequestOutput]:
-        """In the order of the requests; all of them have finished."""
+        """Return the outputs in the order of the requests, which have all finished."""
         return [self._output(uid) for uid in self._order]
 
     def _add(self, reply: TextReply) -> int:
@@ -119,11 +119,13 @@ class Session:
 
     @contextmanager
     def catching_ctrl_c(self) -> Iterator[None]:
-        """Turn Ctrl-C into an abort, so that no step is torn apart; raise it at the end. A second
-        one is raised at once: a rank may be stuck."""
-        is_main = threading.current_thread() is threading.main_thread()  # where signals go
+        """Turn Ctrl-C into an abort, and raise KeyboardInterrupt when all requests have ended.
+
+        A second Ctrl-C raises at once, since a rank may hang.
+        """
+        is_main = threading.current_thread() is threading.main_thread()  # it gets the signals
         if not is_main or signal.getsignal(signal.SIGINT) is None:
-            yield  # None: a program around Python handles it, and could not be put back
+            yield  # None: a handler outside Python, which could not be put back
             return
 
         def interrupt(signum: int, frame: FrameType | None) -> None:
