@@ -147,8 +147,10 @@ _REPR.maxlong = 40
 
 
 def brief(value: object) -> str:
-    """Return repr(value), with "..." in the middle if it is long. An error quotes what a client sent,
-    which may be megabytes."""
+    """Return repr(value), with "..." in the middle if it is long.
+
+    An error quotes what a client sent, which may be megabytes.
+    """
     return _REPR.repr(value)
 
 

@@ -26,7 +26,7 @@ from minisgl.tokenizer import Detokenizer
 class Session:
     """The loop's inbox and outbox for a fixed set of requests. Mutable.
 
-    The first refusal or failure aborts the other requests; `error` keeps it. Ctrl-C aborts them all.
+    The first refusal or failure aborts the other requests; `error` keeps it. Ctrl-C aborts all.
     The loop runs until every request has ended, so the scheduler keeps none.
 
     on_tokens: gets the number of new tokens, once a turn of the loop. A call for each token took a
