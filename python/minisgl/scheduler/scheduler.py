@@ -1,11 +1,11 @@
-"""Who runs: every step lets *computed* catch up with *known*, under a token budget.
+"""The scheduler: every step lets *computed* catch up with *known*, under a token budget.
 
 Prefill, a chunk of it, a prefix hit, decode and a resumed request are one case: a request has
 tokens that are known (or promised) and tokens whose KV is computed, and a row of a step computes
 the next span. The picture of the lengths is in `minisgl.core.req`.
 
     add     message -> queued, or refused with the numbers
-    plan    state -> Plan: decodes first, then prefill chunks under the budget, then new requests
+    plan    state -> Plan: decodes first, then chunks of prompts that share a budget
     commit  outcome of a plan -> events; pages of requests that ended go back
 
 A plan is a pure function of the messages and outcomes so far. The clock is read only to report
@@ -124,13 +124,13 @@ class Scheduler:
     def _end_early(
         self, uid: int, reason: FinishReason, num_output_tokens: int | None
     ) -> list[Event]:
-        """End a request on somebody's word. One that has ended already gets no second end."""
+        """End a request early. Returns no event if it has ended already."""
         req = self._requests.get(uid)
         if req is None or req.ended:
             return []
         if num_output_tokens is not None:
-            # What came after the stop string was not given to the client: nobody will send it
-            # back as part of a longer prompt, so it must not enter the prefix cache.
+            # The client has not got the tokens after the stop string and will not send them back
+            # in a longer prompt, so they must not enter the prefix cache.
             del req.output[num_output_tokens:]
         return [self._end(req, reason)]
 
@@ -395,7 +395,7 @@ class Scheduler:
     # --- the ways out --------------------------------------------------------------------------
 
     def _end(self, req: Req, reason: FinishReason, stop_match: int | None = None) -> Finished:
-        """The one place where requests that were accepted end well."""
+        """End an accepted request well. No other place does."""
         req.ended = True
         self._quit(req)
         now = self._clock()
@@ -417,7 +417,7 @@ class Scheduler:
         )
 
     def _fail(self, req: Req, outcome: StepFailed) -> Failed:
-        """The one place where requests that were accepted end badly."""
+        """End an accepted request with an error. No other place does."""
         req.ended = True
         self._quit(req)
         return Failed.of(req.uid, outcome.error)
