@@ -74,7 +74,7 @@ def drive(
 
 def make_scheduler(engine: Engine, **options: Any) -> Scheduler:
     settings: dict[str, Any] = {
-        "num_pages": engine.memory.num_pages,
+        "groups": () if "num_pages" in options else engine.memory.groups,
         "page_size": engine.page_size,
         "max_seq_len": engine.max_seq_len,
         "vocab_size": VOCAB,
