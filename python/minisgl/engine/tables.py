@@ -47,6 +47,9 @@ class RequestTables:
         indices. The last of a group's R rows belongs to padding."""
         self.padding_idx = max_running
         self.groups = groups
+        if len(groups) > 1:
+            # Kernels are compiled for page tables that begin at multiples of 16 bytes.
+            max_pages = -(-max_pages // 4) * 4
         self._num_rows = max_running + 1
         self._pages = np.zeros((len(groups) * self._num_rows, max_pages), np.int32)
         self._sampling = {
