@@ -3,6 +3,7 @@
 #   PYTHON  the interpreter to start from (3.11 or newer)
 #   VENV    where the environment goes
 #   TORCH   what to install as torch: a version, or a local wheel; what VENV has already is kept
+#           (without an NVIDIA GPU: the CPU build, unless pip is set to an index of your choice)
 #   ARGS    flags for the server, as in  make serve ARGS="--model Qwen/Qwen3-0.6B --port 8000"
 
 PYTHON ?= python3
@@ -41,12 +42,8 @@ install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
 $(VENV)/.installed: pyproject.toml
-	@echo "installing into $(VENV) (once; about a minute) ..."
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) '$(TORCH)'
-	$(PIP) -e .
-	$(BIN)/python -m minisgl.kernel.build || echo "no C++ kernels: the plain torch ones are used"
-	touch $@
+	@$(PYTHON) scripts/install.py --venv $(VENV) --torch '$(TORCH)'
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[dev]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -85,6 +86,14 @@ def test_params_that_no_record_could_hold_are_refused(name: str, value: object) 
     with pytest.raises(InvalidSampling) as refused:
         SamplingParams(**{name: value})
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize(("args", "fields"), [((), {"n": 2}), ((0.5,), {})])
+def test_params_that_do_not_exist_are_refused(args: Any, fields: Any) -> None:
+    with pytest.raises(InvalidSampling, match=r"has no field for .*; the fields are temperature, "):
+        SamplingParams(*args, **fields)
+    assert msgspec.structs.replace(GREEDY, top_k=3).top_k == 3
+    assert pickle.loads(pickle.dumps(GREEDY)) == GREEDY
 
 
 def test_ctrl_c_that_a_program_around_python_handles_is_left_to_it(

@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 from minisgl.errors import CheckpointError, ConfigError
+from minisgl.models.weight import weight_files
 from minisgl.utils.hf import mending, resolve_checkpoint
 
 
@@ -45,6 +46,35 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     name = "/" + "a" * 300  # a folder that may not be entered is none for root
     with pytest.raises(ConfigError, match=f"{name} cannot be read: File name too long|no folder"):
         resolve_checkpoint(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("adapter_config.json", r"an adapter \(LoRA\) of org/base: merge it into that model"),
+        ("model-Q4_K_M.gguf", "GGUF files of llama.cpp are not read: take the checkpoint"),
+        ("pytorch_model.bin", "its weights are PyTorch pickles: take a copy .* with safetensors"),
+    ],
+)
+def test_another_format_says_what_to_do(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / name).write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(CheckpointError, match=rf"has no config\.json; .*{says}"):
+        resolve_checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"has neither model\.safetensors .*{says}"):
+        weight_files(tmp_path)
+    if name.endswith("gguf"):
+        with pytest.raises(ConfigError, match=f"is a file; .* {says}"):
+            resolve_checkpoint(str(tmp_path / name))
+
+
+def test_socks_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*args: Any, **options: Any) -> str:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ConfigError, match=r"a SOCKS proxy run pip install 'httpx\[socks\]'"):
+        resolve_checkpoint("org/name")
 
 
 def test_a_file_that_cannot_be_read_is_not_called_broken(tmp_path: Path) -> None:

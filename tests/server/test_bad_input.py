@@ -74,6 +74,7 @@ def hello(**fields: Any) -> dict[str, Any]:
         ),
         (CHAT, hello(temprature=1), "temprature", "did you mean temperature?"),
         (CHAT, hello(guided_json={}), "guided_json", "not known"),
+        (CHAT, hello(max_new_tokens=1), "max_new_tokens", "did you mean max_tokens?"),
         (CHAT, hello(temperature=-1), "temperature", "between 0 and 2"),
         (CHAT, hello(temperature=2.5), "temperature", "between 0 and 2"),
         (CHAT, hello(temperature="hot"), "temperature", "expected a number or null, got a string"),
@@ -317,6 +318,12 @@ def test_a_call_that_the_queue_can_never_hold() -> None:
         assert "3 prompts, but --max-queued-requests lets 2 wait" in error["message"]
         assert not server.received
         assert http.post(TEXT, json={"prompt": ["a", "b"]}).status_code == 200
+
+
+def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:
+    """max_tokens would be the opposite of what min_tokens means."""
+    error = refused(http.post(CHAT, json=hello(min_tokens=1)))
+    assert error["message"] == "the field min_tokens is not known here"
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:

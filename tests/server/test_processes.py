@@ -345,6 +345,10 @@ def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPa
     assert server.ended(60) == 0
     assert "has no weights yet, which a start needs" in server.output["err"]
     assert "KV pool" in server.output["out"]
+    (folder / "pytorch_model.bin").touch()  # there are weights, which a start would refuse
+    server = launch("--model", str(folder), "--dry-run")
+    assert server.ended(60) == 1
+    assert "its weights are PyTorch pickles" in server.output["err"]
 
 
 @pytest.mark.parametrize(

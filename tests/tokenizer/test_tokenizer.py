@@ -125,6 +125,11 @@ class TestErrors:
         with pytest.raises(CheckpointError, match="has no tokenizer: neither"):
             load_tokenizer(tmp_path)
 
+    def test_only_the_tokenizer_of_mistral(self, tmp_path: Path) -> None:
+        (tmp_path / "tekken.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"only Mistral's tekken\.json, .* take a copy"):
+            load_tokenizer(tmp_path)
+
     def test_half_a_tokenizer(self, tmp_path: Path) -> None:
         # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
         (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')

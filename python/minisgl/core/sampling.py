@@ -16,8 +16,25 @@ MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text 
 MAX_STOP_TOKEN_IDS = 256
 
 
+class _RefusesUnknown(msgspec.StructMeta):
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        """Build one. Raises InvalidSampling for a field that does not exist."""
+        known: tuple[str, ...] = cls.__struct_fields__
+        if args or (unknown := [name for name in fields if name not in known]):
+            wrong = "values without a name" if args else ", ".join(unknown)
+            raise InvalidSampling(
+                f"SamplingParams has no field for {wrong}; the fields are {', '.join(known)}"
+            )
+        return super().__call__(**fields)
+
+
 class SamplingParams(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    metaclass=_RefusesUnknown,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Sampling and stopping of one request; checked when it is built, wherever that is.
 

@@ -14,6 +14,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.weight import Checkpoint, Progress, check_weight, load_dummy, load_weight
 from minisgl.quantization import Part
+from minisgl.utils.hf import other_format
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -110,9 +111,11 @@ def check_model(
     comm: DistributedCommunicator,
     expert_parallel: bool = False,
 ) -> None:
-    """Raise what `load_model` would raise before it reads a tensor. A folder without weights is
-    logged and no error."""
-    if not any(folder.glob("*.safetensors*")):
+    """Raise what `load_model` would raise before it reads a tensor.
+
+    A folder without weights is only logged; one with weights in another format is an error.
+    """
+    if not any(folder.glob("*.safetensors*")) and not other_format(folder):
         logger.warning("%s has no weights yet, which a start needs", folder)
         return
     config = ModelConfig.from_folder(folder)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minisgl.errors import CheckpointError
 from minisgl.quantization import Parameter, Part, TensorOwner
-from minisgl.utils.hf import mending, read_json
+from minisgl.utils.hf import mending, other_format, read_json
 from minisgl.utils.text import counted
 
 Progress = Callable[[int, int], None]
@@ -97,7 +97,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         raise CheckpointError(
             f"{folder} has neither {single.name} nor {index.name}; only safetensors checkpoints "
-            "can be loaded"
+            f"can be loaded{other_format(folder)}"
         )
     weight_map = read_json(index).get("weight_map")
     values = list(weight_map.values()) if isinstance(weight_map, dict) else []

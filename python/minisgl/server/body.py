@@ -44,6 +44,17 @@ _HINTS: Final = (
     ("top_k", "0 is for all"),
 )
 
+_SYNONYMS: Final = {
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+}
+"""Other servers' names of our fields. A name that is only similar, as min_tokens is to max_tokens,
+means something else."""
+
 
 async def read(request: Request, kind: type[R]) -> R:
     """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest."""
@@ -143,7 +154,8 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         given = unknown[1]
         name = prefix + shortened(given, MAX_NAME)
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
-        near = difflib.get_close_matches(given[: MAX_NAME + 1], known, n=1)
+        same = [_SYNONYMS[given]] if given in _SYNONYMS and not path else []
+        near = same or difflib.get_close_matches(given[: MAX_NAME + 1], known, n=1, cutoff=0.85)
         hint = f"; did you mean {near[0]}?" if near else ""
         return InvalidRequest(f"the field {name} is not known here{hint}", param=name)
     text = _EXPECTED.sub(_in_words, shortened(text, 300))

@@ -27,6 +27,11 @@ def convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer,
     )
     if not any(any(folder.glob(pattern)) for pattern in _FORMATS):
         raise none
+    if (folder / "tekken.json").is_file() and not (folder / "tokenizer.model").is_file():
+        raise CheckpointError(
+            f"{folder} has only Mistral's tekken.json, which is not read: take a copy of the model "
+            "that has a tokenizer.json, as most repositories in Hugging Face format do"
+        )
     logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
     try:
         auto = importlib.import_module("transformers").AutoTokenizer.from_pretrained(str(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from minisgl.errors import ConfigError
+from minisgl.utils.http import unusable_proxy
 
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES: Final = ["*.safetensors"]
@@ -43,6 +44,8 @@ def _from_huggingface(model: str, patterns: list[str]) -> str:
     )
     try:
         folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+    except ImportError as error:  # of httpx, which has no SOCKS without one more package
+        raise unusable_proxy(error) from error
     except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
         otherwise = f"{type(error).__name__}: {error}; starting again goes on from here"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)

@@ -1,0 +1,100 @@
+"""Installs Mini-SGLang into a virtual environment: what `make serve` and `make test` run first.
+
+Checks the Python version before anything is downloaded, replaces an environment that is broken or
+too old, and takes torch's CPU build on a machine without an NVIDIA GPU. An old Python must be able
+to run the check, so there is no syntax here that came after 3.6.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+
+OLDEST = (3, 11)
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's index of builds without CUDA. PyPI's Linux build needs the CUDA packages."""
+
+INDEX_SETTINGS = ("index-url", "extra-index-url", "find-links", "no-index")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Install Mini-SGLang into a virtual environment.")
+    parser.add_argument("--venv", default=".venv", help="its folder (default: .venv)")
+    parser.add_argument("--torch", default="torch", help="what pip installs as torch")
+    args = parser.parse_args()
+    if sys.version_info < OLDEST:
+        print(too_old(sys.executable, sys.version_info), file=sys.stderr)
+        return 1
+    python = os.path.join(args.venv, "bin", "python")
+    is_broken = is_environment(args.venv) and not is_usable(python)
+    if is_broken:
+        print("%s is broken or older than Python 3.11: making it anew" % args.venv)
+    if is_broken or not is_usable(python):
+        run([sys.executable, "-m", "venv"] + (["--clear"] if is_broken else []) + [args.venv])
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
+    index = [] if has_gpu() or has_index(python) else ["--extra-index-url", CPU_INDEX]
+    build = "the CUDA build, about 4.8 GB" if has_gpu() else "the CPU build, about 0.2 GB"
+    if index or has_gpu():
+        print("installing %s (once; %s to download) ..." % (args.torch, build))
+    else:
+        print("installing %s (once) from the package index that pip is set to ..." % args.torch)
+    run([*pip, "--progress-bar", "on", args.torch, *index])
+    print("installing the other packages (once) ...")
+    run([*pip, "-q", "-e", "."])
+    if subprocess.call([python, "-m", "minisgl.kernel.build"]):
+        print("no C++ kernels: the plain torch ones are used")
+    return 0
+
+
+def too_old(python, version):
+    """Return what to do about a Python that is too old."""
+    return (
+        "%s is Python %d.%d, and Mini-SGLang needs 3.11 or newer; name another one, as in\n"
+        "  make serve PYTHON=python3.12" % (python, version[0], version[1])
+    )
+
+
+def is_environment(folder):
+    return os.path.exists(os.path.join(folder, "pyvenv.cfg"))
+
+
+def is_usable(python):
+    """Return whether this interpreter runs, is new enough, and has pip."""
+    check = "import sys, pip; sys.exit(sys.version_info < %r)" % (OLDEST,)
+    try:
+        return subprocess.call([python, "-c", check], stderr=subprocess.DEVNULL) == 0
+    except OSError:
+        return False
+
+
+def has_gpu():
+    """Return whether the NVIDIA driver lists a GPU."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+        )
+    except OSError:
+        return False
+    return listed.returncode == 0 and listed.stdout.startswith(b"GPU ")
+
+
+def has_index(python):
+    """Return whether pip is set to an index of the user's choice, which then decides the build."""
+    listed = subprocess.run(
+        [python, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, check=True
+    )
+    names = [line.partition("=")[0] for line in listed.stdout.decode().splitlines()]
+    return any(name.endswith("." + setting) for name in names for setting in INDEX_SETTINGS)
+
+
+def run(command):
+    """Run a command and leave with its exit code if it fails."""
+    code = subprocess.call(command)
+    if code:
+        print("%s failed; the same command continues where it stopped" % " ".join(command))
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""`make install`: the Python version first, broken environments, and which build of torch."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "install.py")))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A folder for PATH: `python3` makes environments whose Python notes pip's commands in `log`.
+
+    An environment is fake, so that nothing is downloaded.
+    """
+    log = tmp_path / "log"
+    inner = f"""#!/bin/sh
+case "$*" in
+    *"config list"*) echo "$PIP_CONFIG" ;;
+    *) echo "$*" >> {log} ;;
+esac
+"""
+    outer = f"""#!/bin/sh
+case "$*" in
+    "-m venv"*)
+        echo "$*" >> {log}
+        for last; do :; done
+        mkdir -p $last/bin; touch $last/pyvenv.cfg
+        cp {tmp_path}/inner $last/bin/python
+        ;;
+    *) exec {sys.executable} "$@" ;;
+esac
+"""
+    wrapper = tmp_path / "run.py"
+    wrapper.write_text(
+        f"import runpy, sys\nsys.executable = {str(tmp_path / 'python3')!r}\n"
+        "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    for name, text in (("inner", inner), ("python3", outer)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def install(machine: Path, **env: str) -> tuple[str, list[str]]:
+    """What the script prints, and the commands that it ran."""
+    (machine / "log").write_text("")
+    done = subprocess.run(
+        [sys.executable, "run.py", str(ROOT / "scripts" / "install.py"), "--torch", "torch==9.9"],
+        capture_output=True,
+        text=True,
+        cwd=machine,
+        check=False,
+        env={**os.environ, "PATH": f"{machine}:/usr/bin:/bin", "PIP_CONFIG": "", **env},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, (machine / "log").read_text().splitlines()
+
+
+def test_the_cpu_build_where_there_is_no_gpu(machine: Path) -> None:
+    said, commands = install(machine)
+    assert "installing torch==9.9 (once; the CPU build, about 0.2 GB to download)" in said
+    assert commands[0] == "-m venv .venv"
+    torch = next(line for line in commands if "torch==9.9" in line)
+    assert torch.endswith("--extra-index-url https://download.pytorch.org/whl/cpu")
+    assert " -q" not in torch  # it shows its progress
+    _, again = install(machine)
+    assert not any("venv" in line for line in again)  # a usable environment is kept
+
+
+def test_the_users_index_decides(machine: Path) -> None:
+    said, commands = install(machine, PIP_CONFIG="global.index-url='https://mirror'")
+    assert "from the package index that pip is set to" in said
+    assert not any("download.pytorch.org" in line for line in commands)
+
+
+def test_the_cuda_build_where_there_is_a_gpu(machine: Path) -> None:
+    smi = machine / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
+    smi.chmod(0o755)
+    said, commands = install(machine)
+    assert "the CUDA build, about 4.8 GB to download" in said
+    assert not any("download.pytorch.org" in line for line in commands)
+    smi.write_text("#!/bin/sh\necho 'No devices were found'\n")  # the driver without a GPU
+    assert "the CPU build" in install(machine)[0]
+
+
+@pytest.mark.parametrize("broken", ["#!/bin/sh\nexit 1\n", "#!/no/such/python\n", None])
+def test_a_broken_environment_is_made_anew(machine: Path, broken: str | None) -> None:
+    """Of an older Python, whose interpreter has gone, or without an interpreter."""
+    environment = machine / ".venv"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    if broken:
+        (environment / "bin" / "python").write_text(broken)
+        (environment / "bin" / "python").chmod(0o755)
+    said, commands = install(machine)
+    assert ".venv is broken or older than Python 3.11: making it anew" in said
+    assert commands[0] == "-m venv --clear .venv"
+
+
+def test_a_folder_that_is_no_environment_is_not_cleared(machine: Path) -> None:
+    (machine / ".venv").mkdir()
+    (machine / ".venv" / "mine").touch()
+    assert install(machine)[1][0] == "-m venv .venv"
+
+
+def test_an_old_python_is_refused_before_anything_is_made(
+    script: SimpleNamespace, tmp_path: Path
+) -> None:
+    old = Path(sys.base_prefix).parent / "3.10.13" / "bin" / "python3"
+    said = script.too_old("python3", (3, 10, 13))
+    assert said.startswith("python3 is Python 3.10, and Mini-SGLang needs 3.11 or newer")
+    if not old.exists():
+        pytest.skip("there is no older Python on this machine")
+    done: Any = subprocess.run(
+        ["make", "install", f"PYTHON={old}", f"VENV={tmp_path / 'v'}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "needs 3.11 or newer; name another one, as in\n  make serve PYTHON=" in done.stderr
+    assert list(tmp_path.iterdir()) == []
