@@ -19,7 +19,8 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3Con
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids, relative_error
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models import ModelConfig
-from minisgl.quantization.fp8 import Fp8Weight
+from minisgl.quantization import PLAIN
+from minisgl.quantization.scaled import ScaledWeight
 
 TOLERANCE = 1e-5
 """Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
@@ -191,7 +192,7 @@ def test_a_swapped_scale_or_a_transposed_weight_would_be_noticed(
 def test_a_rank_holds_a_byte_for_a_number(tmp_path: Path) -> None:
     save_fp8(CONFIGS["llama"], "compressed-tensors", tmp_path)
     model = load(tmp_path / "fp8")
-    matrices = [node for node in model.walk() if isinstance(node, Fp8Weight)]
+    matrices = [node for node in model.walk() if isinstance(node, ScaledWeight)]
     # Of each layer q/k/v, o, gate/up and down; the second's down is ignored.
     assert len(matrices) == 2 * 4 - 1
     for weight in matrices:
@@ -224,14 +225,16 @@ def test_what_is_missing_or_not_fp8_is_named(tmp_path: Path) -> None:
     [
         ("fp8", "must be a JSON object, got 'fp8'"),
         ({"quant_method": "awq"}, "quant_method is 'awq', expected compressed-tensors or fp8"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, r"is \[128, 128\], expected No"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"is \[128\], expected two positive"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2', expected None or 'e4m3'"),
         ({"quant_method": "fp8", "activation_scheme": "x"}, "activation_scheme is 'x', expected"),
         ({"quant_method": "fp8", "ignored_layers": "lm_head"}, "must be a list of strings"),
         ({"quant_method": "fp8", "ignored_layers": ["("]}, r"'\(' is no regular expression"),
         ({"quant_method": "compressed-tensors"}, "config_groups must be a JSON object, got None"),
         (compressed_tensors(weights={**WEIGHTS, "num_bits": 4}), "num_bits is 4, expected 8"),
         (compressed_tensors(weights={**WEIGHTS, "type": "int"}), "type is 'int', expected 'float'"),
-        (compressed_tensors(weights={**WEIGHTS, "strategy": "block"}), "'block', expected 'ten"),
+        (compressed_tensors(weights={**WEIGHTS, "strategy": "x"}), "'x', expected 'tensor' or"),
+        (compressed_tensors(weights={**WEIGHTS, "strategy": "block"}), "block_structure is None"),
         (compressed_tensors(input_activations={"type": "int"}), "is 'int', expected 'float'"),
         ({**compressed_tensors(), "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is {"),
         ({**compressed_tensors(), "sparsity_config": {"format": "24"}}, "format is '24', expected"),
@@ -267,7 +270,7 @@ def test_targets_may_be_names(tmp_path: Path) -> None:
     formats = ModelConfig.from_folder(tmp_path).formats
 
     def is_fp8(module: str) -> bool:
-        return formats.of([module], "Linear").weight is Fp8Weight
+        return formats.of([module], "Linear") is not PLAIN
 
     assert is_fp8(f"{LAYER}.mlp.down_proj")
     assert is_fp8("model.layers.1.self_attn.o_proj")

@@ -73,6 +73,10 @@ def load_model(
     `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
     config = ModelConfig.from_folder(folder)
+    for name in config.formats.names if comm.rank == 0 else ():
+        logger.info(
+            "weights in %s are dequantised in each GEMM: this saves memory and costs time", name
+        )
 
     def build() -> BaseLLMModel:
         return build_model(

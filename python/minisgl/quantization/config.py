@@ -1,21 +1,32 @@
 """From config.json's `quantization_config` to the format of each module.
 
 Two spellings are read: compressed-tensors (`quant_method: compressed-tensors`, groups of targets)
-and the one of transformers and AutoFP8 (`quant_method: fp8`).
+and the one of transformers, DeepSeek and AutoFP8 (`quant_method: fp8`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from minisgl.errors import ConfigError
-from minisgl.quantization.fp8 import FP8_PER_TENSOR
+from minisgl.quantization.cut import ALL
+from minisgl.quantization.scaled import Scaled
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 
-SUPPORTED = "fp8 (e4m3) weights with one scale per matrix, as compressed-tensors and fp8 write them"
+SUPPORTED = (
+    "fp8 (e4m3) weights with a scale for each matrix or block, as compressed-tensors and fp8 write "
+    "them"
+)
+FP8_PER_TENSOR = Format(
+    name="fp8 (e4m3), a scale for each matrix",
+    weight=Scaled(number=torch.float8_e4m3fn, unit=(ALL, ALL)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,10 @@ class ConfiguredFormats(Formats):
 
     where: str
     rules: tuple[Rule, ...]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(dict.fromkeys(rule.format.name for rule in self.rules if rule.format.name))
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
         formats = [self._of_one(module, target) for module in modules]
@@ -88,6 +103,17 @@ class _Section:
             raise ConfigError(f"{self._where}.{key} must be a list of strings, got {names!r}")
         return names
 
+    def block(self, key: str) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        block = self.get(key)
+        if (
+            not isinstance(block, list)
+            or len(block) != 2
+            or not all(type(size) is int and size > 0 for size in block)
+        ):
+            raise self.unsupported(key, "two positive integers, the rows and columns of a block")
+        return block[0], block[1]
+
     def pattern(self, text: str) -> re.Pattern[str]:
         try:
             return re.compile(text)
@@ -119,15 +145,17 @@ def _compressed_tensors(config: _Section) -> list[Rule]:
         weights = group.section("weights")
         weights.check("type", "float")
         weights.check("num_bits", 8)
-        weights.check("strategy", "tensor")
+        weights.check("strategy", "tensor", "block")
         weights.check("symmetric", None, True)
         weights.check("dynamic", None, False)
         if group.get("input_activations"):
             group.section("input_activations").check("type", "float")
             group.section("input_activations").check("num_bits", 8)
+        is_block = weights.get("strategy") == "block"
+        format = _fp8_blocks(weights.block("block_structure")) if is_block else FP8_PER_TENSOR
         targets = group.names("targets")
-        by_name.append(Rule(matches=_names(group, targets), format=FP8_PER_TENSOR))
-        by_class.append(Rule(matches=_classes(targets), format=FP8_PER_TENSOR))
+        by_name.append(Rule(matches=_names(group, targets), format=format))
+        by_class.append(Rule(matches=_classes(targets), format=format))
     rules = [Rule(matches=_names(config, ignored), format=PLAIN)]
     rules.append(Rule(matches=_classes(ignored), format=PLAIN))
     return [*rules, *by_name, *by_class]
@@ -135,7 +163,9 @@ def _compressed_tensors(config: _Section) -> list[Rule]:
 
 def _fp8(config: _Section) -> list[Rule]:
     """All linear layers but those of the ignore list, which is the LM head where it is absent."""
-    config.check("weight_block_size", None)
+    has_blocks = config.get("weight_block_size") is not None
+    format = _fp8_blocks(config.block("weight_block_size")) if has_blocks else FP8_PER_TENSOR
+    config.check("fmt", None, "e4m3")
     config.check("activation_scheme", None, "static", "dynamic")
     config.check("modules_to_convert", None, [])
     key = "ignored_layers" if config.get("ignored_layers") is not None else "modules_to_not_convert"
@@ -150,8 +180,16 @@ def _fp8(config: _Section) -> list[Rule]:
 
     return [
         Rule(matches=is_ignored, format=PLAIN),
-        Rule(matches=_classes(["Linear"]), format=FP8_PER_TENSOR),
+        Rule(matches=_classes(["Linear"]), format=format),
     ]
+
+
+def _fp8_blocks(block: tuple[int, int]) -> Format:
+    return Format(
+        name=f"fp8 (e4m3), a scale for each block of {block[0]} x {block[1]}",
+        weight=Scaled(number=torch.float8_e4m3fn, unit=block),
+        unit=math.lcm(*block),
+    )
 
 
 def _names(section: _Section, names: Sequence[str]) -> Callable[[str, Target], bool]:

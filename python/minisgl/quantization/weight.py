@@ -111,10 +111,14 @@ class WeightClass(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How a checkpoint stores a matrix. unit: rows and columns that no two ranks may share."""
+    """How a checkpoint stores a matrix.
+
+    unit: rows and columns that no two ranks may share. name: for the log; "" for plain numbers.
+    """
 
     weight: WeightClass
     unit: int = 1
+    name: str = ""
 
 
 PLAIN = Format(weight=PlainWeight)
@@ -122,6 +126,11 @@ PLAIN = Format(weight=PlainWeight)
 
 class Formats:
     """The format of each module of a checkpoint: here, of one that is not quantised."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the quantised formats."""
+        return ()
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
         """The one format of `modules`, which are multiplied as one matrix, all of class `target`.

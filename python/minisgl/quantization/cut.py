@@ -1,0 +1,89 @@
+"""A rank's share of the tensors that a checkpoint holds beside, or instead of, a matrix.
+
+Such a tensor has an entry for each unit of the matrix: `unit` rows by `unit` columns. A rank takes
+whole units, and the last unit of a matrix may be smaller::
+
+    matrix  [5, 6], unit (2, 4)    |- - - -|- -|
+                                   |- - - -|- -|
+                                   |- - - -|- -|
+                                   |- - - -|- -|     entries [3, 2]
+                                   |- - - -|- -|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from minisgl.errors import ConfigError
+from minisgl.quantization.parameter import Part
+
+ALL = 0
+"""As the rows or columns of a unit: all of the matrix."""
+
+Unit = tuple[int, int]
+"""Rows and columns."""
+
+
+def entries(sizes: Sequence[int], unit: Unit) -> tuple[int, int]:
+    """The rows and columns of the tensor with an entry for each unit of a matrix of `sizes`."""
+    rows, columns = (
+        -(-size // (each or size or 1)) for size, each in zip(sizes, unit, strict=True)
+    )
+    return rows, columns
+
+
+def per_unit(
+    part: Part,
+    name: str,
+    unit: Unit,
+    *,
+    alias: str | None = None,
+    flat: bool = False,
+    unread: Sequence[str] = (),
+) -> Part:
+    """The share of tensor MODULE.`name` that belongs to a share of a matrix.
+
+    alias, unread: of the module too, see `Part`. flat: the tensor has the rows of entries alone,
+    one column of them, as a vector. Raises ConfigError where the share cuts a unit.
+    """
+    shape: tuple[int, ...] = entries(part.shape, unit)
+    axis, share, size = part.axis, part.share, unit[part.axis]
+    if not share:
+        share = range(0)
+    elif size == ALL:
+        share = range(1)
+    else:
+        _check_cut(part, size)
+        share = range(share.start // size, -(-share.stop // size))
+    if flat:
+        if axis == 1 and share:
+            share = range(shape[0])
+        shape, axis = shape[:1], 0
+    return replace(
+        part,
+        name=f"{part.module}.{name}",
+        alias=f"{part.module}.{alias}" if alias else None,
+        shape=shape,
+        axis=axis,
+        share=share,
+        stack=None,
+        unread=tuple(f"{part.module}.{other}" for other in unread),
+    )
+
+
+def _check_cut(part: Part, size: int) -> None:
+    start, stop, width = part.share.start, part.share.stop, part.shape[part.axis]
+    if start % size or (stop % size and stop != width):
+        what = ("rows", "columns")[part.axis]
+        raise ConfigError(
+            f"{part.module}: a rank would hold {what} {start} to {stop} of {width}, but the "
+            f"checkpoint quantises {what} in units of {size}, which ranks cannot share; use "
+            "fewer ranks (--tp)"
+        )
+
+
+def local_rows(parts: Sequence[Part], stacked: int | None) -> list[int]:
+    """The rows of each merged matrix that this rank holds, equal for all matrices of a stack."""
+    held = [part.local_shape[0] for part in parts if part.share]
+    return held[: len(held) // (stacked or 1)]

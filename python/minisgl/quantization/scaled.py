@@ -1,0 +1,117 @@
+"""Numbers of 8 bits with a float32 scale for each unit of the matrix: value = number * scale.
+
+The numbers are fp8 (e4m3, Micikevicius et al. 2022) or int8. The unit is the matrix, a row (an
+output channel) or a block, of which the last in a row or column may be smaller::
+
+    unit        tensor [O, I]                        scale
+    matrix      |===== q =====|= k =|= v =|          [3]
+    row                                              [O, 1]
+    128 x 128                                        [O / 128, I / 128], of each matrix rounded up
+
+Matrices that are merged keep their own scales. Activations stay in the model's dtype, so a static
+input scale is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.cut import ALL, Unit, entries, local_rows, per_unit
+from minisgl.quantization.parameter import Part
+from minisgl.quantization.weight import Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Ops
+
+UNREAD = ("input_scale", "activation_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """The weight class of such a format.
+
+    number: dtype of the numbers. unit: rows and columns of a scale. flat: the scales are a vector
+    (always for a unit of the whole matrix).
+    """
+
+    number: torch.dtype
+    unit: Unit
+    flat: bool = False
+
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> ScaledWeight:
+        return ScaledWeight(ops, dtype, parts, rows, stacked, self)
+
+
+class ScaledWeight(Weight):
+    """A checkpoint holds NAME.weight, NAME.weight_scale (or NAME.weight_scale_inv, as DeepSeek and
+    transformers call it) and, with static activations, an input scale."""
+
+    tensor: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None,
+        stacked: int | None,
+        kind: Scaled,
+    ) -> None:
+        super().__init__(ops, dtype)
+        # One tensor for all experts would need one for their scales: no released format has that.
+        matrices = [replace(part, stack=None) for part in parts]
+        self.declare("tensor", kind.number, *matrices, rows=rows, stacked=stacked)
+        self.declare(
+            "scale",
+            torch.float32,
+            *(
+                per_unit(
+                    part,
+                    "weight_scale",
+                    kind.unit,
+                    alias="weight_scale_inv",
+                    flat=kind.flat or kind.unit == (ALL, ALL),
+                    unread=UNREAD,
+                )
+                for part in parts
+            ),
+            stacked=stacked,
+        )
+        self._unit, self._rows = kind.unit, local_rows(parts, stacked)
+
+    def dense(self) -> Tensor:
+        scale = spread(self.scale, self.tensor.shape, self._rows, self._unit)
+        return (self.tensor.float() * scale).to(self.dtype)
+
+
+def spread(scale: Tensor, shape: Sequence[int], rows: Sequence[int], unit: Unit) -> Tensor:
+    """Repeat scales over their units, to be multiplied with the numbers [..., O, I] of `shape`.
+
+    rows: of each merged matrix, whose scales follow one another. O has more where it is padded, and
+    the scales of these rows are 0. Returns [..., O, I], or [..., O, 1] for units of whole rows.
+    """
+    columns = shape[-1]
+    counts = [entries((count, columns), unit) for count in rows]
+    width = entries((0, columns), unit)[1]
+    scale = scale.reshape(*shape[:-2], sum(count for count, _ in counts), width)
+    parts = torch.split(scale, [count for count, _ in counts], -2)
+    pieces = [
+        part.repeat_interleave(unit[0] or count, -2)[..., :count, :]
+        for count, part in zip(rows, parts, strict=True)
+    ]
+    pieces.append(scale.new_zeros(*shape[:-2], shape[-2] - sum(rows), width))
+    whole = torch.cat(pieces, -2)
+    return whole.repeat_interleave(unit[1], -1)[..., :columns] if unit[1] else whole
