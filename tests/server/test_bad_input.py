@@ -16,6 +16,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.shared.error_object import ErrorObject
 
 from helpers.scripted_server import ScriptedServer
+from minisgl.message import ChatPrompt
 from minisgl.server import body as bodies
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -322,7 +323,7 @@ def test_a_call_that_the_queue_can_never_hold() -> None:
 
 def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:
     """max_tokens would be the opposite of what min_tokens means."""
-    error = refused(http.post(CHAT, json=hello(min_tokens=1)))
+    error = refused(http.post(GENERATE, json={"text": "a", "min_tokens": 1}))
     assert error["message"] == "the field min_tokens is not known here"
 
 
@@ -386,6 +387,29 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "verbosity": ([None, "medium"], ["low"]),
     "web_search_options": ([None], [{}]),
 }
+# Extensions that clients of other engines send, likewise.
+EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
+    "repetition_penalty": ([None, 1, 1.0], [1.1]),
+    "length_penalty": ([None, 1.0], [0.5]),
+    "use_beam_search": ([None, False], [True]),
+    "min_tokens": ([None, 0], [3]),
+    "bad_words": ([None, []], [["no"]]),
+    "allowed_token_ids": ([None], [[1]]),
+    "prompt_logprobs": ([None], [1]),
+    "include_stop_str_in_output": ([None, False], [True]),
+    "return_token_ids": ([None, False], [True]),
+    "truncate_prompt_tokens": ([None], [5]),
+    "spaces_between_special_tokens": ([None, True], [False]),
+}
+CHAT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
+    "add_generation_prompt": ([None, True], [False]),
+    "continue_final_message": ([None, False], [True]),
+    "add_special_tokens": ([None, False], [True]),
+    "echo": ([None, False], [True]),
+}
+TEXT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
+    "add_special_tokens": ([None, True], [False]),
+}
 LOGPROBS: dict[str, tuple[list[Any], list[Any]]] = {
     CHAT: ([None, False], [True]),
     TEXT: ([None], [0, 5]),
@@ -418,6 +442,48 @@ def test_no_openai_field_is_dropped_in_silence(http: httpx.Client, path: str, fi
         error = refused(http.post(path, json=base | {field: value}))
         assert error["param"] == field
         assert field in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_extensions_are_neutral_or_refused(http: httpx.Client, path: str) -> None:
+    base = hello() if path == CHAT else {"prompt": "hello"}
+    extensions = EXTENSIONS | (CHAT_EXTENSIONS if path == CHAT else TEXT_EXTENSIONS)
+    for field, (neutral, others) in extensions.items():
+        for value in neutral:
+            assert http.post(path, json=base | {field: value}).status_code == 200, field
+        for value in others:
+            assert refused(http.post(path, json=base | {field: value}))["param"] == field
+
+
+def test_tools_that_must_not_be_called_stay_out_of_the_prompt(
+    http: httpx.Client, server: ScriptedServer
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert http.post(CHAT, json=hello(tools=tools, tool_choice="none")).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_args == {}
+    assert 'send tool_choice "none"' in refused(http.post(CHAT, json=hello(tools=tools)))["message"]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_of_an_assistant_reaches_the_template(
+    http: httpx.Client, server: ScriptedServer, name: str
+) -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "user", "content": [part]},
+        {"role": "assistant", "content": "4", name: "2 + 2"},
+        {"role": "user", "content": "hello"},
+    ]
+    assert http.post(CHAT, json={"messages": messages}).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1] == {
+        "role": "assistant",
+        "content": "4",
+        "reasoning_content": "2 + 2",
+    }
 
 
 def test_neutral_values_are_compared_with_their_json_type(http: httpx.Client) -> None:

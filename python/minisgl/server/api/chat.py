@@ -29,6 +29,8 @@ from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
 
+_NO_TOOLS: Final = 'tool calls are not parsed; send tool_choice "none" to chat without tools'
+
 
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions"""
@@ -37,46 +39,71 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     max_completion_tokens: Positive | None = None
     chat_template_kwargs: TemplateArgs = None
 
-    tools: Annotated[list[Any] | None, only([], why="tool calls are not parsed")] = None
-    tool_choice: Annotated[
-        str | dict[str, Any] | None, only("none", "auto", why="there are no tools to choose")
-    ] = None
-    functions: Annotated[list[Any] | None, only([], why="tool calls are not parsed")] = None
-    function_call: Annotated[
-        str | dict[str, Any] | None, only("none", "auto", why="there are no functions to choose")
-    ] = None
+    tools: Annotated[list[Any] | None, only([], why=_NO_TOOLS)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto", why=_NO_TOOLS)] = None
+    functions: Annotated[list[Any] | None, only([], why=_NO_TOOLS)] = None
+    function_call: Annotated[str | dict[str, Any] | None, only("none", "auto", why=_NO_TOOLS)] = (
+        None
+    )
     parallel_tool_calls: Annotated[bool | None, ignored("Changes nothing without tools.")] = None
     response_format: Annotated[
-        dict[str, Any] | None, only({"type": "text"}, why="the output is not constrained")
+        dict[str, Any] | None, only({"type": "text"}, why="describe the format in a message")
     ] = None
-    logprobs: Annotated[bool | None, only(False, why="log probabilities are not returned")] = None
-    top_logprobs: Annotated[int | None, only(0, why="log probabilities are not returned")] = None
-    modalities: Annotated[list[str] | None, only(["text"], why="models here write text")] = None
-    audio: Annotated[dict[str, Any] | None, only(why="models here write text")] = None
+    logprobs: Annotated[bool | None, only(False, why="/generate returns logprobs")] = None
+    top_logprobs: Annotated[int | None, only(0, why="/generate returns logprobs")] = None
+    modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
+        None
+    )
+    audio: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
     prediction: Annotated[
-        dict[str, Any] | None, only(why="there is no decoding from predictions")
+        dict[str, Any] | None, only(why="there is no decoding from predictions; leave it out")
     ] = None
     reasoning_effort: Annotated[
-        str | None, only(why="say it to the template: chat_template_kwargs")
+        str | None, only(why="use chat_template_kwargs, as the model's template names it")
     ] = None
-    verbosity: Annotated[str | None, only("medium", why="say it in the prompt")] = None
-    web_search_options: Annotated[dict[str, Any] | None, only(why="there is no web search")] = None
-    moderation: Annotated[dict[str, Any] | None, only(why="there is no moderation")] = None
-    store: Annotated[bool | None, only(False, why="nothing is stored")] = None
+    verbosity: Annotated[
+        str | None, only("medium", why="ask for short or long answers in a message")
+    ] = None
+    web_search_options: Annotated[
+        dict[str, Any] | None, only(why="put what you found into a message")
+    ] = None
+    moderation: Annotated[
+        dict[str, Any] | None, only(why="moderate texts with a request of its own")
+    ] = None
+    store: Annotated[bool | None, only(False, why="keep the answer in the client")] = None
     service_tier: Annotated[
-        str | None, only("auto", "default", why="there is one tier; see priority")
+        str | None, only("auto", "default", why="use priority, lower is served first")
     ] = None
     prompt_cache_options: Annotated[
-        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached by themselves")
+        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
     ] = None
     prompt_cache_retention: Annotated[
-        str | None, only("in_memory", why="the prefix cache lives in memory")
+        str | None, only("in_memory", why="prefixes are kept while the KV pool has room")
     ] = None
     prompt_cache_key: Annotated[
         str | None, ignored("Changes nothing: equal prefixes are found without a key.")
     ] = None
     metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
+
+    # Extensions that other engines' clients send with the value that changes nothing.
+    echo: Annotated[bool | None, only(False, why="the client has the messages")] = None
+    add_generation_prompt: Annotated[
+        bool | None, only(True, why="set it in chat_template_kwargs")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, only(False, why="render the chat yourself and send it to /v1/completions")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, only(False, why="the chat template writes the special tokens")
+    ] = None
+
+    def refuse_unsupported(self, path: str = "") -> None:
+        """As `Json`. Tools that the model must not call are left out of the prompt."""
+        checked = self
+        if self.tool_choice == "none":
+            checked = msgspec.structs.replace(self, tools=None)
+        super(ChatRequest, checked).refuse_unsupported(path)
 
     @property
     def prompt(self) -> ChatPrompt:

@@ -32,10 +32,19 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
             examples=["Once upon a time", ["One", "Two"], [1, 2, 3], [[1, 2], [3]]],
         ),
     ]
-    best_of: Annotated[int | None, only(1, why="one choice is made per prompt")] = None
-    echo: Annotated[bool | None, only(False, why="the prompt is not repeated")] = None
-    logprobs: Annotated[int | None, only(why="log probabilities are not returned")] = None
-    suffix: Annotated[str | None, only("", why="text is not inserted")] = None
+    best_of: Annotated[int | None, only(1, why="a prompt has one choice; choose in the client")] = (
+        None
+    )
+    echo: Annotated[bool | None, only(False, why="join prompt and text in the client")] = None
+    logprobs: Annotated[int | None, only(why="/generate returns logprobs")] = None
+    suffix: Annotated[
+        str | None, only("", why="write the model's own fill-in-the-middle tokens into the prompt")
+    ] = None
+
+    # Extensions that other engines' clients send with the value that changes nothing.
+    add_special_tokens: Annotated[
+        bool | None, only(True, why="send token ids as the prompt to leave them out")
+    ] = None
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -8,15 +8,17 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt
-from minisgl.server.api.schema import Json, only
+from minisgl.server.api.schema import Json, ignored, only
 
 MAX_DEPTH: Final = 100
 """Levels of `chat_template_kwargs`. Python's own limit is near 1,000 and differs between processes:
 one process could write what another cannot read. JSON schemas of tools nest some ten deep."""
 
 
-class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
+class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, omit_defaults=True):
     text: str
+    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    cache_control: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
 
 
 class ToolFunction(Json, frozen=True, kw_only=True):
@@ -37,9 +39,15 @@ class Message(Json, frozen=True, kw_only=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
-    refusal: Annotated[str | None, only(why="models here write no refusals apart")] = None
-    annotations: Annotated[list[Any] | None, only([], why="there are no annotations")] = None
-    audio: Annotated[dict[str, Any] | None, only(why="models here read text")] = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[
+        str | None, Meta(description="The same as reasoning_content, which templates know.")
+    ] = None
+    refusal: Annotated[str | None, only("", why="put its text into content")] = None
+    annotations: Annotated[list[Any] | None, only([], why="put their text into content")] = None
+    audio: Annotated[
+        dict[str, Any] | None, only(why="this server reads text; send the transcript")
+    ] = None
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
@@ -50,11 +58,13 @@ class Message(Json, frozen=True, kw_only=True):
                 f"{path}.content must be text or a list of text parts", param=f"{path}.content"
             )
         named = {name: getattr(self, name) for name in _TEMPLATE_FIELDS}
+        if self.reasoning_content is None:
+            named["reasoning_content"] = self.reasoning
         given = {name: value for name, value in named.items() if value is not None}
         return {"role": self.role} | given
 
 
-_TEMPLATE_FIELDS: Final = ("content", "name", "tool_call_id", "tool_calls")
+_TEMPLATE_FIELDS: Final = ("content", "name", "tool_call_id", "tool_calls", "reasoning_content")
 
 TemplateArgs = Annotated[
     dict[str, Any] | None, Meta(description="Further variables for the chat template.")

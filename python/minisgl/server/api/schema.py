@@ -1,8 +1,9 @@
 """What the API families share: strict fields, sampling fields, usage and timings, errors.
 
-A family's file has every field of OpenAI's request schema. A field is honoured; or it is marked
-`only`, which names the values that change nothing and refuses all others with a reason; a field
-that is missing there is refused by name. So no option of a client is dropped in silence.
+A family's file has every field of OpenAI's request schema. A field is honoured, or it is marked
+`only` or `ignored`. `only` names the values that change nothing and refuses all others with a hint;
+`ignored` accepts every value. A field that a family does not have is refused by name. The table in
+docs/api.md lists all fields, and a test compares it with these classes.
 
 Why not pydantic: `msgspec` decodes, checks types and checks bounds in one pass over the bytes, its
 errors name the path, and it is as strict as JSON (no NaN, no invalid UTF-8, no "5" for 5).
@@ -36,7 +37,7 @@ def _listed(values: tuple[Any, ...]) -> str:
 
 def ignored(why: str) -> Meta:
     """Marks a field that is accepted with any value and changes nothing."""
-    return Meta(description=why)
+    return Meta(description=why, extra={"ignored": True})
 
 
 class Json(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,14 +63,14 @@ def _restricted(struct: type[Json]) -> tuple[tuple[str, tuple[Any, ...], str], .
         (field.name, meta.extra["only"], meta.extra["why"])
         for field in msgspec.structs.fields(struct)
         for meta in getattr(field.type, "__metadata__", ())
-        if isinstance(meta, Meta) and meta.extra
+        if isinstance(meta, Meta) and meta.extra and "only" in meta.extra
     )
 
 
 class StreamOptions(Json, frozen=True, kw_only=True):
     include_usage: bool | None = None
     include_obfuscation: Annotated[
-        bool | None, only(False, why="chunks are not padded against traffic analysis")
+        bool | None, only(False, why="chunks are not padded; use TLS record padding in a proxy")
     ] = None
 
 
@@ -123,6 +124,9 @@ _SAMPLING_FIELDS: Final = (
 )
 
 
+_NO_BIAS: Final = "logits are not changed; use temperature, top_p, top_k or min_p"
+
+
 class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     """The fields that OpenAI's chat and text completions share."""
 
@@ -130,11 +134,36 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         str | None, Meta(description="The served model's name; left out, it is the served model.")
     ] = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int | None, only(1, why="one choice is made per prompt")] = None
-    frequency_penalty: Annotated[float | None, only(0, why="there are no penalties")] = None
-    presence_penalty: Annotated[float | None, only(0, why="there are no penalties")] = None
-    logit_bias: Annotated[dict[str, Any] | None, only({}, why="logits are not biased")] = None
+    n: Annotated[
+        int | None, only(1, why="a prompt has one choice; send it again with another seed")
+    ] = None
+    frequency_penalty: Annotated[float | None, only(0, why=_NO_BIAS)] = None
+    presence_penalty: Annotated[float | None, only(0, why=_NO_BIAS)] = None
+    logit_bias: Annotated[dict[str, Any] | None, only({}, why=_NO_BIAS)] = None
     user: Annotated[str | None, ignored("Changes nothing.")] = None
+
+    # Extensions that other engines' clients send with the value that changes nothing.
+    repetition_penalty: Annotated[float | None, only(1, why=_NO_BIAS)] = None
+    length_penalty: Annotated[float | None, only(1, why="there is no beam search")] = None
+    use_beam_search: Annotated[
+        bool | None, only(False, why="there is no beam search; use temperature 0")
+    ] = None
+    min_tokens: Annotated[int | None, only(0, why="use ignore_eos and max_tokens")] = None
+    bad_words: Annotated[list[str] | None, only([], why=_NO_BIAS)] = None
+    allowed_token_ids: Annotated[list[int] | None, only(why=_NO_BIAS)] = None
+    prompt_logprobs: Annotated[
+        int | None, only(why="log-probabilities of prompt tokens are not computed")
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, only(False, why="the text ends before it; /generate reports stop_match")
+    ] = None
+    return_token_ids: Annotated[bool | None, only(False, why="/generate returns token_ids")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, only(why="cut the prompt first, or send token ids to /v1/completions")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")
+    ] = None
 
     @property
     def include_usage(self) -> bool:

@@ -1,0 +1,73 @@
+"""docs/api.md has one row for every request field, and the row is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+
+from minisgl.server.api.chat import ChatRequest
+from minisgl.server.api.completions import CompletionRequest
+from minisgl.server.api.generate import GenerateRequest
+from minisgl.server.api.schema import SamplingFields
+
+PAGE = Path(__file__).parents[2] / "docs/api.md"
+FORMS: dict[str, type[SamplingFields]] = {
+    "chat": ChatRequest,
+    "text": CompletionRequest,
+    "native": GenerateRequest,
+}
+ROW = re.compile(r"\| `(\w+)`( \*)? \| ([a-z, ]+) \| (honoured|neutral|only) \| (.*) ?\|")
+
+
+def rows() -> dict[tuple[str, str], tuple[bool, str, str]]:
+    """(form, field): (whether it is marked as an extension, state, what is accepted)."""
+    table: dict[tuple[str, str], tuple[bool, str, str]] = {}
+    text = PAGE.read_text(encoding="utf-8").partition("| field | forms |")[2].partition("\n\n")[0]
+    for line in text.splitlines()[2:]:
+        found = ROW.fullmatch(line)
+        assert found, line
+        for form in found[3].split(", "):
+            assert (form, found[1]) not in table, line
+            table[form, found[1]] = (bool(found[2]), found[4], found[5])
+    return table
+
+
+def marks(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
+    """What `only` and `ignored` say about a field."""
+    metas = getattr(field.type, "__metadata__", ())
+    return next((meta.extra for meta in metas if getattr(meta, "extra", None)), {})
+
+
+def test_the_table_has_every_field_once() -> None:
+    fields = {(form, each.name) for form in FORMS for each in msgspec.structs.fields(FORMS[form])}
+    assert set(rows()) == fields
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_table_says_what_the_fields_do(form: str) -> None:
+    table = rows()
+    for field in msgspec.structs.fields(FORMS[form]):
+        _, state, accepted = table[form, field.name]
+        extra = marks(field)
+        assert state == ("only" if "only" in extra else "neutral" if extra else "honoured"), field
+        if state == "only":
+            values = [msgspec.json.encode(value).decode() for value in extra["only"]] or ["null"]
+            listed = ", ".join(f"`{value}`" for value in values)
+            assert accepted.strip().partition(";")[0] == listed, field.name
+
+
+def test_the_table_marks_extensions() -> None:
+    openai = {
+        name
+        for params in (chat_params, text_params)
+        for kind in get_args(params.CompletionCreateParams)
+        for name in kind.__annotations__
+    }
+    for (form, field), (is_extension, _, _) in rows().items():
+        assert is_extension == (field not in openai or (form == "native" and field == "logprobs"))
