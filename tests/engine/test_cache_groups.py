@@ -140,7 +140,7 @@ def test_layers_of_one_kind_share_a_pool(toy: Engine) -> None:
     full, window = toy.memory.groups
     assert (full.num_pages, window.num_pages) == (120, 8 * 6 + 4)
     assert toy.memory.group_page_bytes == (2 * 4 * 2 * (20 + 12) * 4, 2 * 4 * 12 * 4)
-    assert "KV pool, window" in toy.memory.table()
+    assert "KV pool, window" in str(toy.memory)
 
 
 def test_mixed_layers_equal_a_dense_oracle(toy: Engine) -> None:

@@ -11,8 +11,10 @@ import pytest
 from minisgl.builtin import model_path
 from minisgl.core.groups import FULL
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.memory import GIB, MIB, plan_memory
+from minisgl.engine.memory import plan_memory
 from minisgl.errors import ConfigError
+
+GIB, MIB = 1 << 30, 1 << 20
 
 
 def plan(**changes: Any) -> Any:
@@ -43,8 +45,8 @@ def test_pool_is_no_larger_than_it_can_be_filled() -> None:
 def test_explicit_pages_win() -> None:
     memory = plan(num_pages=7)
     assert memory.num_tokens == 7 * 16
-    assert "7 pages of 16 tokens" in memory.table()
-    assert "1 page of 1 token (" in plan(num_pages=1, page_size=1).table()
+    assert "7 pages of 16 tokens" in str(memory)
+    assert "1 page of 1 token (" in str(plan(num_pages=1, page_size=1))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What one step computes, as host integers, and what came of it.
+"""What a step computes, as host integers, and its outcome.
 
 Row ``i`` of a plan computes the KV of positions [starts[i], ends[i]) of request ``uids[i]``, whose
 page table and last token are row ``table_idxs[i]`` of the engine's tables::
@@ -9,8 +9,8 @@ page table and last token are row ``table_idxs[i]`` of the engine's tables::
     request      |------|===========|- - - -|
                  cached   this step   later steps
 
-A plan is structure-of-arrays on purpose: at 256 running requests a record per row costs more
-than the planning itself.
+A plan has one list for each field of its rows. With 256 running requests, making a record for each
+row would take longer than planning.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ NewPage = tuple[int, int, int, int]
 """(cache group, table_idx, page index, page id): an entry of a group's page table."""
 
 PROMISED = -1
-"""In `Plan.token_ids`: the id that the request's last launched row sampled; the host lacks it."""
+"""In `Plan.token_ids`: the id that the request's last launched row samples. The host lacks it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Plan:
-    """One step. Rows that decode (one token each) come first. Treated as frozen once planned.
+    """A step. The decode rows, of one token each, come first. Not changed once it is planned.
 
-    num_decodes: rows [0, num_decodes) compute one token whose predecessor is computed.
-    token_ids: int32, the rows' spans one after another; `PROMISED` where the host does not know.
+    num_decodes: rows [0, num_decodes) compute one token, and all tokens before it are computed.
+    token_ids: int32, the rows' spans one after another; `PROMISED` for ids that the host lacks.
     sample_rows: indices of rows whose last position yields a token, ascending.
-    output_idxs: for each of `sample_rows`, which output token of its request that is (from 0).
+    output_idxs: for each of `sample_rows`, the index of the token in its request's output.
     late_rows: indices into `sample_rows` of the rows with a mask. The mask depends on the token
         before, so a step with late rows is sampled once the step before is committed.
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the row's tokens below that position are computed again for other cache
         groups, but the full group has their KV in pages of the prefix cache, which no step writes.
-    begins: (table_idx, sampling) of requests that take a row of the tables with this step;
-        seeds are resolved.
+    begins: (table_idx, sampling) of requests that get a row of the tables in this step. Their
+        sampling has a seed.
     """
 
     step: int
@@ -84,9 +84,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailed:
-    """The step gave nothing: the KV that it was to write must not be used.
+    """The step failed. No later step may use the KV that it was to write.
 
-    ``uids`` are the requests to fail; the others of the plan are computed again.
+    uids: the requests that fail. The other requests of the plan are computed again.
     """
 
     error: EngineError

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: three lengths, the rest is derived.
+"""A request as the scheduler sees it: three lengths, from which the rest follows.
 
 ::
 
@@ -6,12 +6,13 @@
     |--------------------------|-----------------|----|
     0     num_cached       num_computed     num_tokens  num_known            max_len
     |=====|================|
-     shared  computed by us (its writing step is launched)
+     from    computed for this request; the step that writes it is launched
+     the prefix cache
 
-`num_tokens` counts ids that the host has. A launched sampling row *promises* one more: it counts
-as known for planning, its id is only on the device until `commit` fulfils it. A step lets
-`num_computed` catch up with `num_known`, whatever the request is doing: prefill, a chunk of it,
-decode, or resuming after a retraction.
+`num_tokens` counts the ids that the host has. A launched row that samples *promises* one more
+token. The promised token counts as known while planning. Its id is on the device only, until
+`commit` fulfils the promise. Each step lets `num_computed` catch up with `num_known`. That one rule
+covers prefill, a chunk of it, a prefix hit, decode, and resuming after a retraction.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ IdArray = npt.NDArray[np.int32]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Req:
-    """A request's progress. Mutable: it is the scheduler's state, and only the scheduler writes it.
+    """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
-    prompt: int32 ids. max_len: prompt plus the output tokens allowed; fits the context and the
-    pool. order: (priority, arrival), lower goes first. stop_ids: output ids that end the request.
-    namespace: only requests with the same one share pages of the prefix cache.
-    pages: the request's page table in the full group, one page id per `page_size` tokens that have
-    room. num_stored: tokens at the front whose pages in the full group the prefix cache owns; more
-    than `num_cached` where other cache groups have lost pages.
-    masker: restricts which tokens it may output; its rows are sampled late.
-    handle: what the prefix cache keeps locked for this request while it holds pages.
-    table_idx: its row in the engine's page table and token table, -1 while not running.
-    num_reusable: prompt tokens that the prefix cache had, or another request was computing, when
-    the scheduler last looked; None if it has not. leader: the request that was computing them.
-    num_flights: launched steps that carry it and are not committed yet (0 to 2).
-    leaving: no more rows are planned; its pages go back when the last flight is home, and then it
-    is gone (`ended`) or waits to be resumed (retracted).
+    prompt: int32 ids. max_len: the most tokens of prompt and output; they fit the context and the
+    pool. order: (priority, arrival); lower goes first. stop_ids: output ids that end the request.
+    namespace: requests share pages of the prefix cache only within one namespace.
+    masker: restricts which tokens the request may output; its rows are sampled late.
+    pages: the page ids of the full group, one for each `page_size` tokens. num_stored: tokens whose
+    pages in the full group belong to the prefix cache; more than `num_cached` if other cache
+    groups have lost pages.
+    handle: the position in the prefix cache that the request keeps locked while it holds pages.
+    table_idx: the request's row in the engine's tables; -1 while it does not run.
+    num_flights: launched steps with the request that are not committed, 0 to 2.
+    leaving: the request gets no more rows. Its pages go back when its last flight is settled; then
+    it is dropped if it has ended, and waits to be resumed if it was retracted.
+    num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
+    when the scheduler last looked; None before. leader: the request that was computing them.
     """
 
     uid: int
@@ -89,12 +90,12 @@ class Req:
 
     @property
     def num_left(self) -> int:
-        """Tokens left to compute; those of a waiting request that it can share do not count."""
+        """Tokens left to compute. A waiting request need not compute those that it can reuse."""
         reusable = self.num_reusable if self.table_idx < 0 else None
         return self.num_known - self.num_computed - (reusable or 0)
 
     def token_ids(self, start: int, end: int) -> IdArray:
-        """Committed ids in [start, end) as int32. `end` is at most `num_tokens`."""
+        """Return the committed ids in [start, end), int32. `end` is at most `num_tokens`."""
         num_prompt = len(self.prompt)
         if end <= num_prompt:
             return self.prompt[start:end]

@@ -111,7 +111,7 @@ class Engine:
         )
         clock.lap("weights")
         if comm.rank == 0:  # the others' differ little, and the pool is the smallest of all
-            logger.info("memory on %s:\n%s", self.device.describe(), self.memory.table())
+            logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
         self.page_size = config.page_size
         self.max_running = config.max_running_requests
         self.max_seq_len = self.memory.max_seq_len

@@ -1,4 +1,4 @@
-"""Where the memory goes: how many pages the KV pool gets, and the table that says so.
+"""Plans the memory: how many pages the KV pools get.
 
 ::
 
@@ -22,20 +22,16 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import MHAKVCache
 from minisgl.models import ModelConfig, ModelSpec, build_model
-from minisgl.utils.text import counted
-
-GIB = 1 << 30
-MIB = 1 << 20
+from minisgl.utils.text import counted, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """All in bytes on one device, but for the counts.
+    """How the memory of one device is divided.
 
-    free_bytes: before anything was loaded. activation_bytes: an upper estimate for one step.
-    groups: with their numbers of pages. group_page_bytes: of one page, over all layers of the
-    group. num_pages, page_bytes, num_tokens: of the first group. chunk: prompt tokens of a step at
-    most.
+    free_bytes: before loading. activation_bytes: an upper bound for one step. groups: with their
+    numbers of pages. group_page_bytes: of one page, over all layers of the group. num_pages,
+    page_bytes, num_tokens: of the first group. chunk: the most prompt tokens of a step.
     """
 
     free_bytes: int
@@ -74,36 +70,11 @@ class MemoryPlan:
             for group in self.groups
         )
 
-    def table(self) -> str:
-        """For people: where the memory goes and what fits."""
-        rows = [
-            ("free before loading", _size(self.free_bytes), ""),
-            ("weights", _size(self.weight_bytes), ""),
-            ("activations, at most", _size(self.activation_bytes), ""),
-            *(
-                self._row(group, page_bytes)
-                for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True)
-            ),
-            ("tokens that fit", f"{self.num_tokens:,}", ""),
-            (
-                "requests at full length",
-                f"{self.num_requests:,}",
-                f"of {self.max_seq_len:,} tokens",
-            ),
-        ]
-        return "\n".join(f"  {name:<24}{value:>12}  {note}".rstrip() for name, value, note in rows)
+    def __str__(self) -> str:
+        """The table for people."""
+        from minisgl.engine.memory_table import memory_table
 
-    def _row(self, group: CacheGroup, page_bytes: int) -> tuple[str, str, str]:
-        name = "KV pool" if len(self.groups) == 1 else f"KV pool, {group.kind}"
-        size = f"{group.num_pages:,} page{'' if group.num_pages == 1 else 's'}"
-        if group.kind == "state":
-            note = f"{size}, a state every {counted(group.interval, 'token')}"
-        else:
-            per_token = _size(page_bytes // self.page_size)
-            note = f"{size} of {counted(self.page_size, 'token')} ({per_token} a token)"
-        if group.kind == "window":
-            note += f", window {group.window:,}"
-        return name, _size(group.num_pages * page_bytes), note
+        return memory_table(self)
 
 
 def plan_memory(
@@ -140,8 +111,8 @@ def plan_memory(
 
     if activation_bytes > free_bytes:
         raise ConfigError(
-            f"a step's activations would take up to {_size(activation_bytes)}, and "
-            f"{_size(free_bytes)} are free; lower --max-prefill-length or --max-running-requests"
+            f"a step's activations would take up to {size_of(activation_bytes)}, and "
+            f"{size_of(free_bytes)} are free; lower --max-prefill-length or --max-running-requests"
         )
     budget = int(free_bytes * memory_ratio) - weight_bytes - activation_bytes
     if num_pages is None:
@@ -149,17 +120,17 @@ def plan_memory(
         num_pages = bisect_right(range(1, most + 1), budget, key=pool_bytes)
         if num_pages < 1:
             raise ConfigError(
-                f"no memory is left for the KV cache: {_size(free_bytes)} are free, of which "
-                f"--memory-ratio {memory_ratio:g} may be used; weights take {_size(weight_bytes)} "
-                f"and activations up to {_size(activation_bytes)}. Free some memory, raise "
-                "--memory-ratio, or lower --max-seq-len, --max-prefill-length or "
-                "--max-running-requests"
+                f"no memory is left for the KV cache: {size_of(free_bytes)} are free, of which "
+                f"--memory-ratio {memory_ratio:g} may be used; weights take "
+                f"{size_of(weight_bytes)} and activations up to {size_of(activation_bytes)}. Free "
+                "some memory, raise --memory-ratio, or lower --max-seq-len, --max-prefill-length "
+                "or --max-running-requests"
             )
     elif pool_bytes(num_pages) + weight_bytes > free_bytes:
         fitting = bisect_right(range(1, num_pages), free_bytes - weight_bytes, key=pool_bytes)
         raise ConfigError(
-            f"--num-pages {num_pages} needs {_size(pool_bytes(num_pages))} beside "
-            f"{_size(weight_bytes)} of weights, but {_size(free_bytes)} are free; "
+            f"--num-pages {num_pages} needs {size_of(pool_bytes(num_pages))} beside "
+            f"{size_of(weight_bytes)} of weights, but {size_of(free_bytes)} are free; "
             f"the most that fits is {fitting}"
         )
     return MemoryPlan(
@@ -266,11 +237,3 @@ def _total_bytes(groups: Sequence[CacheGroup], group_page_bytes: Sequence[int]) 
         group.num_pages * page_bytes
         for group, page_bytes in zip(groups, group_page_bytes, strict=True)
     )
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes >= GIB:
-        return f"{num_bytes / GIB:.2f} GiB"
-    if num_bytes >= MIB:
-        return f"{num_bytes / MIB:.1f} MiB"
-    return f"{num_bytes / 1024:.1f} KiB"

@@ -1,4 +1,4 @@
-"""What a prefix cache promises, whatever its shape."""
+"""The protocol of a prefix cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.core.req import IdArray
 
 
 class BaseCacheHandle(ABC):
-    """A position in a prefix cache: the first `num_tokens` tokens of some request.
+    """A position in a prefix cache: the end of the first `num_tokens` tokens of a request.
 
     Valid while locked. `num_tokens` is a multiple of the page size.
     """
@@ -22,42 +22,42 @@ class BaseCacheHandle(ABC):
 
 
 class BasePrefixCache(ABC):
-    """Pages of computed prefixes, kept for whoever comes with the same tokens. Host integers only.
+    """Keeps the pages of computed prefixes for later requests that start with the same tokens.
 
-    A page belongs to the cache from the moment `insert` takes it until `evict` or `drop` gives it
-    back; a locked page is not evicted.
+    Host integers only. A page belongs to the cache from `insert` until `evict` or `drop` returns
+    it. A locked page is not evicted.
     """
 
     page_size: int
     shares: bool
-    """Whether two requests with one prefix can share it: False means that waiting is no use."""
+    """Whether requests can share a prefix. If not, a request never waits for another's pages."""
 
     @property
     @abstractmethod
     def num_evictable(self) -> int:
-        """Pages that nobody has locked."""
+        """The number of pages that are not locked."""
 
     @abstractmethod
     def match(self, ids: IdArray, namespace: str = "") -> BaseCacheHandle:
-        """The longest prefix of `ids` that `namespace` has cached, in whole pages. Not locked."""
+        """Return the longest prefix of `ids`, in whole pages, of `namespace`. It is not locked."""
 
     @abstractmethod
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
-        """The number of tokens that `match` would find. Changes nothing, the LRU order included."""
+        """Return the number of tokens that `match` would find. The LRU order stays."""
 
     @abstractmethod
     def num_common(self, a: IdArray, b: IdArray) -> int:
-        """The number of leading tokens of `a` and `b` whose pages could be shared."""
+        """Return how many leading tokens `a` and `b` have in common, in whole pages."""
 
     @abstractmethod
     def insert(
         self, handle: BaseCacheHandle, ids: IdArray, pages: list[int], step: int
     ) -> tuple[BaseCacheHandle, list[int]]:
-        """Continue the prefix at `handle` by `ids` (whole pages) whose KV is in `pages`.
+        """Extend the prefix at `handle` by `ids`, whole pages whose KV is in `pages`.
 
-        `step` is the step that writes (or wrote) them. Returns the handle at the new end, not
-        locked, and those of `pages` that the cache did not take because it holds the same
-        tokens already: they stay with the caller.
+        step: the step that writes the pages. Returns the handle of the new end, not locked, and the
+        pages that the cache did not take because it has others for the same tokens. These stay with
+        the caller.
         """
 
     @abstractmethod
@@ -68,12 +68,12 @@ class BasePrefixCache(ABC):
 
     @abstractmethod
     def evict(self, count: int) -> list[int]:
-        """Give back up to `count` unlocked pages, least recently used first."""
+        """Return up to `count` unlocked pages, the least recently used first."""
 
     @abstractmethod
     def drop(self, step: int) -> list[int]:
-        """Give back every page inserted for `step` or a later one. None of them may be locked."""
+        """Return all pages that `step` or a later step writes. None of them may be locked."""
 
     @abstractmethod
     def held_pages(self) -> Iterator[tuple[int, int]]:
-        """(page, lock count) of every page held, for invariant checks."""
+        """Yield (page, number of locks) of each page; for tests."""

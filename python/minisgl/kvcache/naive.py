@@ -1,4 +1,4 @@
-"""No sharing: every request computes its whole prompt."""
+"""`--cache naive`: no prefix cache. Every request computes its whole prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Nothing(BaseCacheHandle):
 
 
 class NaivePrefixCache(BasePrefixCache):
-    """The cache that caches nothing: the baseline to measure a prefix cache against."""
+    """Holds no pages: the baseline for measuring a prefix cache."""
 
     shares = False
     num_evictable = 0

@@ -1,14 +1,14 @@
-"""Which pages of the KV pool are free: a stack of ids.
+"""The free pages of a cache group: a stack of ids.
 
-A page holds the KV of `page_size` consecutive tokens of one request (or of a shared prefix), in
-all layers. Paging as in PagedAttention (Kwon et al., SOSP 2023).
+A page holds the KV of `page_size` consecutive tokens in all layers of the group. The source of
+paging is PagedAttention (Kwon et al., SOSP 2023).
 """
 
 from __future__ import annotations
 
 
 class PageAllocator:
-    """Free pages of a pool of `num_pages`. Mutable; not thread-safe, the scheduler owns it."""
+    """The free pages among `num_pages`. Mutable; the scheduler owns it. Not thread-safe."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages

@@ -11,7 +11,6 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.base import BasePrefixCache
 from minisgl.kvcache.manager import CacheManager
-from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
 
 
@@ -21,6 +20,8 @@ def create_prefix_cache(kind: CacheKind, page_size: int) -> BasePrefixCache:
         raise ConfigError(f"cache must be one of {', '.join(get_args(CacheKind))}, got {kind!r}")
     if kind == "radix":
         return RadixPrefixCache(page_size, load_common_prefix())
+    from minisgl.kvcache.naive import NaivePrefixCache
+
     return NaivePrefixCache(page_size)
 
 

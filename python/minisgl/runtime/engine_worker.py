@@ -106,7 +106,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             "page_size": engine.page_size,
             "max_seq_len": engine.max_seq_len,
             "max_prefill_tokens": engine.max_prefill_tokens,
-            "memory": engine.memory.table(),
+            "memory": str(engine.memory),
             "start_s": clock.part_s,
         }
         status.ready(info if leads else {})
@@ -185,7 +185,7 @@ def _dry_run(config: EngineConfig) -> str:
     try:
         model = ModelConfig.from_folder(config.folder)
         dtype = resolve_dtype(config, model, device)
-        table = plan_engine_memory(config, model, dtype, device, comm).table()
+        table = str(plan_engine_memory(config, model, dtype, device, comm))
         if config.attn != "auto":
             create_attention_backend(
                 config.attn,

@@ -24,8 +24,7 @@ from minisgl.core.plan import Plan
 from minisgl.message import ExitMsg, PingMsg, SchedulerMsg
 from minisgl.scheduler.scheduler import Scheduler
 
-IDLE_WAIT_S = 1.0  # how long an idle loop sleeps at most; a message wakes it at once
-
+IDLE_WAIT_S = 1.0  # the longest sleep of an idle loop; a message wakes it at once
 
 PARTS: Final = ("receive", "plan", "launch", "wait", "commit", "send")
 """The parts of a turn, which a meter times."""
@@ -36,7 +35,7 @@ class Inbox(Protocol):
     """Where messages come from."""
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
-        """What has arrived, oldest first; waits up to `timeout_s` for the first (0: no wait)."""
+        """Return what has arrived, oldest first. Wait up to `timeout_s` for the first message."""
 
 
 class Outbox(Protocol):

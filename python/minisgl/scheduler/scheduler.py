@@ -1,15 +1,15 @@
 """The scheduler: every step lets *computed* catch up with *known*, under a token budget.
 
-Prefill, a chunk of it, a prefix hit, decode and a resumed request are one case: a request has
-tokens that are known (or promised) and tokens whose KV is computed, and a row of a step computes
-the next span. The picture of the lengths is in `minisgl.core.req`.
+A request has tokens that are known (or promised), and the KV of some of them is computed. A row of
+a step computes the next span. Prefill, a chunk of it, a prefix hit, decode and a resumed request
+are all this one case. `minisgl.core.req` draws the lengths.
 
     add     message -> queued, or refused with the numbers
     plan    state -> Plan: decodes first, then chunks of prompts that share a budget
     commit  outcome of a plan -> events; pages of requests that ended go back
 
-A plan is a pure function of the messages and outcomes so far. The clock is read only to report
-times. Everything that waits for "no flight carries it" is settled in `_leave`.
+A plan is a pure function of the messages and outcomes so far; the clock is read only to report
+times. A request that ends, or is retracted, keeps its pages until no flight carries it (`_leave`).
 
 Sources: one token budget for chunked prefill and decode is Sarathi-Serve (Agrawal et al., OSDI
 2024); iteration-level scheduling is Orca (Yu et al., OSDI 2022).
@@ -137,7 +137,7 @@ class Scheduler:
     # --- plan ----------------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:
-        """The next step, or None when nothing can be computed now."""
+        """Return the next step, or None if nothing can be computed now."""
         if self._void_from is not None and not self._recover():
             return None
         plan = PlanBuilder(self._step, late=self._late, with_logprobs=self._with_logprobs)
@@ -159,7 +159,7 @@ class Scheduler:
             start = req.num_computed
             known = req.num_known
             if known >= req.max_len or req.table_idx < 0 or req.leaving:
-                continue  # its last token is promised, or it was retracted for one before it
+                continue  # its last token is promised, or a request before it took its pages
             if known - start != 1:
                 unfinished.append(req)
                 continue
@@ -349,15 +349,15 @@ class Scheduler:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
-        """Fulfil the promises of a step, in row order, and let go of what has ended."""
+        """Fulfil the promises of a step, in row order, and release the requests that have ended."""
         requests = self._requests
         rows = [requests[uid] for uid in plan.uids]
         for req in rows:
             req.num_flights -= 1
         events: list[Event] = []
         if isinstance(outcome, StepFailed):
-            if self._void_from is None:  # else it failed for what an earlier step did not write
-                assert outcome.uids, "a failed step fails somebody, or it would fail for ever"
+            if self._void_from is None:  # else it read what an earlier, failed step did not write
+                assert outcome.uids, "a failed step fails a request, or it is planned again"
                 self._void_from = plan.step
                 for uid in outcome.uids:
                     if not requests[uid].ended:
@@ -373,7 +373,7 @@ class Scheduler:
             ):
                 req = rows[row]
                 if req.ended:
-                    num_past_end += 1  # sampled past the end: the price of overlap
+                    num_past_end += 1  # overlap: the row was launched before the end was known
                     continue
                 output = req.output
                 output.append(token)
@@ -392,7 +392,7 @@ class Scheduler:
                     self._leave(req)
         return events
 
-    # --- the ways out --------------------------------------------------------------------------
+    # --- how requests leave --------------------------------------------------------------------
 
     def _end(self, req: Req, reason: FinishReason, stop_match: int | None = None) -> Finished:
         """End an accepted request well. No other place does."""
@@ -423,15 +423,15 @@ class Scheduler:
         return Failed.of(req.uid, outcome.error)
 
     def _retract(self, req: Req) -> None:
-        """Take a running request's pages away; it is resumed with the same tokens later."""
+        """Take the pages of a running request. It is resumed later with the same tokens."""
         req.num_retractions += 1
         self.stats.num_retractions += 1
         self._quit(req)
 
     def _quit(self, req: Req) -> None:
-        """Plan no more rows for a request; let it leave now, or when its last flight is home."""
+        """Plan no more rows for a request. It leaves now, or when its last flight is settled."""
         if req.leaving:
-            return  # retracted before, and ended while its last flight was in the air
+            return  # it was retracted, and ends before its last flight is settled
         if req.table_idx < 0:
             self._waiting.remove(req)
             del self._requests[req.uid]
@@ -444,7 +444,7 @@ class Scheduler:
             self._leaving[req.uid] = req
 
     def _leave(self, req: Req) -> None:
-        """No flight carries the request: give everything back; a retracted one queues again."""
+        """Return what the request holds, as no flight carries it. A retracted one queues again."""
         assert req.num_flights == 0
         self._leaving.pop(req.uid, None)
         if self._void_from is None:
@@ -466,10 +466,10 @@ class Scheduler:
             insort(self._waiting, req, key=_order)
 
     def _recover(self) -> bool:
-        """After a failed step: once no flight is out, compute everybody's KV anew.
+        """Compute the KV of all requests again after a failed step. False while a flight is out.
 
-        Coarse on purpose: later steps built on what the failed one should have written, and
-        failures are rare. False while a flight is still out.
+        Later steps have read what the failed step should have written. Finding out which requests
+        they belong to is not worth it, as failures are rare.
         """
         assert self._void_from is not None
         if any(req.num_flights for req in self._requests.values()):
@@ -502,11 +502,11 @@ class Scheduler:
 
     @property
     def num_cached_pages(self) -> int:
-        """Pages that are kept for whoever comes with the same prefix."""
+        """Pages that no request holds, kept for later requests with the same prefix."""
         return self._cache.num_cached_pages
 
     def check(self) -> None:
-        """Raise AssertionError unless the books add up. Slow: for tests."""
+        """Raise AssertionError if pages, locks or lengths do not add up. Slow: for tests."""
         holders = [*self._running, *self._leaving.values()]
         self._cache.check(holders)
         assert self._waiting == sorted(self._waiting, key=_order)
