@@ -62,5 +62,5 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
         capture_decodes(engine)
         if engine.replays_prompts:
             capture_prompts(engine)
-        clock.lap("graphs")
+    clock.lap("graphs")
     return tuning
