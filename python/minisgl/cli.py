@@ -90,9 +90,9 @@ def _own_server(args: ServerArgs, client: Callable[[str], int], began: float) ->
     return launch_server(args, foreground=client, began=began)
 
 
-def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
-    from minisgl.errors import MinisglError
-    from minisgl.server.flags import add_model, server_args, server_parser
+def client_parser(command: str) -> Parser:
+    """Return the parser of `minisgl chat` or `minisgl run`."""
+    from minisgl.server.flags import add_model, server_parser
 
     does = {"chat": "Chat with a model in this terminal.", "run": "Print one answer, and end."}
     parser = server_parser(f"minisgl {command}", does[command], without=NOT_OF_A_CHAT)
@@ -114,6 +114,14 @@ def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
         help="a sampling setting, such as temperature=0.2 or max_tokens=100; may be repeated "
         "(default: what the checkpoint recommends)",
     )  # fmt: skip
+    return parser
+
+
+def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
+    from minisgl.errors import MinisglError
+    from minisgl.server.flags import flag_of, server_args
+
+    parser = client_parser(command)
     given = parser.parse_all(argv)
     about = {name: given.pop(name, None) for name in ("url", "system", "set")}
     try:
@@ -123,7 +131,7 @@ def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
     if about["url"] is None:
         return _own_server(server_args(parser, given | {"shell": True}), client, began)
     if given:
-        flag = "MODEL" if "words" in given else f"--{next(iter(given)).replace('_', '-')}"
+        flag = "MODEL" if "words" in given else flag_of(next(iter(given)))
         parser.error(f"--url names a server that runs already: leave out {flag}")
     return client(about["url"])
 
@@ -152,10 +160,9 @@ def _run(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> Callab
 
     settings = Settings(about["set"] or ())
     words = given.pop("words", [])
-    if words and not any(char.isspace() for char in words[0]):
-        is_model = "model" not in given and about["url"] is None
-        if is_model:
-            given["model"], *words = words
+    has_model = "model" in given or about["url"] is not None
+    if words and not has_model and not any(char.isspace() for char in words[0]):
+        given["model"], *words = words
     piped = "" if os.isatty(0) else sys.stdin.buffer.read().decode("utf-8", "replace")
     question = "\n\n".join(filter(str.strip, (" ".join(words), piped.strip("\n"))))
     if not question:

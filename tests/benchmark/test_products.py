@@ -80,7 +80,7 @@ def test_without_a_gpu_it_is_a_sentence(
     assert capsys.readouterr().err == (
         "python -m benchmarks products: this times a GPU, and torch finds no CUDA device "
         "here; `python -m benchmarks kernels` and "
-        "`python -m minisgl.benchmark versus_transformers` time a CPU\n"
+        "`minisgl bench versus_transformers` time a CPU\n"
     )
 
 

@@ -21,7 +21,7 @@ def need_gpu() -> None:
     if not torch.cuda.is_available():
         raise ConfigError(
             "this times a GPU, and torch finds no CUDA device here; `python -m benchmarks kernels` "
-            "and `python -m minisgl.benchmark versus_transformers` time a CPU"
+            "and `minisgl bench versus_transformers` time a CPU"
         )
 
 
