@@ -325,6 +325,8 @@ def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:
     """max_tokens would be the opposite of what min_tokens means."""
     error = refused(http.post(GENERATE, json={"text": "a", "min_tokens": 1}))
     assert error["message"] == "the field min_tokens is not known here"
+    error = refused(http.post(CHAT, json=hello(min_completion_tokens=1)))
+    assert error["message"] == "the field min_completion_tokens is not known here"
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:

@@ -154,6 +154,8 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         given = unknown[1]
         name = prefix + shortened(given, MAX_NAME)
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
+        opposite = {"min": "max", "max": "min"}.get(given[:3], "")
+        known = [name for name in known if not opposite or not name.startswith(opposite)]
         same = [_SYNONYMS[given]] if given in _SYNONYMS and not path else []
         near = same or difflib.get_close_matches(given[: MAX_NAME + 1], known, n=1, cutoff=0.85)
         hint = f"; did you mean {near[0]}?" if near else ""
