@@ -165,16 +165,18 @@ class ModelConfig:
             rope=_rotary_config(config, head_dim),
             dtype=_dtype(config, folder),
             fields=config,
-            formats=_formats(config),
+            formats=_formats(config, folder),
         )
 
 
-def _formats(config: Fields) -> Formats:
-    values = config.values.get("quantization_config")
-    if values is None:
+def _formats(config: Fields, folder: Path) -> Formats:
+    values, modelopt = config.values.get("quantization_config"), folder / "hf_quant_config.json"
+    if values is None and not modelopt.is_file():
         return UNQUANTISED
-    from minisgl.quantization.config import read_formats
+    from minisgl.quantization.config import read_formats, read_modelopt_file
 
+    if values is None:
+        return read_modelopt_file(read_json(modelopt), str(modelopt))
     return read_formats(values, config.where)
 
 

@@ -27,8 +27,13 @@ Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes) after each parameter."""
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_QUANTISED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}
-"""A parameter of such a dtype is read as it is, from a tensor of the same dtype."""
+_QUANTISED = {
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+}
+"""A tensor of such a dtype is read as it is; any other is converted."""
 # Old exports saved the rotary table, which is computed here.
 _NO_PARAMETER = re.compile(r"\.rotary_emb\.inv_freq$")
 # Hugging Face's `initializer_range`: with it, random activations keep their scale over the layers.
@@ -138,10 +143,12 @@ def load_weight(
 
     def fill(parameter: Parameter) -> Tensor:
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        rows = tensor.flatten(0, tensor.dim() - len(parameter.parts[0].shape))
+        rows = tensor.flatten(0, tensor.dim() - len(parameter.parts[0].local_shape))
         row = 0
         for part in parameter.parts:
             share = checkpoint.share(names[part.name], part)
+            if part.rearrange:
+                share = part.rearrange(share)
             _copy(share, rows[row : row + len(share)])
             row += len(share)
         rows[row:].zero_()
@@ -167,6 +174,10 @@ def load_dummy(
 
     def fill(parameter: Parameter) -> Tensor:
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        if parameter.dtype == torch.int32:
+            return tensor.zero_()  # numbers of groups
+        if parameter.dtype in (torch.int8, torch.uint8):
+            return tensor.random_(0, 128, generator=generator)
         if parameter.dtype in _QUANTISED:
             drawn = torch.empty(parameter.shape, device=device)
             return tensor.copy_(drawn.normal_(0, _DUMMY_STD, generator=generator))
@@ -221,7 +232,7 @@ def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]
     problems: list[str] = []
     declared = ((part, parameter.dtype) for parameter in parameters for part in parameter.parts)
     for part, dtype in declared:
-        quantised = _QUANTISED.get(dtype)
+        quantised = _QUANTISED.get(part.stored or dtype)
         dtypes = [quantised] if quantised else list(_DTYPES)
         shapes = {part.name: part.shape}
         if part.alias:

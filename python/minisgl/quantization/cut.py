@@ -12,11 +12,16 @@ whole units, and the last unit of a matrix may be smaller::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from minisgl.errors import ConfigError
 from minisgl.quantization.parameter import Part
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ALL = 0
 """As the rows or columns of a unit: all of the matrix."""
@@ -40,12 +45,16 @@ def per_unit(
     *,
     alias: str | None = None,
     flat: bool = False,
+    transposed: bool = False,
     unread: Sequence[str] = (),
+    stored: torch.dtype | None = None,
+    rearrange: Callable[[Tensor], Tensor] | None = None,
 ) -> Part:
     """The share of tensor MODULE.`name` that belongs to a share of a matrix.
 
     alias, unread: of the module too, see `Part`. flat: the tensor has the rows of entries alone,
-    one column of them, as a vector. Raises ConfigError where the share cuts a unit.
+    one column of them, as a vector. transposed: the file has columns before rows. stored,
+    rearrange: see `Part`. Raises ConfigError where the share cuts a unit.
     """
     shape: tuple[int, ...] = entries(part.shape, unit)
     axis, share, size = part.axis, part.share, unit[part.axis]
@@ -60,6 +69,8 @@ def per_unit(
         if axis == 1 and share:
             share = range(shape[0])
         shape, axis = shape[:1], 0
+    if transposed:
+        shape, axis = shape[::-1], 1 - axis
     return replace(
         part,
         name=f"{part.module}.{name}",
@@ -69,6 +80,8 @@ def per_unit(
         share=share,
         stack=None,
         unread=tuple(f"{part.module}.{other}" for other in unread),
+        stored=stored,
+        rearrange=rearrange,
     )
 
 

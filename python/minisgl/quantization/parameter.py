@@ -15,7 +15,7 @@ parameter makes strict, sharded, streamed loading (`minisgl.models.weight`) one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,7 +39,9 @@ class Part:
 
     shape: in the checkpoint. alias: another name under which a file may hold the tensor. stack: its
     place in files that hold it inside a larger tensor. unread: names of tensors that a file may
-    hold beside it and that are not read.
+    hold beside it and that are not read. stored: its dtype in the files where the parameter's is
+    another quantised one. rearrange: makes the parameter's rows from this rank's share as read;
+    None keeps it as it is.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Part:
     alias: str | None = None
     stack: Stack | None = None
     unread: tuple[str, ...] = ()
+    stored: torch.dtype | None = None
+    rearrange: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> Part:
@@ -57,7 +61,11 @@ class Part:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        return (*self.shape[: self.axis], len(self.share), *self.shape[self.axis + 1 :])
+        """Of this rank's share in the parameter."""
+        shape = (*self.shape[: self.axis], len(self.share), *self.shape[self.axis + 1 :])
+        if self.rearrange:
+            return tuple(self.rearrange(torch.empty(shape, dtype=self.stored, device="meta")).shape)
+        return shape
 
     @property
     def module(self) -> str:

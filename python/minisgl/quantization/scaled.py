@@ -28,7 +28,8 @@ from minisgl.quantization.weight import Weight
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
 
-UNREAD = ("input_scale", "activation_scale")
+UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
+"""Scales of activations and of a KV cache, both of which stay in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,56 @@
+"""compressed-tensors' `quantization_config`: groups of targets, each with a scheme of its own."""
+
+from __future__ import annotations
+
+from minisgl.quantization.config import NVFP4, fp8_blocks, scaled_format
+from minisgl.quantization.cut import ALL
+from minisgl.quantization.fp4 import NV_GROUP
+from minisgl.quantization.rules import Rule, Section, named, of_class
+from minisgl.quantization.weight import PLAIN, Format
+
+
+def read_compressed_tensors(config: Section) -> list[Rule]:
+    """Ignored modules first, then modules by name, then by class."""
+    config.check("kv_cache_scheme", None)
+    if config.get("sparsity_config"):
+        config.section("sparsity_config").check("format", None, "dense")
+    ignored = config.names("ignore")
+    by_name, by_class = [], []
+    for group in config.section("config_groups").sections():
+        format = _format(config, group)
+        targets = group.names("targets")
+        by_name.append(Rule(matches=named(group, targets), format=format))
+        by_class.append(Rule(matches=of_class(*targets), format=format))
+    rules = [Rule(matches=named(config, ignored), format=PLAIN)]
+    rules.append(Rule(matches=of_class(*ignored), format=PLAIN))
+    return [*rules, *by_name, *by_class]
+
+
+def _format(config: Section, group: Section) -> Format:
+    """The format of a group's weights. Its activations are not quantised here."""
+    weights = group.section("weights")
+    weights.check("type", "float", "int")
+    weights.check("dynamic", None, False)
+    kind = weights.get("type")
+    if group.get("input_activations"):
+        activations = group.section("input_activations")
+        activations.check("type", kind)
+        activations.check("num_bits", 8, 4)
+    if kind == "float" and weights.get("num_bits") == 4:
+        weights.check("strategy", "tensor_group")
+        weights.check("group_size", NV_GROUP)
+        return NVFP4["compressed-tensors"]
+    weights.check("num_bits", 8)
+    weights.check("symmetric", None, True)
+    number = "fp8" if kind == "float" else "int8"
+    if number == "int8":
+        config.check("format", "int-quantized")
+        weights.check("strategy", "tensor", "channel", "group")
+    else:
+        weights.check("strategy", "tensor", "channel", "block")
+    strategy = weights.get("strategy")
+    if strategy == "block":
+        return fp8_blocks(weights.block("block_structure"))
+    if strategy == "group":
+        return scaled_format(number, (1, weights.size("group_size")))
+    return scaled_format(number, (ALL, ALL) if strategy == "tensor" else (1, ALL))

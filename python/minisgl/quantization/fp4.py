@@ -1,0 +1,157 @@
+"""Numbers of 4 bits (fp4 e2m1), two in a byte, with a scale for each group of inputs.
+
+MXFP4 (OCP Microscaling Formats, 2023) has groups of 32 and scales that are powers of two; NVFP4 has
+groups of 16, fp8 (e4m3) scales and a float32 scale for each matrix::
+
+    packed  [O, I / 2] uint8        the number of the even column in the low bits
+    scale   [O, I / group]          uint8 is an exponent + 127; or fp8
+    matrix_scale  [matrices]        float32, NVFP4 alone
+
+value = number * scale * matrix scale. Activations stay in the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from minisgl.errors import ConfigError
+from minisgl.quantization.cut import ALL, local_rows, per_unit
+from minisgl.quantization.parameter import Part
+from minisgl.quantization.scaled import UNREAD, spread
+from minisgl.quantization.weight import Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Ops
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The values without their sign, which is the highest of the four bits."""
+MX_GROUP, NV_GROUP = 32, 16
+
+Spelling = Literal["gpt-oss", "compressed-tensors", "modelopt"]
+"""MXFP4 as gpt-oss has it, NVFP4 as the others have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp4:
+    """The weight class of such a format."""
+
+    spelling: Spelling
+
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> Fp4Weight:
+        return Fp4Weight(ops, dtype, parts, rows, stacked, self.spelling)
+
+
+class Fp4Weight(Weight):
+    """A checkpoint holds, by spelling:
+
+    - gpt-oss: STACK_blocks [E, O, I / 32, 16] and STACK_scales [E, O, I / 32], uint8, of all
+      experts. STACK is the name of `Part.stack`, whose shape is [E, O, I].
+    - compressed-tensors: NAME.weight_packed, NAME.weight_scale, NAME.weight_global_scale, by which
+      the values are divided.
+    - modelopt: NAME.weight, NAME.weight_scale, NAME.weight_scale_2.
+    """
+
+    packed: Tensor
+    scale: Tensor
+    matrix_scale: Tensor | None = None
+
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None,
+        stacked: int | None,
+        spelling: Spelling,
+    ) -> None:
+        super().__init__(ops, dtype)
+        group = MX_GROUP if spelling == "gpt-oss" else NV_GROUP
+        self._group, self._rows = group, local_rows(parts, stacked)
+        if parts[0].shape[1] % group:
+            raise ConfigError(
+                f"{parts[0].module} has {parts[0].shape[1]} inputs, but its format has groups of "
+                f"{group}; expected a multiple"
+            )
+        if spelling == "gpt-oss":
+            packed = [_of_stack(part, "blocks", MX_GROUP // 2) for part in parts]
+            scales = [_of_stack(part, "scales") for part in parts]
+            scale_dtype = torch.uint8
+        else:
+            scale_dtype = torch.float8_e4m3fn
+            is_modelopt = spelling == "modelopt"
+            name = "weight" if is_modelopt else "weight_packed"
+            packed = [per_unit(part, name, (1, 2)) for part in parts]
+            scales = [per_unit(part, "weight_scale", (1, NV_GROUP)) for part in parts]
+            name = "weight_scale_2" if is_modelopt else "weight_global_scale"
+            matrix_scales = [
+                per_unit(
+                    part,
+                    name,
+                    (ALL, ALL),
+                    flat=True,
+                    unread=(*UNREAD, "input_global_scale"),
+                    stored=torch.float32,
+                    rearrange=None if is_modelopt else torch.reciprocal,
+                )
+                for part in parts
+            ]
+            self.declare("matrix_scale", torch.float32, *matrix_scales, stacked=stacked)
+        self.declare("packed", torch.uint8, *packed, rows=rows, stacked=stacked)
+        self.declare("scale", scale_dtype, *scales, rows=rows, stacked=stacked)
+
+    def init_buffers(self, device: torch.device) -> None:
+        self._values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
+
+    @property
+    def num_buffer_bytes(self) -> int:
+        return 2 * len(E2M1) * torch.float32.itemsize
+
+    def dense(self) -> Tensor:
+        numbers = torch.stack((self.packed & 15, self.packed >> 4), -1).flatten(-2)
+        values = self._values[numbers.int()].view(*self.scale.shape, self._group)
+        if self.scale.dtype == torch.uint8:
+            values = torch.ldexp(values, self.scale.int()[..., None] - 127)
+        else:
+            values = values * self.scale.float()[..., None]
+        values = values.flatten(-2)
+        if self.matrix_scale is not None:
+            values = values * spread(self.matrix_scale, values.shape, self._rows, (ALL, ALL))
+        dense: Tensor = values.to(self.dtype)
+        return dense
+
+
+def _of_stack(part: Part, kind: str, *group: int) -> Part:
+    """The share of STACK_`kind` that belongs to a share of an expert. group: bytes of a group."""
+    assert part.stack, f"{part.name} is in no stack of experts"
+    share = per_unit(part, kind, (1, MX_GROUP))
+    count, out_size, _ = part.stack.shape
+    groups = share.shape[1]
+    return replace(
+        share,
+        name=f"{part.module}_{kind}",
+        shape=(*share.shape, *group),
+        stack=replace(
+            part.stack,
+            name=f"{part.stack.name}_{kind}",
+            shape=(count, out_size, groups, *group),
+        ),
+        rearrange=_join_groups if group else None,
+        stored=torch.uint8,
+    )
+
+
+def _join_groups(blocks: Tensor) -> Tensor:
+    """[O, groups, bytes] -> [O, bytes of a row]."""
+    return blocks.flatten(1)

@@ -1,0 +1,142 @@
+"""Reading a `quantization_config`: typed access to its JSON, and rules from names to formats.
+
+A module has the format of the first rule that matches it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.errors import ConfigError
+from minisgl.quantization.weight import PLAIN, Format, Formats, Target
+
+SUPPORTED = (
+    "fp8 (a scale for each matrix, row or block), int8, MXFP4 and NVFP4 weights; "
+    "docs/quantization.md has the list"
+)
+
+Matches = Callable[[str, Target], bool]
+"""(module, class) -> whether a rule is about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Modules that `matches` have this format."""
+
+    matches: Matches
+    format: Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredFormats(Formats):
+    """The first rule that matches a module decides; a module of no rule is plain."""
+
+    where: str
+    rules: tuple[Rule, ...]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(dict.fromkeys(rule.format.name for rule in self.rules if rule.format.name))
+
+    def of(self, modules: Sequence[str], target: Target) -> Format:
+        formats = [self._of_one(module, target) for module in modules]
+        if any(format != formats[0] for format in formats):
+            raise ConfigError(
+                f"{self.where}: quantization_config gives {', '.join(modules)} different formats, "
+                "but they are multiplied as one matrix; expected one format for all of them"
+            )
+        return formats[0]
+
+    def _of_one(self, module: str, target: Target) -> Format:
+        rules = (rule.format for rule in self.rules if rule.matches(module, target))
+        return next(rules, PLAIN)
+
+
+class Section:
+    """A JSON object of the config. where: what errors call it."""
+
+    def __init__(self, values: object, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be a JSON object, got {values!r}")
+        self._values, self._where = values, where
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def section(self, key: str) -> Section:
+        return Section(self._values.get(key), f"{self._where}.{key}")
+
+    def sections(self) -> list[Section]:
+        return [self.section(key) for key in self._values]
+
+    def names(self, key: str, default: Sequence[str] = ()) -> list[str]:
+        """A list of strings; the default where the key is absent."""
+        names = self.get(key, list(default))
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{self._where}.{key} must be a list of strings, got {names!r}")
+        return names
+
+    def size(self, key: str) -> int:
+        """A positive integer."""
+        if type(size := self.get(key)) is not int or size < 1:
+            raise self.unsupported(key, "a positive integer")
+        return size
+
+    def block(self, key: str) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        block = self.get(key)
+        if (
+            not isinstance(block, list)
+            or len(block) != 2
+            or not all(type(size) is int and size > 0 for size in block)
+        ):
+            raise self.unsupported(key, "two positive integers, the rows and columns of a block")
+        return block[0], block[1]
+
+    def pattern(self, text: str) -> re.Pattern[str]:
+        try:
+            return re.compile(text)
+        except re.error as error:
+            raise ConfigError(
+                f"{self._where}: {text!r} is no regular expression: {error}"
+            ) from error
+
+    def check(self, key: str, *allowed: object) -> None:
+        """Refuse any other value. None stands for an absent key."""
+        if self.get(key) not in allowed:
+            raise self.unsupported(key, " or ".join(repr(value) for value in allowed))
+
+    def unsupported(self, key: str, expected: str) -> ConfigError:
+        return ConfigError(
+            f"{self._where}.{key} is {self.get(key)!r}, expected {expected}; supported are "
+            f"{SUPPORTED}, and checkpoints in bfloat16, float16 or float32"
+        )
+
+
+def excluded(section: Section, names: Sequence[str]) -> Rule:
+    """Modules that an ignore list of transformers names are plain. A name is a regular expression
+    for the module's start, up to a dot; or the module's end."""
+    patterns = [section.pattern(name) for name in names]
+    starts = [re.compile(rf"(?:{pattern.pattern})(?:(?<=\.)|(?=\.|$))") for pattern in patterns]
+    return Rule(
+        matches=lambda module, target: (
+            module.endswith(tuple(names)) or any(start.match(module) for start in starts)
+        ),
+        format=PLAIN,
+    )
+
+
+def named(section: Section, names: Sequence[str]) -> Matches:
+    """Whether a module has one of these names. re:... is a regular expression for its start."""
+    patterns = [section.pattern(name[3:]) for name in names if name.startswith("re:")]
+    return lambda module, target: (
+        module in names or any(pattern.match(module) for pattern in patterns)
+    )
+
+
+def of_class(*names: str) -> Matches:
+    return lambda module, target: target in names
