@@ -32,8 +32,11 @@ def engine(reference: Reference, request: pytest.FixtureRequest) -> Iterator[Eng
     engine.close()
 
 
-def mixed_requests(count: int = 6, max_tokens: int = 16) -> list[Request]:
-    """Greedy and filtered requests; two of three ask for log-probabilities."""
+def mixed_requests(count: int = 6, max_tokens: int = 16, *, top: bool = False) -> list[Request]:
+    """Greedy and filtered requests; two of three ask for log-probabilities.
+
+    top: one of three asks for the most likely tokens.
+    """
     return [
         (
             prompt,
@@ -43,6 +46,7 @@ def mixed_requests(count: int = 6, max_tokens: int = 16) -> list[Request]:
                 seed=index,
                 max_tokens=max_tokens,
                 logprobs=index % 3 > 0,
+                top_logprobs=(0, 0, 5)[index % 3] if top else 0,
             ),
         )
         for index, prompt in enumerate(prompts(count))
@@ -55,7 +59,7 @@ def check_logprobs(reference: Reference, requests: list[Request], outbox: ListOu
         tokens = [event for event in outbox.events if isinstance(event, Token) and event.uid == uid]
         assert len(tokens) == sampling.max_tokens
         if not sampling.logprobs:
-            assert all(token.logprob is None for token in tokens)
+            assert all(token.logprob is None and not token.top for token in tokens)
             continue
         ids = [token.id for token in tokens]
         with torch.inference_mode():
@@ -66,13 +70,21 @@ def check_logprobs(reference: Reference, requests: list[Request], outbox: ListOu
         want = (logits_TV - log_sum_T1)[np.arange(len(ids)), ids]
         got = np.array([token.logprob for token in tokens])
         assert np.abs(got - want).max() < TOLERANCE
+        logprobs_TV = logits_TV - log_sum_T1
+        for token, logprobs_V in zip(tokens, logprobs_TV, strict=True):
+            assert len(token.top) == sampling.top_logprobs
+            at = [index for index, _ in token.top]
+            values = np.array([logprob for _, logprob in token.top])
+            assert np.abs(values - logprobs_V[at]).max(initial=0) < TOLERANCE
+            assert np.abs(values - np.sort(logprobs_V)[::-1][: len(at)]).max(initial=0) < TOLERANCE
 
 
+@pytest.mark.parametrize("top", [False, True])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_logprobs_are_those_of_transformers_logits(
-    engine: Engine, reference: Reference, overlap: bool
+    engine: Engine, reference: Reference, overlap: bool, top: bool
 ) -> None:
-    requests, outbox = mixed_requests(), ListOutbox()
+    requests, outbox = mixed_requests(top=top), ListOutbox()
     drive(engine, requests, turns=[0, 1, 2, 5, 9, 9], overlap=overlap, outbox=outbox)
     check_logprobs(reference, requests, outbox)
 
@@ -92,6 +104,9 @@ def test_logprobs_of_replayed_steps(reference: Reference, monkeypatch: pytest.Mo
     try:
         requests, outbox = mixed_requests(), ListOutbox()
         drive(engine, requests, turns=[0, 0, 0, 3, 9, 20], outbox=outbox)
+        tops, top_outbox = mixed_requests(top=True), ListOutbox()
+        drive(engine, tops, turns=[0, 0, 0, 3, 9, 20], outbox=top_outbox)
+        check_logprobs(reference, tops, top_outbox)
         drive(engine, [([1, 2, 3], SamplingParams(max_tokens=3))])
         captured = engine.runner.captured  # type: ignore[attr-defined]
         shapes = [shape for shape in captured if isinstance(shape, StepShape)]
@@ -101,10 +116,18 @@ def test_logprobs_of_replayed_steps(reference: Reference, monkeypatch: pytest.Mo
         engine.close()
 
 
+@pytest.mark.parametrize("top", [None, 0])
 @pytest.mark.parametrize("num_requests", [1, 8])  # all ranks sample few rows, or each its share
-def test_logprobs_of_two_ranks(num_requests: int, reference: Reference, tmp_path: Path) -> None:
+def test_logprobs_of_two_ranks(
+    num_requests: int, top: int | None, reference: Reference, tmp_path: Path
+) -> None:
     requests = [
-        ([index + 1] * 5, SamplingParams(seed=index, max_tokens=9, logprobs=index != 1))
+        (
+            [index + 1] * 5,
+            SamplingParams(
+                seed=index, max_tokens=9, logprobs=index != 1, top_logprobs=3 if index == top else 0
+            ),
+        )
         for index in range(num_requests)
     ]
     outboxes = [ListOutbox(), ListOutbox()]

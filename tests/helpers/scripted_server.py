@@ -28,6 +28,7 @@ from minisgl.message import (
     TextPrompt,
     TextReply,
     TokenizeMsg,
+    TokenText,
     UserReply,
     ids_from_bytes,
 )
@@ -201,11 +202,18 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         while word == "!forever":
             yield TextReply(uid=uid, text="more ", token_ids=[1])
         logprobs = [-0.5 * len(word)] if message.sampling.logprobs else None
-        yield TextReply(uid=uid, text=f"{word} ", token_ids=[len(word)], logprobs=logprobs)
+        yield TextReply(
+            uid=uid,
+            text=f"{word} ",
+            token_ids=[len(word)],
+            logprobs=logprobs,
+            tokens=token_texts(message, word),
+        )
     reason = "length" if len(words) > limit else "stop"
     if reason == "stop":
         logprobs = [0.0] if message.sampling.logprobs else None
-        yield TextReply(uid=uid, text=".", token_ids=[0], logprobs=logprobs)
+        tokens = token_texts(message, ".")
+        yield TextReply(uid=uid, text=".", token_ids=[0], logprobs=logprobs, tokens=tokens)
     yield Finished(
         uid=uid,
         reason="abort" if "!abort" in words else reason,
@@ -218,3 +226,12 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         num_chunks=3,
         num_retractions=1,
     )
+
+
+def token_texts(message: TokenizeMsg, word: str) -> list[TokenText]:
+    """offset: the word's length. top: the word itself, then a part of a character."""
+    if not message.sampling.logprobs:
+        return []
+    top = [(len(word), word.encode(), -0.25), (9, b"\xe4\xb8", -2.0)]
+    top = top[: message.sampling.top_logprobs]
+    return [TokenText(data=word.encode(), offset=len(word), top=top)]

@@ -182,6 +182,28 @@ def test_stop_string(llm: LLM) -> None:
     assert "6" not in output.text
 
 
+def test_top_logprobs_and_truncated_prompts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=True, top_logprobs=2)
+    prompt = list(range(100, 140))
+    (asked,) = llm.generate(prompt, params)
+    assert asked.top_logprobs is not None
+    for token, logprob, top in zip(
+        asked.token_ids, asked.logprobs or [], asked.top_logprobs, strict=True
+    ):
+        assert len(top) == 2
+        assert max(top, key=lambda id: top[id]) == token
+        assert top[token] == pytest.approx(logprob, abs=1e-5)
+    cut = SamplingParams(temperature=0.0, max_tokens=4, truncate_prompt_tokens=7)
+    (truncated,) = llm.generate(prompt, cut)
+    (short,) = llm.generate(prompt[-7:], SamplingParams(temperature=0.0, max_tokens=4))
+    assert truncated.num_prompt_tokens == 7
+    assert truncated.token_ids == short.token_ids
+    with pytest.raises(InvalidSampling, match="needs logprobs"):
+        SamplingParams(top_logprobs=1)
+    with pytest.raises(InvalidSampling, match="from 0 to 20"):
+        SamplingParams(logprobs=True, top_logprobs=21)
+
+
 def test_logprobs_are_for_those_that_ask(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=True)
     asked, plain = llm.chat([ask("What is 12 + 30?")] * 2, [params, GREEDY])

@@ -152,6 +152,8 @@ def test_every_sampling_field_arrives(client: openai.OpenAI, server: ScriptedSer
             "ignore_eos": True,
             "stop_token_ids": [3, 4],
             "skip_special_tokens": False,
+            "include_stop_str_in_output": True,
+            "truncate_prompt_tokens": 9,
             "priority": -3,
             "cache_salt": "tenant 1",
             "chat_template_kwargs": {"enable_thinking": False},
@@ -164,6 +166,8 @@ def test_every_sampling_field_arrives(client: openai.OpenAI, server: ScriptedSer
     assert (sampling.stop, sampling.stop_token_ids) == (("x", "y"), (3, 4))
     assert sampling.ignore_eos
     assert not sampling.skip_special_tokens
+    assert sampling.include_stop_str_in_output
+    assert sampling.truncate_prompt_tokens == 9
     assert message.priority == -3
     assert message.namespace == "tenant 1"
     assert isinstance(message.prompt, ChatPrompt)
@@ -313,6 +317,66 @@ def test_generate_with_logprobs(http: httpx.Client, server: ScriptedServer) -> N
     assert "logprobs" not in http.post("/generate", json={"text": "one"}).json()
     chatted = http.post("/generate", json={"messages": [{"role": "user", "content": "hi"}]})
     assert chatted.json()["text"] == "hi ."
+
+
+def test_chat_logprobs(client: openai.OpenAI, server: ScriptedServer) -> None:
+    options: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
+    answer = client.chat.completions.create(**chat("one three"), **options)
+    assert (server.received[-1].sampling.logprobs, server.received[-1].sampling.top_logprobs) == (
+        True,
+        2,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs
+    assert logprobs.content
+    assert [entry.token for entry in logprobs.content] == ["one", "three", "."]
+    assert [entry.logprob for entry in logprobs.content] == [-1.5, -2.5, 0.0]
+    assert bytes(logprobs.content[1].bytes or []) == b"three"
+    top = logprobs.content[0].top_logprobs
+    assert [(entry.token, entry.logprob) for entry in top] == [
+        ("one", -0.25),
+        ("bytes:\\xe4\\xb8", -2.0),
+    ]
+    assert top[1].bytes == [0xE4, 0xB8]
+    streamed: list[Any] = []
+    for chunk in client.chat.completions.create(**chat("one three"), **options, stream=True):
+        if chunk.choices[0].logprobs:
+            streamed += chunk.choices[0].logprobs.content or []
+    assert streamed == logprobs.content
+    assert client.chat.completions.create(**chat("one")).choices[0].logprobs is None
+
+
+def test_text_logprobs(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": MODEL, "prompt": ["one three", "two"], "logprobs": 2}
+    answer = client.completions.create(**request)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs
+    assert logprobs.tokens == ["one", "three", "."]
+    assert logprobs.token_logprobs == [-1.5, -2.5, 0.0]
+    assert logprobs.text_offset == [3, 5, 1]
+    assert logprobs.top_logprobs
+    assert logprobs.top_logprobs[0] == {"one": -0.25, "bytes:\\xe4\\xb8": -2.0}
+    tokens: list[list[str]] = [[], []]
+    for chunk in client.completions.create(**request, stream=True):
+        if found := chunk.choices[0].logprobs:
+            tokens[chunk.choices[0].index] += found.tokens or []
+    assert tokens == [["one", "three", "."], ["two", "."]]
+    none = client.completions.create(**request | {"logprobs": 0}).choices[0].logprobs
+    assert none
+    assert none.top_logprobs == [{}, {}, {}]
+
+
+def test_token_ids_of_each_choice(http: httpx.Client) -> None:
+    for path, body in (
+        ("/v1/chat/completions", chat("one three")),
+        ("/v1/completions", {"prompt": "one three"}),
+    ):
+        asked = body | {"return_token_ids": True}
+        assert http.post(path, json=asked).json()["choices"][0]["token_ids"] == [3, 5, 0]
+        streamed = events(http.post(path, json=asked | {"stream": True}))[:-1]
+        ids = [chunk["choices"][0].get("token_ids", []) for chunk in streamed]
+        assert [token for part in ids for token in part] == [3, 5, 0]
+        assert "token_ids" not in http.post(path, json=body).json()["choices"][0]
 
 
 def test_timings_beside_usage(client: openai.OpenAI) -> None:

@@ -385,7 +385,7 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
         ["required", {"type": "function", "function": {"name": "f"}}],
     ),
     "tools": ([[]], [[{"type": "function", "function": {"name": "f"}}]]),
-    "top_logprobs": ([None, 0], [3]),
+    "top_logprobs": ([None, 0], [3, 21, -1]),
     "verbosity": ([None, "medium"], ["low"]),
     "web_search_options": ([None], [{}]),
 }
@@ -398,9 +398,9 @@ EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "bad_words": ([None, []], [["no"]]),
     "allowed_token_ids": ([None], [[1]]),
     "prompt_logprobs": ([None], [1]),
-    "include_stop_str_in_output": ([None, False], [True]),
-    "return_token_ids": ([None, False], [True]),
-    "truncate_prompt_tokens": ([None], [5]),
+    "include_stop_str_in_output": ([None, False], [1]),
+    "return_token_ids": ([None, False], [1]),
+    "truncate_prompt_tokens": ([None, 5], [0]),
     "spaces_between_special_tokens": ([None, True], [False]),
 }
 CHAT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
@@ -413,8 +413,8 @@ TEXT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "add_special_tokens": ([None, True], [False]),
 }
 LOGPROBS: dict[str, tuple[list[Any], list[Any]]] = {
-    CHAT: ([None, False], [True]),
-    TEXT: ([None], [0, 5]),
+    CHAT: ([None, False, True], [5]),
+    TEXT: ([None, 0, 5], [21, -1]),
 }
 
 

@@ -123,6 +123,18 @@ class TestLife:
                     assert reply.logprobs is None
         assert got == expected
 
+    def test_bytes_and_offsets_of_tokens_with_logprobs(self, tokenizer: Tokenizer) -> None:
+        detokenizer = Detokenizer(tokenizer)
+        ids = tokenizer.encode("a🦜 b", add_special_tokens=False)
+        top = [(ids[0], -0.5)]
+        events = [Token(uid=1, id=token, logprob=-1.0, top=top) for token in ids]
+        replies, _ = detokenizer.handle([_accepted(1, logprobs=True), *events])
+        tokens = [t for reply in replies if isinstance(reply, TextReply) for t in reply.tokens]
+        assert b"".join(token.data for token in tokens) == "a🦜 b".encode()
+        assert tokens[0].offset == 0
+        assert (tokens[-1].offset, tokens[-1].data.decode()) in ((2, " b"), (3, "b"))
+        assert all(token.top == [(ids[0], tokens[0].data, -0.5)] for token in tokens)
+
     def test_unfinished_character_at_the_end(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("a🦜", add_special_tokens=False)[:-1]

@@ -74,3 +74,16 @@ def test_the_worst_stop_strings_stay_linear() -> None:
     got = "".join(matcher.feed("aaaa") for _ in range(2_000)) + matcher.flush()
     assert got == "a" * 8_000
     assert time.perf_counter() - start < 10  # 0.1 s here; looking at all prefixes takes minutes
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=_ab, stops=_stops)
+def test_a_stop_string_can_be_part_of_the_text(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops, included=True)
+    got = ""
+    for char in text:
+        if matcher.match is None:
+            got += matcher.feed(char)
+    got += matcher.flush()
+    want, match = _oracle(text, stops)
+    assert (got, matcher.match) == (want + (match or ""), match)

@@ -46,11 +46,13 @@ class Token(_Record, frozen=True, kw_only=True):
     """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text.
 
     logprob: natural logarithm; None unless the request asks for it (`SamplingParams.logprobs`).
+    top: (id, logprob) of the most likely tokens, as many as `SamplingParams.top_logprobs`.
     """
 
     id: int
     silent: bool = False
     logprob: float | None = None
+    top: list[tuple[int, float]] = []
 
 
 class Finished(_Record, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ class Plan:
     late_rows: indices into `sample_rows` of the rows with a mask. The mask depends on the token
         before, so a step with late rows is sampled once the step before is committed.
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
+    top_rows: indices into `sample_rows` of the rows whose requests ask for the most likely tokens.
+    num_top: how many of them, the most that a row asks for.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the row's tokens below that position are computed again for other cache
         groups, but the full group has their KV in pages of the prefix cache, which no step writes.
@@ -57,6 +59,8 @@ class Plan:
     output_idxs: list[int]
     late_rows: list[int] = field(default_factory=list)
     logprob_rows: list[int] = field(default_factory=list)
+    top_rows: list[int] = field(default_factory=list)
+    num_top: int = 0
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[tuple[int, int]] = field(default_factory=list)
     begins: list[tuple[int, SamplingParams]] = field(default_factory=list)
@@ -74,12 +78,14 @@ class Plan:
 class StepResult:
     """The output of a step. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``.
 
-    logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. With
-    several ranks only rank 0's values count; no plan depends on them.
+    logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. tops: for
+    each j of ``plan.top_rows`` the most likely tokens, (id, log-probability), the likeliest first.
+    With several ranks only rank 0's values count; no plan depends on them.
     """
 
     next_ids: list[int]
     logprobs: dict[int, float] = field(default_factory=dict)
+    tops: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

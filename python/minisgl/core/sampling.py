@@ -14,6 +14,8 @@ from minisgl.errors import InvalidSampling, brief
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
 MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+_SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs")
 
 
 class _RefusesUnknown(msgspec.StructMeta):
@@ -51,8 +53,11 @@ class SamplingParams(
     stop: end where one of these strings, at most 16 of at most 1,024 characters, would appear in
     the text, which then stops before it.
     skip_special_tokens: leave special tokens out of the text.
+    include_stop_str_in_output: the text ends behind the stop string that ended it, not before.
     logprobs: report the log-probability of each output token under the model's own distribution,
-    before temperature and filters.
+    before temperature and filters. top_logprobs: report as many of the most likely tokens at each
+    position as well, at most 20.
+    truncate_prompt_tokens: keep at most so many tokens, the last ones, of the prompt.
 
     Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
     wrong type: ``stop="abc"`` would otherwise stop at each of the three letters.
@@ -68,7 +73,10 @@ class SamplingParams(
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self._take_plain_values()
@@ -93,6 +101,19 @@ class SamplingParams(
                 f"max_tokens must be from 1 to {2**31 - 1}, got {brief(self.max_tokens)}",
                 param="max_tokens",
             )
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidSampling(
+                f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got "
+                f"{brief(self.top_logprobs)}",
+                param="top_logprobs",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
+            raise InvalidSampling(
+                f"truncate_prompt_tokens must be at least 1, got {self.truncate_prompt_tokens}",
+                param="truncate_prompt_tokens",
+            )
         if any(not 0 <= token < 2**31 for token in self.stop_token_ids):
             raise InvalidSampling(
                 f"stop_token_ids must be token ids, got {brief(list(self.stop_token_ids))}",
@@ -110,15 +131,21 @@ class SamplingParams(
                     f"a stop string must be valid Unicode, got {brief(text)}", param="stop"
                 )
 
+    def kept(self, ids: bytes) -> bytes:
+        """The part of a prompt, int32 ids, that `truncate_prompt_tokens` keeps."""
+        return (
+            ids if self.truncate_prompt_tokens is None else ids[-4 * self.truncate_prompt_tokens :]
+        )
+
     def _take_plain_values(self) -> None:
         """Check the types; what counts as a number elsewhere, as NumPy's do, becomes Python's own:
         others overflow in places, and cannot cross to another process."""
         for name in ("temperature", "top_p", "min_p"):
             self._take(name, "a number", Real, float)
-        for name in ("top_k", "seed", "max_tokens"):
-            if getattr(self, name) is not None or name == "top_k":
+        for name in ("top_k", "seed", "max_tokens", "top_logprobs", "truncate_prompt_tokens"):
+            if getattr(self, name) is not None or name in ("top_k", "top_logprobs"):
                 self._take(name, "a whole number", Integral, int)
-        for name in ("ignore_eos", "skip_special_tokens", "logprobs"):
+        for name in _SWITCHES:
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidSampling(
                     f"{name} must be True or False, got {brief(value)}", param=name

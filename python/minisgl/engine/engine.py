@@ -243,11 +243,11 @@ class Engine:
         def forward() -> Tensor:
             return self._forward(plan, arrays.padded, inputs)
 
-        if plan.num_decodes == plan.num_rows:
+        if plan.num_decodes == plan.num_rows and not arrays.has_options:
             sampled = self.runner.run(arrays.shape, lambda: self._sample(forward(), sampling))
-        else:  # the shape does not say how many rows sample, so sampling is not part of the graph
+        else:  # the shape does not say which rows sample how, so sampling is not part of the graph
             sampled = self._sample(self.runner.run(arrays.shape, forward), sampling)
-        return self._end_step(plan, sampled)
+        return self._end_step(plan, arrays, sampled)
 
     def _late_forward(self, plan: Plan) -> tuple[StepArrays, Tensor]:
         """Run the forward pass of a step with late rows, in stream order."""
@@ -260,20 +260,22 @@ class Engine:
         self, plan: Plan, arrays: StepArrays, x_SD: Tensor, masks: Sequence[Mask]
     ) -> Tensor:
         """Sample the rows of `_late_forward`, in stream order. Returns what `_step` returns."""
-        _, rows = self._share(len(arrays.sample["table_idxs"]))
+        _, rows = self._share(len(arrays.sample["table_idxs"]), arrays.has_options)
         named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        return self._end_step(plan, self._sample(x_SD, SampleTensors.of(arrays, tensors)))
+        return self._end_step(plan, arrays, self._sample(x_SD, SampleTensors.of(arrays, tensors)))
 
     def _begin_step(self, plan: Plan) -> StepArrays:
         if self._guard:
             self._guard.before(plan)
         return make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
 
-    def _end_step(self, plan: Plan, sampled: Tensor) -> Tensor:
+    def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
         """Drop the padding of what `_sample` returned."""
         if self._guard:
             self._guard.after(plan)
+        if arrays.has_options:
+            return sampled
         return sampled[..., : len(plan.sample_rows)].flatten()
 
     def _upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
@@ -324,14 +326,15 @@ class Engine:
         """Sample a token for each row and write it to the tables as the row's last token.
 
         Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
-        [2, S]: the ids, and the bits of the float32 log-probabilities.
+        [2, S]: the ids, and the bits of the float32 log-probabilities. If rows ask for the most
+        likely tokens, returns these values flat, and then ids and bits of [M, K].
 
         If S is large, each rank samples its share R of the rows and the ranks gather the ids. If S
         is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
-        compute logits that differ in the last bit.
+        compute logits that differ in the last bit. So it does if a row has options.
         """
         num_rows = len(inputs.table_idxs)
-        is_shared, rows = self._share(num_rows)
+        is_shared, rows = self._share(num_rows, inputs.has_options)
         logits_RV = self.model.logits(x_SD[:num_rows], is_shared)
         if self._guard:
             is_padding_S = inputs.table_idxs == self._tables.padding_idx
@@ -346,11 +349,15 @@ class Engine:
             return ids_S
         logprobs_R = self._ops.logprobs(logits_RV, ids_S[rows.start : rows.stop]).view(torch.int32)
         logprobs_S = self.comm.all_gather(logprobs_R, 0) if is_shared else logprobs_R
-        return torch.stack((ids_S, logprobs_S))
+        if inputs.top_rows is None:
+            return torch.stack((ids_S, logprobs_S))
+        top_ids_MK, top_MK = self._ops.top_logprobs(logits_RV[inputs.top_rows], inputs.num_top)
+        parts = (ids_S, logprobs_S, top_ids_MK.flatten(), top_MK.view(torch.int32).flatten())
+        return torch.cat(parts)
 
-    def _share(self, num_rows: int) -> tuple[bool, range]:
+    def _share(self, num_rows: int, has_options: bool) -> tuple[bool, range]:
         """Whether the ranks share the sampling of these rows, and the rows of this rank."""
-        is_shared = self.comm.shares_rows(num_rows)
+        is_shared = self.comm.shares_rows(num_rows) and not has_options
         return is_shared, self.comm.info.share(num_rows) if is_shared else range(num_rows)
 
     # --- start and end -------------------------------------------------------------------------

@@ -58,12 +58,25 @@ class ForwardOutput(Flight):
 
 
 def _result(plan: Plan, values: list[int]) -> StepResult:
-    """values: S ids and, where a row asks for log-probabilities, the bits of S float32."""
+    """values: S ids; if a row asks for log-probabilities, the bits of S float32; if M rows ask for
+    the K most likely tokens, ids [M, K] and the bits of float32 [M, K]."""
     if not plan.logprob_rows:
         return StepResult(next_ids=values)
     num_samples = len(plan.sample_rows)
-    logprobs = np.array(values[num_samples:], np.int32).view(np.float32).tolist()
+    logprobs = _floats(values[num_samples : 2 * num_samples])
     return StepResult(
         next_ids=values[:num_samples],
         logprobs={index: logprobs[index] for index in plan.logprob_rows},
+        tops=_tops(plan.top_rows, values[2 * num_samples :]) if plan.top_rows else {},
     )
+
+
+def _tops(rows: list[int], values: list[int]) -> dict[int, list[tuple[int, float]]]:
+    num_top, half = len(values) // (2 * len(rows)), len(values) // 2
+    pairs = list(zip(values[:half], _floats(values[half:]), strict=True))
+    return {row: pairs[i * num_top : (i + 1) * num_top] for i, row in enumerate(rows)}
+
+
+def _floats(bits: list[int]) -> list[float]:
+    floats: list[float] = np.array(bits, np.int32).view(np.float32).tolist()
+    return floats

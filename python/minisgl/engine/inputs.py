@@ -26,6 +26,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs, Plan
+from minisgl.core.batch_sampling import SAMPLING_COLUMNS
 from minisgl.core.masker import Mask
 from minisgl.engine.device import StepSize
 from minisgl.engine.tables import RequestTables
@@ -33,15 +34,17 @@ from minisgl.engine.tables import RequestTables
 Array = npt.NDArray[Any]
 
 NO_SLOT = -1
+COLUMNS = frozenset((*SAMPLING_COLUMNS, "output_idxs"))
+"""The arrays of `BatchSamplingArgs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """Everything that decides which kernels the graph of a padded decode step launches.
 
-    samples: False if the step has late rows; its graph ends with the forward pass, so the fields
-    behind it are False. The shape of a padded step with prompts is its `StepSize`: its graph does
-    not sample either.
+    samples: False if the step has late rows or options; its graph ends with the forward pass, so
+    the fields behind it are False. The shape of a padded step with prompts is its `StepSize`: its
+    graph does not sample either.
     """
 
     size: StepSize
@@ -56,6 +59,9 @@ class StepShape:
 class StepArrays:
     """A plan on the host. padded, shape: None if the step is not padded.
 
+    has_options: a row has sampling options that no graph has. Every rank samples all rows of such a
+    step outside of a graph, without padding. num_top: see `Plan`.
+
     forward, sample: arrays by name, for `ForwardTensors` and `SampleTensors`. new_pages: int64
     [3, N]: table row, index in it, page. No graph reads it and no shape fixes its size, so it goes
     last in an upload.
@@ -65,6 +71,8 @@ class StepArrays:
     shape: StepShape | StepSize | None
     num_decodes: int
     has_logprobs: bool
+    has_options: bool
+    num_top: int
     forward: dict[str, Array]
     sample: dict[str, Array]
     new_pages: Array
@@ -97,24 +105,31 @@ class ForwardTensors:
 class SampleTensors:
     """The inputs of sampling.
 
-    table_idxs: int64 [S], the tables' rows of the rows that sample. mask_rows, masks: see
+    table_idxs: int64 [S], the tables' rows of the rows that sample. has_options: see `StepArrays`.
+    top_rows: int64, the rows that ask for the `num_top` most likely tokens. mask_rows, masks: see
     `mask_arrays`; None if no row has a mask.
     """
 
     table_idxs: Tensor
     args: BatchSamplingArgs
     has_logprobs: bool
+    has_options: bool = False
+    num_top: int = 0
+    top_rows: Tensor | None = None
     mask_rows: Tensor | None = None
     masks: Tensor | None = None
 
     @classmethod
     def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> SampleTensors:
         """tensors: the arrays of `step` on the device, by name."""
-        columns = {name: tensors[name] for name in step.sample if name != "table_idxs"}
+        columns = {name: tensors[name] for name in step.sample if name in COLUMNS}
         return cls(
             table_idxs=tensors["table_idxs"],
             args=BatchSamplingArgs(all_greedy=not columns, **columns),
             has_logprobs=step.has_logprobs,
+            has_options=step.has_options,
+            num_top=step.num_top,
+            top_rows=tensors.get("top_rows"),
             mask_rows=tensors.get("mask_rows"),
             masks=tensors.get("masks"),
         )
@@ -169,7 +184,8 @@ def make_arrays(
     # The padding of sample_positions is any tokens of the step.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
-    num_extra = size.num_rows - num_samples if decodes_alone else 0
+    has_options = bool(plan.top_rows)
+    num_extra = size.num_rows - num_samples if decodes_alone and not has_options else 0
     sample_table_idxs = _pad(
         table_idxs[sample_rows].astype(np.int64), num_extra, tables.padding_idx
     )
@@ -190,7 +206,11 @@ def make_arrays(
     columns, is_filtered = tables.sampling_columns(sample_table_idxs)
     if columns:
         columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
-    samples, has_logprobs = not plan.late_rows, bool(plan.logprob_rows)
+    samples = not plan.late_rows and not has_options
+    has_logprobs = bool(plan.logprob_rows)
+    sample: dict[str, Array] = {"table_idxs": sample_table_idxs, **columns}
+    if plan.top_rows:
+        sample["top_rows"] = np.array(plan.top_rows, np.int64)
     shape = StepShape(
         size=size,
         is_shared=shared > 0,
@@ -204,8 +224,10 @@ def make_arrays(
         shape=shape if decodes_alone else padded,
         num_decodes=size.num_decodes,
         has_logprobs=has_logprobs,
+        has_options=has_options,
+        num_top=plan.num_top,
         forward=forward,
-        sample={"table_idxs": sample_table_idxs, **columns},
+        sample=sample,
         new_pages=new_pages.T,
     )
 

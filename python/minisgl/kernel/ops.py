@@ -208,6 +208,13 @@ class Ops:
         chosen_S = x_SV.gather(1, ids_S.long()[:, None])[:, 0]
         return chosen_S - x_SV.logsumexp(-1)
 
+    def top_logprobs(self, logits_SV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The ids, int32 [S, K], and the log-softmax, float32 [S, K], of each row's K largest
+        logits, the largest first. K is `count`, or the vocabulary if that is smaller."""
+        x_SV = logits_SV.float()
+        top = x_SV.topk(min(count, x_SV.shape[1]))
+        return top.indices.int(), top.values - x_SV.logsumexp(-1, keepdim=True)
+
 
 def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
     """Raises ValueError where `store_kv` cannot write these tensors into this pool."""

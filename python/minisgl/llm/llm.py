@@ -228,7 +228,7 @@ class LLM:
             requests = [
                 UserMsg(
                     uid=self._num_requests + index,
-                    ids=ids,
+                    ids=sampling.kept(ids),
                     sampling=_with_seed(sampling),
                     namespace=cache_salt,
                 )

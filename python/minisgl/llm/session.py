@@ -50,6 +50,7 @@ class Session:
         self._texts: dict[int, list[str]] = {uid: [] for uid in self._order}
         self._ids: dict[int, list[int]] = {uid: [] for uid in self._order}
         self._logprobs: dict[int, list[float]] = {}
+        self._tops: dict[int, list[dict[int, float]]] = {}
         self._finished: dict[int, Finished] = {}
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
@@ -93,6 +94,9 @@ class Session:
         self._ids[reply.uid] += reply.token_ids
         if reply.logprobs:
             self._logprobs.setdefault(reply.uid, []).extend(reply.logprobs)
+            tops = [{id: logprob for id, _, logprob in token.top} for token in reply.tokens]
+            if tops[0]:
+                self._tops.setdefault(reply.uid, []).extend(tops)
         return len(reply.token_ids)
 
     def _error(self, failed: Failed) -> RequestError | EngineError:
@@ -107,6 +111,7 @@ class Session:
             text="".join(self._texts[uid]),
             token_ids=self._ids[uid],
             logprobs=self._logprobs.get(uid),
+            top_logprobs=self._tops.get(uid),
             finish_reason=reply.reason,
             stop_match=reply.stop_match,
             num_prompt_tokens=reply.num_prompt_tokens,

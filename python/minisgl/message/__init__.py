@@ -225,16 +225,29 @@ class DetokenizeMsg(_Record, frozen=True, kw_only=True):
 # --- to the API server -------------------------------------------------------------------------
 
 
+class TokenText(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An output token of a request that asks for log-probabilities.
+
+    data: its UTF-8 bytes, which may be a part of a character. offset: characters of the text before
+    it. top: (id, bytes, log-probability) of the most likely tokens at its position.
+    """
+
+    data: bytes
+    offset: int
+    top: list[tuple[int, bytes, float]] = []
+
+
 class TextReply(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
 
-    logprobs: one for each of `token_ids`; None unless the request asks for them.
+    logprobs, tokens: one for each of `token_ids`; none unless the request asks for them.
     """
 
     uid: Uid
     text: str
     token_ids: list[int]
     logprobs: list[float] | None = None
+    tokens: list[TokenText] = []
 
 
 class PongMsg(_Record, frozen=True, kw_only=True):

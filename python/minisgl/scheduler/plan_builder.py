@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import numpy as np
 
@@ -17,13 +17,16 @@ class PlanBuilder:
     unfinished: running requests with more than one token left to compute, in order. with_chunk:
     uids that have a chunk in this step. is_full: no waiting request may start in this step.
     late, with_logprobs: table rows of the requests that are sampled late, and of those that ask for
-    log-probabilities.
+    log-probabilities. tops: table row to `SamplingParams.top_logprobs`, if it is not 0.
     """
 
-    def __init__(self, step: int, *, late: Set[int], with_logprobs: Set[int]) -> None:
+    def __init__(
+        self, step: int, *, late: Set[int], with_logprobs: Set[int], tops: Mapping[int, int]
+    ) -> None:
         self.step = step
         self._late = late
         self._with_logprobs = with_logprobs
+        self._tops = tops
         self.uids: list[int] = []
         self.table_idxs: list[int] = []
         self.starts: list[int] = []
@@ -59,6 +62,8 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         decode_ids = np.array(self.decode_ids, np.int32)
+        top_rows = self._samples_of(self._tops.keys())
+        counts = [self._tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
         return Plan(
             step=self.step,
             uids=self.uids,
@@ -71,6 +76,8 @@ class PlanBuilder:
             output_idxs=self.output_idxs,
             late_rows=self._samples_of(self._late),
             logprob_rows=self._samples_of(self._with_logprobs),
+            top_rows=top_rows,
+            num_top=max(counts, default=0),
             new_pages=self.new_pages,
             stored=self.stored,
             begins=self.begins,

@@ -67,6 +67,7 @@ class Scheduler:
         self._free_table_idxs = list(range(config.max_running - 1, -1, -1))
         self._late: set[int] = set()  # table rows of requests with a masker
         self._with_logprobs: set[int] = set()  # table rows
+        self._tops: dict[int, int] = {}  # table row to number of most likely tokens
         self._step = 0
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
@@ -140,7 +141,9 @@ class Scheduler:
         """Return the next step, or None if nothing can be computed now."""
         if self._void_from is not None and not self._recover():
             return None
-        plan = PlanBuilder(self._step, late=self._late, with_logprobs=self._with_logprobs)
+        plan = PlanBuilder(
+            self._step, late=self._late, with_logprobs=self._with_logprobs, tops=self._tops
+        )
         self._plan_decodes(plan)
         if plan.unfinished or self._waiting:
             self._plan_prompts(plan)
@@ -318,6 +321,8 @@ class Scheduler:
             self._late.add(req.table_idx)
         if req.sampling.logprobs:
             self._with_logprobs.add(req.table_idx)
+        if req.sampling.top_logprobs:
+            self._tops[req.table_idx] = req.sampling.top_logprobs
         req.num_computed = num_cached
         plan.begins.append((req.table_idx, req.sampling))
         self._cache.list_pages(req, plan.new_pages)
@@ -368,8 +373,11 @@ class Scheduler:
             logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
             if plan.logprob_rows:
                 logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
-            for row, token, logprob in zip(
-                plan.sample_rows, outcome.next_ids, logprobs, strict=True
+            tops: Iterable[list[tuple[int, float]]] = repeat([], len(plan.sample_rows))
+            if plan.top_rows:
+                tops = [outcome.tops.get(index, []) for index in range(len(plan.sample_rows))]
+            for row, token, logprob, top in zip(
+                plan.sample_rows, outcome.next_ids, logprobs, tops, strict=True
             ):
                 req = rows[row]
                 if req.ended:
@@ -380,7 +388,9 @@ class Scheduler:
                 if len(output) == 1:
                     req.first_token_at = now
                 stop = token in req.stop_ids
-                events.append(Token(uid=req.uid, id=token, silent=stop, logprob=logprob))
+                if top:
+                    top = top[: req.sampling.top_logprobs]
+                events.append(Token(uid=req.uid, id=token, silent=stop, logprob=logprob, top=top))
                 if stop or len(req.prompt) + len(output) == req.max_len:
                     is_match = stop and token in req.sampling.stop_token_ids
                     end = self._end(req, "stop" if stop else "length", token if is_match else None)
@@ -455,6 +465,7 @@ class Scheduler:
         self._free_table_idxs.append(req.table_idx)
         self._late.discard(req.table_idx)
         self._with_logprobs.discard(req.table_idx)
+        self._tops.pop(req.table_idx, None)
         req.table_idx = -1
         req.leaving = False
         if req.ended:

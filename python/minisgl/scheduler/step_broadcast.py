@@ -167,6 +167,8 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.output_idxs,
         plan.late_rows,
         plan.logprob_rows,
+        plan.top_rows,
+        plan.num_top,
         plan.new_pages,
         plan.stored,
         plan.begins,

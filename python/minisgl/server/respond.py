@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
-from minisgl.message import Prompt, TextReply
+from minisgl.message import Prompt, TextReply, TokenText
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.telemetry.observe import Observer
@@ -41,11 +41,12 @@ _STREAM_HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One prompt's whole answer. logprobs: empty unless the request asks for them."""
+    """One prompt's whole answer. logprobs, tokens: empty unless the request asks for them."""
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
+    tokens: list[TokenText]
     end: Finished
 
 
@@ -171,6 +172,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
     texts: list[list[str]] = [[] for _ in range(num_prompts)]
     ids: list[list[int]] = [[] for _ in range(num_prompts)]
     logprobs: list[list[float]] = [[] for _ in range(num_prompts)]
+    tokens: list[list[TokenText]] = [[] for _ in range(num_prompts)]
     ends: dict[int, Finished] = {}
     async for batch in call:
         for index, reply in batch:
@@ -180,11 +182,13 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
                 texts[index].append(reply.text)
                 ids[index] += reply.token_ids
                 logprobs[index] += reply.logprobs or ()
+                tokens[index] += reply.tokens
     return [
         Output(
             text="".join(texts[index]),
             token_ids=ids[index],
             logprobs=logprobs[index],
+            tokens=tokens[index],
             end=ends[index],
         )
         for index in range(num_prompts)

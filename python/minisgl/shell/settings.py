@@ -11,8 +11,10 @@ import msgspec
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 
+HIDDEN: Final = ("logprobs", "top_logprobs")
+
 NAMES: Final = tuple(
-    field.name for field in msgspec.structs.fields(SamplingParams) if field.name != "logprobs"
+    field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in HIDDEN
 )
 """Settings that a chat can have: an answer in a terminal shows no logprobs."""
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
-from minisgl.message import StopMsg, TextReply, UserReply
+from minisgl.message import StopMsg, TextReply, TokenText, UserReply
 from minisgl.tokenizer.stream import TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
@@ -42,16 +42,19 @@ logger = get_logger(__name__)
 class _Output:
     """The output of one running request. Mutable: it collects what the next `TextReply` takes.
 
-    num_tokens: output tokens up to and including the one that completed a stop string.
+    num_tokens: output tokens up to and including the one that completed a stop string. num_chars:
+    characters of the text so far, held text included. tokens: for requests with log-probabilities.
     """
 
     num_prompt_tokens: int
     stream: TextStream
     matcher: StopMatcher | None
     num_tokens: int = 0
+    num_chars: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tokens: list[TokenText] = field(default_factory=list)
 
     @property
     def stop_match(self) -> str | None:
@@ -64,6 +67,7 @@ class _Output:
         self.token_ids.append(token.id)
         if token.logprob is not None:
             self.logprobs.append(token.logprob)
+            self.tokens.append(self._token_text(token))
         if not token.silent:
             self._add_text(self.stream.feed(token.id))
         return self.stop_match is not None
@@ -77,12 +81,21 @@ class _Output:
     def take(self, uid: int) -> TextReply:
         """What was collected since the last call."""
         reply = TextReply(
-            uid=uid, text=self.text, token_ids=self.token_ids, logprobs=self.logprobs or None
+            uid=uid,
+            text=self.text,
+            token_ids=self.token_ids,
+            logprobs=self.logprobs or None,
+            tokens=self.tokens,
         )
-        self.text, self.token_ids, self.logprobs = "", [], []
+        self.text, self.token_ids, self.logprobs, self.tokens = "", [], [], []
         return reply
 
+    def _token_text(self, token: Token) -> TokenText:
+        top = [(id, self.stream.data(id), logprob) for id, logprob in token.top]
+        return TokenText(data=self.stream.data(token.id), offset=self.num_chars, top=top)
+
     def _add_text(self, text: str) -> None:
+        self.num_chars += len(text)
         self.text += self.matcher.feed(text) if self.matcher else text
 
 
@@ -147,7 +160,7 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
         return None
     from minisgl.tokenizer.stop import StopMatcher
 
-    return StopMatcher(sampling.stop)
+    return StopMatcher(sampling.stop, included=sampling.include_stop_str_in_output)
 
 
 def _last_replies(event: Finished | Failed, output: _Output | None) -> list[UserReply]:

@@ -40,6 +40,11 @@ class _LibraryStream:
             whole: str = self._backend.decode(self._ids, skip_special_tokens=False)
         return whole[self._length :]
 
+    def data(self, token_id: int) -> bytes:
+        with _panics_as_errors():
+            text: str = self._backend.decode([token_id], skip_special_tokens=False)
+        return text.encode()
+
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:

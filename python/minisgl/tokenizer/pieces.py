@@ -43,6 +43,15 @@ class _PieceStream:
     def flush(self) -> str:
         return self._without_prefix(self._end_run())
 
+    def data(self, token_id: int) -> bytes:
+        match self._table[token_id]:
+            case None:
+                return b""
+            case int(byte):
+                return bytes([byte])
+            case piece:
+                return bytes(piece[1], "utf-8")
+
     def _end_run(self) -> str:
         if not self._run:
             return ""

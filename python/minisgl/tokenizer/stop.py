@@ -14,11 +14,14 @@ from collections.abc import Sequence
 class StopMatcher:
     """Passes text through, up to the first stop string that is complete.
 
+    included: the stop string is part of the text.
+
     Of several that complete at the same character the longest counts. Mutable: the state of one
     request. `match` is the stop string that was found; nothing may be fed after that.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+        self._included = included
         self._stops = sorted(stops, key=len, reverse=True)
         self._fallbacks = [_fallback(stop) for stop in self._stops]
         self._states = [0] * len(self._stops)
@@ -26,7 +29,7 @@ class StopMatcher:
         self.match: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that no stop string can take back any more, without the stop string."""
+        """The text that no stop string can take back any more."""
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
             char = buffer[end - 1]
@@ -39,7 +42,7 @@ class StopMatcher:
                 if state == len(stop):
                     self.match = stop
                     self._held = ""
-                    return buffer[: end - state]
+                    return buffer[: end if self._included else end - state]
                 self._states[i] = state
         num_free = len(buffer) - max(self._states)
         self._held = buffer[num_free:]

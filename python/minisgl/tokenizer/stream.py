@@ -25,11 +25,17 @@ import tokenizers
 
 
 class TextStream(Protocol):
-    """The text of one request. `feed` returns what is final with this token, `flush` the rest."""
+    """The text of one request. `feed` returns what is final with this token, `flush` the rest.
+
+    `data` returns the UTF-8 bytes that a token is in the middle of a text, which may be a part of a
+    character. It does not change the stream.
+    """
 
     def feed(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...
+
+    def data(self, token_id: int) -> bytes: ...
 
 
 class PieceTable(dict[int, Any]):
@@ -64,6 +70,9 @@ class _ByteStream:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def data(self, token_id: int) -> bytes:
+        return self._table[token_id] or b""
 
 
 def stream_factory(

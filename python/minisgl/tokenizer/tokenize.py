@@ -78,7 +78,7 @@ class PromptEncoder:
             return Failed.of(message.uid, error)
         return UserMsg(
             uid=message.uid,
-            ids=ids,
+            ids=message.sampling.kept(ids),
             sampling=message.sampling,
             priority=message.priority,
             namespace=message.namespace,

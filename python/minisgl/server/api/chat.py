@@ -14,6 +14,7 @@ from minisgl.core import Finished, FinishReason, SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.server import body
+from minisgl.server.api.logprobs import ChatLogprobs
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
@@ -49,8 +50,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     response_format: Annotated[
         dict[str, Any] | None, only({"type": "text"}, why="describe the format in a message")
     ] = None
-    logprobs: Annotated[bool | None, only(False, why="/generate returns logprobs")] = None
-    top_logprobs: Annotated[int | None, only(0, why="/generate returns logprobs")] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
         None
     )
@@ -110,15 +111,18 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return chat_prompt(self.messages, self.chat_template_kwargs)
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+        wishes = {"logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}
+        params = msgspec.structs.replace(super().sampling(defaults), **wishes)
         if self.max_completion_tokens is None:
-            return super().sampling(defaults)
+            return params
         if self.max_tokens not in (None, self.max_completion_tokens):
             raise InvalidRequest(
                 f"max_tokens ({self.max_tokens}) and max_completion_tokens "
                 f"({self.max_completion_tokens}) say the same thing differently: give one of them",
                 param="max_completion_tokens",
             )
-        params = super().sampling(defaults)
         return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
 
 
@@ -132,7 +136,8 @@ class ChatChoice(Json, frozen=True, kw_only=True):
     index: int
     message: AnswerMessage
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Json, frozen=True, kw_only=True):
@@ -154,7 +159,8 @@ class ChunkChoice(Json, frozen=True, kw_only=True):
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Json, frozen=True, kw_only=True):
@@ -181,7 +187,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """Continue a chat; OpenAI's schema with a few extensions."""
         asked = await body.read(request, ChatRequest)
         model.check(asked.model)
-        shape = _ChatShape(model.name, include_usage=asked.include_usage)
+        shape = _ChatShape(model.name, asked)
         return await respond(
             request,
             frontend,
@@ -200,11 +206,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 class _ChatShape:
     """See `minisgl.server.respond.Shape`."""
 
-    def __init__(self, model: str, *, include_usage: bool) -> None:
+    def __init__(self, model: str, asked: ChatRequest) -> None:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
-        self._include_usage = include_usage
+        self._include_usage = asked.include_usage
+        self._has_logprobs = bool(asked.logprobs)
+        self._has_ids = bool(asked.return_token_ids)
         self._text = TextEvent(lambda text: self._chunk(Delta(content=text)))
 
     def whole(self, outputs: list[Output]) -> ChatCompletion:
@@ -217,6 +225,8 @@ class _ChatShape:
                     index=index,
                     message=AnswerMessage(content=output.text),
                     finish_reason=output.end.reason,
+                    logprobs=self._logprobs(output),
+                    token_ids=output.token_ids if self._has_ids else UNSET,
                 )
                 for index, output in enumerate(outputs)
             ],
@@ -228,10 +238,15 @@ class _ChatShape:
         return event(self._chunk(Delta(role="assistant", content="")))
 
     def text(self, index: int, reply: TextReply) -> bytes:
+        if self._has_logprobs or self._has_ids:
+            return event(self._chunk(Delta(content=reply.text), reply=reply))
         return self._text(reply.text) if reply.text else b""
 
     def end(self, index: int, end: Finished) -> bytes:
         return event(self._chunk(Delta(), end))
+
+    def _logprobs(self, output: Output | TextReply) -> ChatLogprobs | None:
+        return ChatLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
 
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
@@ -247,13 +262,21 @@ class _ChatShape:
             )
         )
 
-    def _chunk(self, delta: Delta, end: Finished | None = None) -> ChatCompletionChunk:
-        reason = end.reason if end else None
+    def _chunk(
+        self, delta: Delta, end: Finished | None = None, reply: TextReply | None = None
+    ) -> ChatCompletionChunk:
+        choice = ChunkChoice(
+            index=0,
+            delta=delta,
+            finish_reason=end.reason if end else None,
+            logprobs=self._logprobs(reply) if reply else None,
+            token_ids=reply.token_ids if reply and self._has_ids else UNSET,
+        )
         return ChatCompletionChunk(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[ChunkChoice(index=0, delta=delta, finish_reason=reason)],
+            choices=[choice],
             usage=None if self._include_usage else UNSET,
             timings=Timings.of([end]) if end else UNSET,
         )

@@ -6,15 +6,26 @@ import time
 import uuid
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished, FinishReason
+from minisgl.core import Finished, FinishReason, SamplingParams
+from minisgl.core.sampling import MAX_TOP_LOGPROBS
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
+from minisgl.server.api.logprobs import TextLogprobs
 from minisgl.server.api.models import ServedModel
-from minisgl.server.api.schema import Json, OpenAIFields, Timings, Usage, only, token_prompt
+from minisgl.server.api.schema import (
+    Json,
+    NonNegative,
+    OpenAIFields,
+    Timings,
+    Usage,
+    only,
+    token_prompt,
+)
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
@@ -36,7 +47,9 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
         None
     )
     echo: Annotated[bool | None, only(False, why="join prompt and text in the client")] = None
-    logprobs: Annotated[int | None, only(why="/generate returns logprobs")] = None
+    logprobs: Annotated[
+        NonNegative | None, Meta(description="Report as many of the most likely tokens, at most 20")
+    ] = None
     suffix: Annotated[
         str | None, only("", why="write the model's own fill-in-the-middle tokens into the prompt")
     ] = None
@@ -45,6 +58,17 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
     add_special_tokens: Annotated[
         bool | None, only(True, why="send token ids as the prompt to leave them out")
     ] = None
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().sampling(defaults)
+        if self.logprobs is None:
+            return params
+        if self.logprobs > MAX_TOP_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}",
+                param="logprobs",
+            )
+        return msgspec.structs.replace(params, logprobs=True, top_logprobs=self.logprobs)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -76,7 +100,8 @@ class TextChoice(Json, frozen=True, kw_only=True):
     index: int
     text: str
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Json, frozen=True, kw_only=True):
@@ -104,7 +129,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, CompletionRequest)
         model.check(asked.model)
         prompts = asked.prompts
-        shape = _CompletionShape(model.name, len(prompts), include_usage=asked.include_usage)
+        shape = _CompletionShape(model.name, len(prompts), asked)
         return await respond(
             request,
             frontend,
@@ -123,16 +148,24 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 class _CompletionShape:
     """See `minisgl.server.respond.Shape`."""
 
-    def __init__(self, model: str, num_prompts: int, *, include_usage: bool) -> None:
+    def __init__(self, model: str, num_prompts: int, asked: CompletionRequest) -> None:
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
-        self._include_usage = include_usage
+        self._include_usage = asked.include_usage
+        self._has_logprobs = asked.logprobs is not None
+        self._has_ids = bool(asked.return_token_ids)
         self._texts = [self._text_event(index) for index in range(num_prompts)]
 
     def whole(self, outputs: list[Output]) -> Completion:
         choices = [
-            TextChoice(index=index, text=output.text, finish_reason=output.end.reason)
+            TextChoice(
+                index=index,
+                text=output.text,
+                finish_reason=output.end.reason,
+                logprobs=self._logprobs(output),
+                token_ids=output.token_ids if self._has_ids else UNSET,
+            )
             for index, output in enumerate(outputs)
         ]
         ends = [output.end for output in outputs]
@@ -142,6 +175,8 @@ class _CompletionShape:
         return b""
 
     def text(self, index: int, reply: TextReply) -> bytes:
+        if self._has_logprobs or self._has_ids:
+            return event(self._chunk(index, reply.text, reply=reply))
         return self._texts[index](reply.text) if reply.text else b""
 
     def end(self, index: int, end: Finished) -> bytes:
@@ -152,11 +187,26 @@ class _CompletionShape:
             return b""
         return event(self._completion([], Usage.of(ends), Timings.of(ends)))
 
+    def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
+        return TextLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
+
     def _text_event(self, index: int) -> TextEvent:
         return TextEvent(lambda text: self._chunk(index, text))
 
-    def _chunk(self, index: int, text: str, end: Finished | None = None) -> Completion:
-        choice = TextChoice(index=index, text=text, finish_reason=end.reason if end else None)
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        end: Finished | None = None,
+        reply: TextReply | None = None,
+    ) -> Completion:
+        choice = TextChoice(
+            index=index,
+            text=text,
+            finish_reason=end.reason if end else None,
+            logprobs=self._logprobs(reply) if reply else None,
+            token_ids=reply.token_ids if reply and self._has_ids else UNSET,
+        )
         timings = Timings.of([end]) if end else UNSET
         return self._completion([choice], None if self._include_usage else UNSET, timings)
 

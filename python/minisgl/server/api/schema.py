@@ -90,6 +90,10 @@ class SamplingFields(Json, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[NonNegative] | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: Annotated[
+        Positive | None, Meta(description="Keep at most so many tokens, the last ones.")
+    ] = None
     priority: Annotated[
         Priority | None, Meta(description="Lower is served first; the default is 0.")
     ] = None
@@ -121,6 +125,8 @@ _SAMPLING_FIELDS: Final = (
     "min_p",
     "ignore_eos",
     "skip_special_tokens",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
 )
 
 
@@ -151,15 +157,11 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     min_tokens: Annotated[int | None, only(0, why="use ignore_eos and max_tokens")] = None
     bad_words: Annotated[list[str] | None, only([], why=_NO_BIAS)] = None
     allowed_token_ids: Annotated[list[int] | None, only(why=_NO_BIAS)] = None
+    return_token_ids: Annotated[
+        bool | None, Meta(description="Report the ids of the output tokens with each choice.")
+    ] = None
     prompt_logprobs: Annotated[
         int | None, only(why="log-probabilities of prompt tokens are not computed")
-    ] = None
-    include_stop_str_in_output: Annotated[
-        bool | None, only(False, why="the text ends before it; /generate reports stop_match")
-    ] = None
-    return_token_ids: Annotated[bool | None, only(False, why="/generate returns token_ids")] = None
-    truncate_prompt_tokens: Annotated[
-        int | None, only(why="cut the prompt first, or send token ids to /v1/completions")
     ] = None
     spaces_between_special_tokens: Annotated[
         bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")

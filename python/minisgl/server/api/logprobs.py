@@ -1,0 +1,76 @@
+"""Log-probabilities of tokens in the forms of OpenAI's chat and text completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from minisgl.message import TokenText
+from minisgl.server.api.schema import Json
+
+
+class TopLogprob(Json, frozen=True, kw_only=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Json, frozen=True, kw_only=True):
+    """One entry for each output token, an end of sequence included."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenText], logprobs: Sequence[float]) -> Self:
+        return cls(
+            content=[
+                TokenLogprob(
+                    token=token_name(token.data),
+                    bytes=list(token.data),
+                    logprob=logprob,
+                    top_logprobs=[
+                        TopLogprob(token=token_name(data), bytes=list(data), logprob=other)
+                        for _, data, other in token.top
+                    ],
+                )
+                for token, logprob in zip(tokens, logprobs, strict=True)
+            ]
+        )
+
+
+class TextLogprobs(Json, frozen=True, kw_only=True):
+    """Lists with one entry for each output token, an end of sequence included.
+
+    text_offset: characters of the choice's text before the token.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenText], logprobs: Sequence[float]) -> Self:
+        return cls(
+            tokens=[token_name(token.data) for token in tokens],
+            token_logprobs=list(logprobs),
+            # Different tokens may have the same text: the likelier one comes first and stays.
+            top_logprobs=[
+                {token_name(data): logprob for _, data, logprob in reversed(token.top)}
+                for token in tokens
+            ],
+            text_offset=[token.offset for token in tokens],
+        )
+
+
+def token_name(data: bytes) -> str:
+    """The text of a token; if it is a part of a character, its bytes as OpenAI writes them."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
