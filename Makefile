@@ -15,13 +15,14 @@ PYTEST_ARGS ?= -n 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-.PHONY: help serve shell test check install install-dev clean
+.PHONY: help serve shell test check docs install install-dev clean
 
 help:
 	@echo "make serve   install what is needed and serve the built-in model on http://127.0.0.1:1919"
 	@echo "make shell   the same, with a chat in this terminal"
 	@echo "make test    install what is needed and run the tests"
 	@echo "make check   lint, types, import layers"
+	@echo "make docs    run the documented commands (minutes)"
 
 serve: install
 	$(BIN)/python -m minisgl $(ARGS)
@@ -37,6 +38,9 @@ check: install-dev
 	$(BIN)/ruff format --check python benchmarks tests training scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: install-dev
+	$(BIN)/python scripts/check_docs.py
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -14,7 +14,6 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.weight import Checkpoint, Progress, check_weight, load_dummy, load_weight
 from minisgl.quantization import Part
-from minisgl.utils.hf import other_format
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -119,6 +118,8 @@ def check_model(
 
     A folder without weights is only logged; one with weights in another format is an error.
     """
+    from minisgl.utils.formats import other_format
+
     if not any(folder.glob("*.safetensors*")) and not other_format(folder):
         logger.warning("%s has no weights yet, which a start needs", folder)
         return

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minisgl.errors import CheckpointError
 from minisgl.quantization import Parameter, Part, TensorOwner
-from minisgl.utils.hf import mending, other_format, read_json
+from minisgl.utils.hf import mending, read_json
 from minisgl.utils.text import counted
 
 Progress = Callable[[int, int], None]
@@ -100,6 +100,8 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
+        from minisgl.utils.formats import other_format
+
         raise CheckpointError(
             f"{folder} has neither {single.name} nor {index.name}; only safetensors checkpoints "
             f"can be loaded{other_format(folder)}"

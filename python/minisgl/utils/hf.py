@@ -35,9 +35,11 @@ def resolve_checkpoint(
     try:
         if not folder.is_dir():
             if folder.exists():
+                from minisgl.utils.formats import GGUF
+
                 raise ConfigError(
                     f"{model} is a file; a model is a folder with a config.json"
-                    + (f", and {_GGUF}" if folder.suffix == ".gguf" else "")
+                    + (f", and {GGUF}" if folder.suffix == ".gguf" else "")
                 )
             if not _MODEL_ID.fullmatch(model):
                 raise ConfigError(
@@ -50,37 +52,13 @@ def resolve_checkpoint(
     except OSError as error:  # a folder that this user may not enter
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
     if not has_config:
+        from minisgl.utils.formats import other_format
+
         raise CheckpointError(
             f"{folder} has no config.json; expected a checkpoint in Hugging Face format "
             f"(config.json, *.safetensors, tokenizer files){other_format(folder)}"
         )
     return folder
-
-
-_GGUF: Final = (
-    "GGUF files of llama.cpp are not read: take the checkpoint that the file was made from, whose "
-    "weights are *.safetensors"
-)
-
-
-def other_format(folder: Path) -> str:
-    """Return "; " and what to do about the weights in `folder`, if they are not in safetensors
-    files that can be served; else ""."""
-    if (folder / "adapter_config.json").is_file():
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        return (
-            f"; adapter_config.json says that this is an adapter (LoRA) of {base}: merge it into "
-            "that model with the package peft, PeftModel.merge_and_unload, and serve the result"
-        )
-    if any(folder.glob("*.gguf")) or folder.name.lower().endswith("-gguf"):
-        return f"; {_GGUF}"
-    if any(any(folder.glob(pattern)) for pattern in ("pytorch_model*.bin", "consolidated*.pth")):
-        return (
-            "; its weights are PyTorch pickles: take a copy of the model with safetensors, or make "
-            "one with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained("
-            "NEW_FOLDER), and copy the tokenizer's files"
-        )
-    return ""
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
