@@ -166,7 +166,12 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         ({"torch_dtype": []}, "torch_dtype must be one of"),
         ({"rope_scaling": {"type": []}}, r"rope type '\[\]' is not supported"),
-        ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not supported; expected one of"),
+        ({"rope_scaling": {"type": "ntk"}}, "rope type 'ntk' is not supported; expected one of"),
+        ({"rope_scaling": {"type": "su"}}, "short_factor is missing; expected a list of"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": []}},
+            "short_factor must be a list of .* positive numbers",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "context is below .*, got 1e"),
         ({"rope_scaling": {"type": "linear", "factor": 1e-3}}, "at least a token, got 0.001"),
@@ -220,8 +225,10 @@ def test_absurdly_many_experts_are_told_at_once(family: str, tmp_path: Path) -> 
 
 
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"'GPT2LMHeadModel'; supported are Llama.*Qwen3"):
+    with pytest.raises(UnsupportedModel, match=r"'GPT2LMHeadModel'; supported are Cohere.*Qwen3"):
         read(tmp_path, {"architectures": ["GPT2LMHeadModel"], "n_embd": 8})
+    with pytest.raises(UnsupportedModel, match="did you mean Qwen3ForCausalLM"):
+        read(tmp_path, {"architectures": ["Qwen33ForCausalLM"]})
     for architecture in supported_architectures():
         assert architecture in get_model_class(architecture).architectures
 

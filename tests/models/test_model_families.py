@@ -20,6 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.dense_cases import DENSE_CASES
 from helpers.model_harness import (
     CPU,
     VOCAB,
@@ -183,6 +184,7 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         1,
         False,
     ),
+    **DENSE_CASES,
 }
 
 

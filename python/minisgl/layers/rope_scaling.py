@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.rotary import RotaryConfig, plain
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 
 def _linear(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
@@ -77,9 +80,38 @@ def _yarn_scale(config: RotaryConfig) -> float:
     return mscale(1.0)
 
 
+def _longrope(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
+    """A factor for each pair of dims, and a temperature (LongRoPE, Ding et al. 2024). There are two
+    lists of factors: one for the trained length, one for longer contexts. As with `dynamic`, the
+    length served decides for all positions."""
+    is_long = num_positions > config.original_max_position
+    if is_long:
+        logger.info(
+            "longrope: serving %d positions, more than the %d of training, so every position uses "
+            "the long factors (Hugging Face does so only for sequences that grow beyond it)",
+            num_positions,
+            config.original_max_position,
+        )
+    factors = torch.tensor(config.long_factor if is_long else config.short_factor)
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+    inv_freq = 1.0 / (factors * config.theta**exponents)
+    if config.attention_factor is not None:
+        return inv_freq, config.attention_factor
+    if config.factor <= 1:
+        return inv_freq, 1.0
+    return inv_freq, math.sqrt(1 + math.log(config.factor) / math.log(config.original_max_position))
+
+
+def _none(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
+    """No rotation at all: cosines of 1 and sines of 0, so that no kernel needs to know."""
+    return torch.zeros(config.rotary_dim // 2), 1.0
+
+
 STRETCHED: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "none": _none,
 }

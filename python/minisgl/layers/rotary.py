@@ -18,16 +18,16 @@ from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryConfig:
     """Fields are named as in Hugging Face's `rope_parameters`; a type reads those of its own.
 
-    rope_type: one of ROPE_TYPES. rotary_dim: the dims of a head that rotate, an even number.
-    max_position: `max_position_embeddings`. original_max_position: the length before stretching,
-    `max_position` where none is given.
+    rope_type: one of ROPE_TYPES, or "none" for layers without rotation. rotary_dim: the dims of a
+    head that rotate, an even number. max_position: `max_position_embeddings`.
+    original_max_position: the length before stretching, `max_position` where none is given.
     """
 
     rope_type: str = "default"
@@ -44,6 +44,8 @@ class RotaryConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
     @property
     def max_context(self) -> int:

@@ -50,7 +50,7 @@ def build_model(
         formats=config.formats,
         expert_parallel=expert_parallel,
     )
-    return Decoder(spec, build, max_context or config.max_context)
+    return (spec.decoder or Decoder)(spec, build, max_context or config.max_context)
 
 
 def load_model(
@@ -91,7 +91,7 @@ def load_model(
         model = build()
         load_dummy(model, device=device, seed=seed, progress=progress)
         return model
-    checkpoint = Checkpoint(folder)
+    checkpoint = _open(folder, config)
     if config.tie_word_embeddings and _heads_differ(checkpoint, config, comm):
         logger.warning(
             "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
@@ -125,7 +125,12 @@ def check_model(
         return
     config = ModelConfig.from_folder(folder)
     model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
-    check_weight(model, Checkpoint(folder))
+    check_weight(model, _open(folder, config))
+
+
+def _open(folder: Path, config: ModelConfig) -> Checkpoint:
+    read = config.family.checkpoint
+    return read(folder, config) if read else Checkpoint(folder)
 
 
 def _heads_differ(

@@ -128,7 +128,10 @@ class ModelConfig:
         if not isinstance(architectures, list) or not architectures:
             raise config.error("architectures", "a list with one name, as in ['LlamaForCausalLM']")
         family = get_model_class(str(architectures[0]))
-        config = Fields({**family.defaults, **values}, str(file))
+        named = {
+            ours: values[theirs] for theirs, ours in family.renames.items() if theirs in values
+        }
+        config = Fields({**family.defaults, **values, **named}, str(file))
 
         hidden_size = config.integer("hidden_size")
         num_heads = config.integer("num_attention_heads")
@@ -162,7 +165,7 @@ class ModelConfig:
             norm_eps=config.number("rms_norm_eps", 1e-6),
             activation=_ACTIVATIONS[activation],
             tie_word_embeddings=config.flag("tie_word_embeddings", False),
-            rope=_rotary_config(config, head_dim),
+            rope=rotary_config(config, head_dim, "full_attention" if family.layer_ropes else None),
             dtype=_dtype(config, folder),
             fields=config,
             formats=_formats(config, folder),
@@ -189,16 +192,23 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
     return checkpoint_dtype(folder)
 
 
-def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
-    """If both spellings are there, `rope_scaling` wins, as in Hugging Face."""
+def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> RotaryConfig:
+    """Returns the rotation that config.json describes. kind: a type of layer, whose object is read
+    where there is one for each type; then `max_position_embeddings` is the stretched length.
+
+    If both spellings are there, `rope_scaling` wins, as in Hugging Face. Raises ConfigError.
+    """
     given = config.values.get("rope_scaling") not in (None, {})
     name = "rope_scaling" if given else "rope_parameters"
     values = config.values.get(name)
     values = {} if values is None else values
+    if kind is not None and isinstance(values, dict) and isinstance(values.get(kind), dict):
+        name, values = f"{name}.{kind}", values[kind]
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         raise config.error(name, "one object for all layers")
     rope = Fields(values, f"{config.where}: {name}")
     rope_type = str(values.get("rope_type", values.get("type", "default")))
+    rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if rope_type not in ROPE_TYPES:
         raise ConfigError(
             f"{rope.where}: rope type {rope_type!r} is not supported; "
@@ -224,7 +234,12 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
     # A top-level field wins over the one in the object, as in Hugging Face.
     original = config.optional_integer("original_max_position_embeddings")
     original = original or rope.integer("original_max_position_embeddings", max_position)
-    default_factor = max_position / original if rope_type == "yarn" else None
+    default_factor = max_position / original if rope_type in ("yarn", "longrope") else None
+    lists: dict[str, tuple[float, ...]] = {}
+    if rope_type == "longrope":
+        from minisgl.models.rotation import long_factors
+
+        lists = long_factors(rope, rotary_dim // 2)
     read = RotaryConfig(
         rope_type=rope_type,
         theta=theta,
@@ -240,6 +255,7 @@ def _rotary_config(config: Fields, head_dim: int) -> RotaryConfig:
         mscale=rope.optional_number("mscale"),
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
+        **lists,
     )
     if read.max_context < 1:
         raise rope.error("factor", "so large that the context is at least a token")

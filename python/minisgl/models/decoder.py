@@ -109,9 +109,7 @@ class Decoder(BaseLLMModel):
                 )
             ]
         )
-        self.norm = RMSNormFused(
-            build, size=hidden_size, eps=config.norm_eps, name="model.norm.weight"
-        )
+        self.norm = type(self.blocks[-1]).final_norm(spec, build)
         if config.tie_word_embeddings:
             self.lm_head = ParallelLMHead(self.embedding)
         else:
@@ -131,7 +129,7 @@ class Decoder(BaseLLMModel):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TD = self.embedding.forward(batch.input_ids)
+        x_TD = self.embed(batch.input_ids)
         residual_TD: Tensor | None = None
         *blocks, last = self.blocks
         for block in blocks:
@@ -143,6 +141,10 @@ class Decoder(BaseLLMModel):
             x_TD, residual_TD, batch, rows_S if len(rows_S) < len(x_TD) else None
         )
         return self.norm.forward(x_SD, residual_SD)[0]
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Returns what the first block takes, [T, D]."""
+        return self.embedding.forward(ids_T)
 
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
         return self.lm_head.forward(x_SD, shared)
@@ -177,6 +179,13 @@ class Block(BaseOP):
             self.mlp = mixture(index)
         else:
             self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
+
+    @classmethod
+    def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
+        """Returns the norm after the last block, which is one of this class."""
+        return RMSNormFused(
+            build, size=spec.config.hidden_size, eps=spec.config.norm_eps, name="model.norm.weight"
+        )
 
     def forward(
         self,
@@ -232,7 +241,7 @@ class Attention(BaseOP):
                 num_q_heads=self.qkv.num_q_heads,
                 num_kv_heads=self.qkv.num_kv_heads,
                 head_dim=layer.head_dim,
-                scale=layer.head_dim**-0.5,
+                scale=layer.scale or layer.head_dim**-0.5,
                 window=layer.window,
             ),
             rope=rope,

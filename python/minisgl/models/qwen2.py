@@ -20,18 +20,12 @@ def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     window = None
     if fields.flag("use_sliding_window", False):
         window = fields.optional_integer("sliding_window")
-    types = fields.values.get("layer_types")
-    if types is None:
+    if fields.values.get("layer_types") is None:
         first = fields.integer("max_window_layers", minimum=0)
         return tuple(window if i >= first else None for i in range(config.num_layers))
-    known = ("full_attention", "sliding_attention")
-    if type(types) is not list or len(types) != config.num_layers:
-        raise fields.error("layer_types", f"a list of {config.num_layers}")
-    if any(kind not in known for kind in types):
-        raise fields.error("layer_types", f"a list of {' and '.join(known)}")
-    if window is None and "sliding_attention" in types:
-        raise fields.error("layer_types", "only full_attention while no sliding window is in use")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    from minisgl.models.layer_types import layer_types, windows
+
+    return windows(config, layer_types(config), window)
 
 
 FAMILY = Family(

@@ -8,13 +8,25 @@ from minisgl.errors import UnsupportedModel
 from minisgl.models.spec import Family
 
 _MODULES = {
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "cohere",
+    "Exaone4ForCausalLM": "exaone4",
+    "Glm4ForCausalLM": "glm4",
+    "GlmForCausalLM": "glm",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "Ministral3ForCausalLM": "ministral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 """architecture -> the module of this package that has its `FAMILY`."""
 
@@ -27,9 +39,14 @@ def get_model_class(architecture: str) -> Family:
     """Returns the family that builds `architecture`. Raises UnsupportedModel with the names of
     those that there are."""
     if architecture not in _MODULES:
+        from difflib import get_close_matches
+
+        nearest = get_close_matches(architecture, _MODULES, 1)
         raise UnsupportedModel(
             f"no model family here builds {architecture!r}; supported are "
-            f"{', '.join(supported_architectures())} (docs/adding-a-model.md says how to add one)"
+            f"{', '.join(supported_architectures())}"
+            f"{f'; did you mean {nearest[0]}?' if nearest else ''} "
+            "(docs/adding-a-model.md says how to add one)"
         )
     family = import_module(f"minisgl.models.{_MODULES[architecture]}").FAMILY
     assert isinstance(family, Family)

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 from minisgl.core.groups import FULL, CacheGroup
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from minisgl.layers.base import BuildContext
     from minisgl.layers.moe import ExpertNames
     from minisgl.layers.rotary import RotaryConfig
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import Block
+    from minisgl.models.decoder import Block, Decoder
+    from minisgl.models.weight import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,8 @@ class LayerSpec:
 
     prefix: of its tensors' names in the checkpoint. window: the keys that a query sees, itself
     included; None is all. num_heads, num_kv_heads, head_dim: of all ranks together. rope: the
-    rotation of queries and keys. block: the class to build; None is `decoder.Block`.
+    rotation of queries and keys. scale: multiplies q @ k; None is head_dim ** -0.5. block: the
+    class to build; None is `decoder.Block`.
     """
 
     prefix: str
@@ -52,6 +57,7 @@ class LayerSpec:
     num_kv_heads: int
     head_dim: int
     rope: RotaryConfig
+    scale: float | None = None
     block: type[Block] | None = None
 
     @property
@@ -125,7 +131,8 @@ class CacheLayout:
 class ModelSpec:
     """A decoder to build: what `config` says, and what its family adds.
 
-    qk_norm: queries and keys are normed per head before they are rotated.
+    qk_norm: queries and keys are normed per head before they are rotated. decoder: what to build;
+    None is `decoder.Decoder`.
     """
 
     config: ModelConfig
@@ -135,6 +142,7 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     moe: MoeSpec | None = None
+    decoder: Callable[[ModelSpec, BuildContext, int], Decoder] | None = None
 
     @property
     def mlp_width(self) -> int:
@@ -151,8 +159,15 @@ class Family:
     """How to read the config.json of some architectures.
 
     defaults: what a field means that is not in the file, as in Hugging Face's config class.
+    renames: the family's own name of a field -> the name here. layer_ropes: `rope_parameters` may
+    have one object for each type of layer; `ModelConfig.rope` is that of full attention.
+    checkpoint: how the tensors in the files become those that the layers declare; None is as they
+    are.
     """
 
     architectures: tuple[str, ...]
     spec: Callable[[ModelConfig], ModelSpec]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
+    layer_ropes: bool = False
+    checkpoint: Callable[[Path, ModelConfig], Checkpoint] | None = None

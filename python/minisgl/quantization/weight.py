@@ -50,7 +50,7 @@ class Weight(TensorOwner, ABC):
         self,
         x: Tensor,
         residual: Tensor | None,
-        norm_weight: Tensor,
+        norm_weight: Tensor | None,
         eps: float,
         bias: Tensor | None,
         gate: Activation | None = None,

@@ -1,0 +1,36 @@
+"""GLM-4-9B (2024) as transformers has it: half of a head rotates, in interleaved pairs; gate and up
+in one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.view import interleaved_checkpoint
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import Block
+
+
+def spec(config: ModelConfig, block: type[Block] | None = None) -> ModelSpec:
+    return ModelSpec(
+        config=config,
+        layers=tuple(replace(layer, block=block) for layer in layers_of(config)),
+        qkv_bias=config.fields.flag("attention_bias", True),
+    )
+
+
+FAMILY = Family(
+    architectures=("GlmForCausalLM",),
+    spec=spec,
+    checkpoint=interleaved_checkpoint,
+    defaults={
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-07,
+        "max_position_embeddings": 131072,
+    },
+)

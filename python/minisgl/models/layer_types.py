@@ -1,0 +1,64 @@
+"""Which layers of a model attend within a window: `layer_types` in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minisgl.models.spec import layers_of
+
+if TYPE_CHECKING:
+    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import Block
+    from minisgl.models.spec import LayerSpec
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_types(config: ModelConfig, period: int | None = None) -> tuple[str, ...]:
+    """Returns FULL or SLIDING for each layer. Raises ConfigError for anything else.
+
+    period: what a file without `layer_types` means: every period-th layer is FULL. None is FULL for
+    all.
+    """
+    types = config.fields.values.get("layer_types")
+    if types is None:
+        return tuple(
+            SLIDING if period and (index + 1) % period else FULL
+            for index in range(config.num_layers)
+        )
+    if type(types) is not list or len(types) != config.num_layers:
+        raise config.fields.error("layer_types", f"a list of {config.num_layers}")
+    if any(kind not in (FULL, SLIDING) for kind in types):
+        raise config.fields.error("layer_types", f"a list of {FULL} and {SLIDING}")
+    return tuple(types)
+
+
+def windows(
+    config: ModelConfig, types: Sequence[str], window: int | None
+) -> tuple[int | None, ...]:
+    """Returns each layer's window. Raises ConfigError where a SLIDING layer has none."""
+    if window is None and SLIDING in types:
+        raise config.fields.error(
+            "layer_types", "only full_attention while no sliding window is in use"
+        )
+    return tuple(window if kind == SLIDING else None for kind in types)
+
+
+def layers_of_types(
+    config: ModelConfig,
+    types: Sequence[str],
+    *,
+    ropes: Sequence[RotaryConfig] | None = None,
+    block: type[Block] | None = None,
+) -> tuple[LayerSpec, ...]:
+    """Returns layers of these types. ropes: None is the config's for each layer. The window is the
+    field `sliding_window`."""
+    window = config.fields.optional_integer("sliding_window")
+    layers = layers_of(config, windows(config, types, window))
+    ropes = ropes or [config.rope] * len(layers)
+    return tuple(
+        replace(layer, rope=rope, block=block) for layer, rope in zip(layers, ropes, strict=True)
+    )

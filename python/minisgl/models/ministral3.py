@@ -1,0 +1,89 @@
+"""Ministral 3: a Mistral with yarn, whose queries grow with the logarithm of their position (as in
+Llama 4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.layers.base import Identity
+from minisgl.layers.split_attention import SplitAttentionLayer
+from minisgl.models.decoder import Block
+from minisgl.models.rotation import rope_fields
+from minisgl.models.spec import Family, ModelSpec, layers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from minisgl.attention import AttnLayer
+    from minisgl.layers import BuildContext, RotaryEmbedding
+    from minisgl.layers.moe import MoELayer
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.spec import LayerSpec
+
+
+class ScaledQueries(SplitAttentionLayer):
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / original length))."""
+
+    def __init__(self, layer: AttnLayer, rope: RotaryEmbedding, beta: float) -> None:
+        super().__init__(layer, rope=rope, q_norm=Identity(), k_norm=Identity())
+        self.beta = beta
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_TNH, k_TKH, v_TKH = super().split(qkv, positions_T)
+        blocks_T = positions_T // self.rope.config.original_max_position
+        scale_T = 1 + self.beta * torch.log1p(blocks_T.float())
+        return q_TNH * scale_T[:, None, None].to(q_TNH.dtype), k_TKH, v_TKH
+
+
+class Ministral3Block(Block):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        build: BuildContext,
+        rope: RotaryEmbedding,
+        mixture: Callable[[int], MoELayer] | None,
+        index: int,
+        place: tuple[int, int],
+    ) -> None:
+        super().__init__(spec, layer, build, rope, mixture, index, place)
+        self.attention.attend = ScaledQueries(
+            self.attention.attend.layer,
+            rope,
+            beta=rope_fields(spec.config).number("llama_4_scaling_beta"),
+        )
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    window = config.fields.optional_integer("sliding_window")
+    layers = layers_of(config, (window,) * config.num_layers)
+    return ModelSpec(
+        config=config, layers=tuple(replace(layer, block=Ministral3Block) for layer in layers)
+    )
+
+
+FAMILY = Family(
+    architectures=("Ministral3ForCausalLM",),
+    spec=spec,
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+)

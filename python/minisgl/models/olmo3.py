@@ -1,0 +1,36 @@
+"""OLMo 3: OLMo 2 with windows in three of four layers, which keep the unstretched rotation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minisgl.models import olmo2
+from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.rotation import sliding_rope
+from minisgl.models.spec import Family, ModelSpec
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    types = layer_types(config, period=4)
+    near = sliding_rope(config, config.rope.theta)
+    return replace(
+        olmo2.spec(config),
+        layers=layers_of_types(
+            config,
+            types,
+            ropes=[near if kind == SLIDING else config.rope for kind in types],
+            block=olmo2.Olmo2Block,
+        ),
+    )
+
+
+FAMILY = Family(
+    architectures=("Olmo3ForCausalLM",),
+    spec=spec,
+    defaults={**olmo2.FAMILY.defaults, "sliding_window": 4096},
+    layer_ropes=True,
+)

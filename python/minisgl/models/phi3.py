@@ -1,0 +1,28 @@
+"""Phi-3, Phi-3.5 and Phi-4: a Llama with fused tensors, longrope and partial rotation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.view import fused_checkpoint
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    window = config.fields.optional_integer("sliding_window")
+    return ModelSpec(config=config, layers=layers_of(config, (window,) * config.num_layers))
+
+
+FAMILY = Family(
+    architectures=("Phi3ForCausalLM",),
+    spec=spec,
+    checkpoint=fused_checkpoint,
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+    },
+)

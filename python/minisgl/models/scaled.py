@@ -1,0 +1,38 @@
+"""A decoder that scales its embedding and its logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from minisgl.layers import BuildContext
+    from minisgl.models.spec import ModelSpec
+
+
+class ScaledDecoder(Decoder):
+    """embedding_scale: rounded to the embedding's dtype before it multiplies, as in Hugging Face.
+    logit_scale: multiplies the hidden states before the LM head, which are fewer than logits."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        build: BuildContext,
+        num_positions: int,
+        *,
+        embedding_scale: float = 1.0,
+        logit_scale: float = 1.0,
+    ) -> None:
+        super().__init__(spec, build, num_positions)
+        self.embedding_scale = torch.tensor(embedding_scale, dtype=build.dtype).item()
+        self.logit_scale = logit_scale
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        return super().embed(ids_T) * self.embedding_scale
+
+    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+        return super().logits(x_SD * self.logit_scale, shared)

@@ -1,0 +1,99 @@
+"""A checkpoint whose tensors are not those that the layers declare, seen as if they were.
+
+Three differences are bridged, each once and on reading, so that no layer has to know: projections
+that a file holds as one tensor, heads that rotate interleaved pairs, and a text model inside a
+larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.models.weight import Checkpoint
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+
+class CheckpointView(Checkpoint):
+    """names: as the layers declare them."""
+
+    def __init__(self, folder: Path, rename: Callable[[str], str | None] | None = None) -> None:
+        """rename: a file's name -> the declared one, or None for a tensor that is not read."""
+        super().__init__(folder)
+        # declared name -> name in the files, and rows of that tensor; None is all.
+        self._places: dict[str, tuple[str, range | None]] = {}
+        for name in self.names:
+            if declared := rename(name) if rename else name:
+                self._places[declared] = (name, None)
+        self._interleaved: Callable[[Tensor], Tensor] | None = None
+        self.names = set(self._places)
+
+    def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
+        """Show each linear layer called `fused` as layers `names` of so many rows. One of another
+        size stays as it is."""
+        for suffix in (".weight", ".bias"):
+            for whole in [name for name in self.names if name.endswith(fused + suffix)]:
+                if self.shape(whole)[0] != sum(sizes):
+                    continue
+                file_name, _ = self._places.pop(whole)
+                first = 0
+                for name, size in zip(names, sizes, strict=True):
+                    rows = range(first, first + size)
+                    self._places[whole.replace(fused, name)] = (file_name, rows)
+                    first += size
+        self.names = set(self._places)
+        return self
+
+    def interleaved(self, config: ModelConfig) -> CheckpointView:
+        """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
+        head_dim, rotary_dim = config.head_dim, config.rope.rotary_dim
+        self._interleaved = lambda rows: deinterleave(
+            rows, head_dim=head_dim, rotary_dim=rotary_dim
+        )
+        return self
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file_name, rows = self._places[name]
+        shape = super().shape(file_name)
+        return shape if rows is None else (len(rows), *shape[1:])
+
+    def dtype(self, name: str) -> str:
+        return super().dtype(self._places[name][0])
+
+    def share(self, name: str, part: Part) -> Tensor:
+        file_name, rows = self._places[name]
+        if rows is not None and part.axis == 0:
+            share = range(rows.start + part.share.start, rows.start + part.share.stop)
+            part = replace(part, share=share)
+        tensor = super().share(file_name, part)
+        is_rotated = name.rpartition(".")[0].endswith((".q_proj", ".k_proj"))
+        return self._interleaved(tensor) if self._interleaved and is_rotated else tensor
+
+
+def deinterleave(rows: Tensor, *, head_dim: int, rotary_dim: int) -> Tensor:
+    """Rows of q or k (or of their bias), whose heads rotate the pairs (2i, 2i + 1), in the order in
+    which they rotate (i, i + R/2). q @ k does not change, since both are reordered."""
+    heads = rows.view(-1, head_dim, *rows.shape[1:])
+    rotary = heads[:, :rotary_dim]
+    return torch.cat((rotary[:, 0::2], rotary[:, 1::2], heads[:, rotary_dim:]), 1).flatten(0, 1)
+
+
+def fused_checkpoint(folder: Path, config: ModelConfig) -> CheckpointView:
+    """Returns the view of files that have q, k and v, or gate and up, as one linear layer."""
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    view = CheckpointView(folder)
+    view.split("qkv_proj", ("q_proj", "k_proj", "v_proj"), (q_rows, kv_rows, kv_rows))
+    return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)
+
+
+def interleaved_checkpoint(folder: Path, config: ModelConfig) -> CheckpointView:
+    """Returns `fused_checkpoint` for heads that rotate interleaved pairs."""
+    return fused_checkpoint(folder, config).interleaved(config)

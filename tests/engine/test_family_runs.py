@@ -1,0 +1,76 @@
+"""Every dense family through the real engine and scheduler: prompts of 1 to 600 tokens.
+
+Whole, in chunks, alone, in a batch, from the prefix cache, and with pages that windows free: all
+give the greedy tokens of transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_equalities import Request, drive, greedy, make_scheduler
+from test_model_families import SIZES
+
+from helpers.dense_cases import DENSE_CASES
+from helpers.model_harness import VOCAB, make_reference, random_ids
+from minisgl.engine import Engine, EngineConfig
+
+LENGTHS = (1, 5, 61, 200, 600)
+NUM_TOKENS = 12
+NEAR_TIE = 1e-4
+RUNS = ("phi3-window-old", "phi3-longrope", "seed-oss", "smollm3", "granite", "olmo2", "olmo3-yarn",
+        "glm", "glm4", "exaone4-window-old", "cohere", "cohere2", "ministral3-window")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+@torch.inference_mode()
+def test_tokens_are_those_of_transformers_however_they_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_class, changes, _, _ = DENSE_CASES[name]
+    sizes = {**SIZES, "max_position_embeddings": 1024, **changes}
+    reference = make_reference(config_class(**sizes))
+    reference.save_pretrained(tmp_path)
+    # Below its trained length, transformers rotates longrope otherwise than beyond it.
+    lengths = [n for n in LENGTHS if "longrope" not in name or n > 16]
+    requests: list[Request] = []
+    expected = []
+    for length in lengths:
+        prompt = random_ids(length, length)
+        ids = torch.tensor([prompt])
+        count = NUM_TOKENS
+        for index in range(NUM_TOKENS):
+            logits = reference(ids).logits[0, -1]
+            top2 = logits.topk(2).values
+            if top2[0] - top2[1] < NEAR_TIE:  # the reference could not tell: compare up to here
+                count = index
+                break
+            ids = torch.cat((ids, logits.argmax().view(1, 1)), dim=1)
+        assert count > 0
+        requests.append((prompt, greedy(count)))
+        expected.append(ids[0, length:].tolist())
+
+    monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
+    for attn, page_size, chunk in (("torch", 4, 640), ("cpu", 16, 48)):
+        engine = Engine(
+            EngineConfig(
+                folder=tmp_path,
+                device="cpu",
+                attn=attn,
+                num_pages=2048 // page_size,
+                page_size=page_size,
+                max_prefill_length=chunk,
+                max_running_requests=8,
+            )
+        )
+        try:
+            scheduler = make_scheduler(engine, vocab_size=VOCAB)
+            assert drive(engine, requests, scheduler=scheduler) == expected
+            assert drive(engine, requests, scheduler=scheduler, first_uid=10) == expected
+            assert scheduler.stats.num_cached_tokens > 0
+            for request, ids in zip(requests, expected, strict=True):
+                assert drive(engine, [request], vocab_size=VOCAB, cache="naive") == [ids]
+        finally:
+            engine.close()

@@ -1,0 +1,183 @@
+"""Tiny configs of the dense families that differ from Llama in more than a value.
+
+name -> (config class, changes to the common sizes, page size, old spelling of config.json)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    Cohere2Config,
+    CohereConfig,
+    Exaone4Config,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
+    Ministral3Config,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PreTrainedConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+)
+
+THETA = {"rope_theta": 10_000.0}
+PLAIN = {"rope_type": "default", **THETA}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.3,
+    **THETA,
+}
+
+
+def long_rope(pairs: int) -> dict[str, Any]:
+    """Trained for 16 positions, so that the prompts of the tests need the long factors."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
+        "long_factor": [1.5 + 0.7 * i for i in range(pairs)],
+        "original_max_position_embeddings": 16,
+        **THETA,
+    }
+
+
+# transformers counts layers from 1 here: with 4 layers, the third or the last one differs.
+DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
+    "phi3": (Phi3Config, {}, 4, False),
+    "phi3-window-old": (Phi3Config, {"sliding_window": 11, "num_key_value_heads": 4}, 1, True),
+    "phi3-partial": (
+        Phi3Config,
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, "tie_word_embeddings": True},
+        4,
+        False,
+    ),
+    "phi3-longrope": (
+        Phi3Config,
+        {"rope_parameters": long_rope(6), "original_max_position_embeddings": 16},
+        4,
+        False,
+    ),
+    "phi4-mini-old": (
+        Phi3Config,
+        {
+            "rope_parameters": {**long_rope(6), "partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 16,
+            "hidden_size": 64,
+            "tie_word_embeddings": True,
+        },
+        1,
+        True,
+    ),
+    "seed-oss": (SeedOssConfig, {"head_dim": 16}, 4, False),
+    "seed-oss-biases": (
+        SeedOssConfig,
+        {"head_dim": 10, "attention_out_bias": True, "mlp_bias": True, "attention_bias": False},
+        1,
+        True,
+    ),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4}, 4, False),
+    "smollm3-window-old": (
+        SmolLM3Config,
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+        4,
+        True,
+    ),
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 8.0,
+        },
+        4,
+        False,
+    ),
+    "granite-biases-old": (
+        GraniteConfig,
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 3.0,
+        },
+        1,
+        True,
+    ),
+    "olmo2": (Olmo2Config, {}, 4, False),
+    "olmo2-one-kv-head-old": (
+        Olmo2Config,
+        {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True},
+        1,
+        True,
+    ),
+    "olmo3": (Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 9}, 4, False),
+    "olmo3-yarn": (
+        Olmo3Config,
+        {
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {k: v for k, v in YARN.items() if "beta" not in k},
+                "sliding_attention": PLAIN,
+            },
+        },
+        1,
+        False,
+    ),
+    "glm": (GlmConfig, {"head_dim": 16}, 4, False),
+    "glm-no-bias-old": (GlmConfig, {"head_dim": 8, "attention_bias": False}, 1, True),
+    "glm4": (Glm4Config, {"head_dim": 16}, 4, False),
+    "glm4-three-layers-old": (
+        Glm4Config,
+        {"head_dim": 12, "num_hidden_layers": 3, "attention_bias": False},
+        1,
+        True,
+    ),
+    "exaone4": (
+        Exaone4Config,
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+        4,
+        False,
+    ),
+    "exaone4-window-old": (
+        Exaone4Config,
+        {"num_hidden_layers": 4, "sliding_window": 9, "head_dim": 16},
+        1,
+        True,
+    ),
+    "cohere": (CohereConfig, {"logit_scale": 0.25}, 4, False),
+    "cohere-bias-old": (
+        CohereConfig,
+        {"attention_bias": True, "tie_word_embeddings": False, "layer_norm_eps": 1e-3},
+        1,
+        True,
+    ),
+    "cohere2": (Cohere2Config, {"num_hidden_layers": 4, "sliding_window": 9}, 4, False),
+    "cohere2-layer-types-old": (
+        Cohere2Config,
+        {"sliding_window": 13, "layer_types": ["full_attention", "sliding_attention"]},
+        1,
+        True,
+    ),
+    "ministral3": (Ministral3Config, {"head_dim": 16, "rope_parameters": YARN}, 4, False),
+    "ministral3-window": (
+        Ministral3Config,
+        {"head_dim": 10, "rope_parameters": YARN, "sliding_window": 11},
+        1,
+        False,
+    ),
+}
