@@ -164,7 +164,7 @@ def test_a_profile_names_steps_and_shows_kernels(checkpoint: Checkpoint, tmp_pat
     try:
         engine.profiler.start()
         drive(engine, [(prompts(6)[0], greedy())])
-        engine.settle()
+        engine.synchronize()
         path, num_steps = engine.profiler.stop(tmp_path, 0)
     finally:
         engine.close()

@@ -1,4 +1,4 @@
-"""An engine that takes a GPU's way on a CPU, and computes nothing: for what it would launch."""
+"""An engine that follows the GPU's code path on a CPU without computing, to list its kernels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def pretend(compiled: list[str]) -> None:
-    """Have engines of this process take a GPU's way on a CPU, and kernels say here what they are
-    when they are launched in a form for the first time."""
+    """Patch this process: its engines follow the GPU's code path on a CPU, and each kernel config
+    is appended to `compiled` at its first launch."""
     from test_replay import ReplayDevice
 
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
@@ -26,13 +26,13 @@ def pretend(compiled: list[str]) -> None:
     class Device(ReplayDevice):
         best_chunk = CudaDevice.best_chunk
         num_threads = 0
-        can_rehearse = True
+        can_compile_only = True
 
         def warm_up_rows(self, most: int) -> list[int]:
             # It reads nothing of the device that it belongs to, which only a GPU could make.
             return CudaDevice.warm_up_rows(self, most)  # type: ignore[arg-type]
 
-        def rehearse(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+        def compile_only(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
             for step in steps:
                 step()()
 

@@ -25,27 +25,28 @@ NewPage = tuple[int, int, int, int]
 """(cache group, table_idx, page index, page id): an entry of a group's page table."""
 
 PROMISED = -1
-"""In `Plan.token_ids`: the id that the request's last launched row samples. The host lacks it."""
+"""In `Plan.token_ids`: the id that the request's last launched row samples; only on the device."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Plan:
-    """A step. The decode rows, of one token each, come first. Not changed once it is planned.
+    """A step. The decode rows, of one token each, come first. Never changed after planning.
 
-    num_decodes: rows [0, num_decodes) compute one token, and all tokens before it are computed.
-    token_ids: int32, the rows' spans one after another; `PROMISED` for ids that the host lacks.
+    num_decodes: rows [0, num_decodes) compute one token; all tokens before it are computed.
+    token_ids: int32, the ids of row 0, then row 1, ...; `PROMISED` for ids that the host lacks.
     sample_rows: indices of rows whose last position yields a token, ascending.
     output_idxs: for each of `sample_rows`, the index of the token in its request's output.
-    late_rows: indices into `sample_rows` of the rows with a mask. The mask depends on the token
-        before, so a step with late rows is sampled once the step before is committed.
+    late_rows: indices into `sample_rows` of the rows with a mask. The mask depends on the row's
+        previous token, so the step is sampled after the previous step is committed.
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
     top_rows: indices into `sample_rows` of the rows whose requests ask for the most likely tokens.
-    num_top: how many of them, the most that a row asks for.
+    num_top: the largest number of them that a row asks for.
     new_pages: entries of the page tables, to be written before the step.
-    stored: (row, position): the row's tokens below that position are computed again for other cache
-        groups, but the full group has their KV in pages of the prefix cache, which no step writes.
-    begins: (table_idx, sampling) of requests that get a row of the tables in this step. Their
-        sampling has a seed.
+    stored: (row, position): the prefix cache has the KV of the row's tokens below that position in
+        the full group. The step computes them again only for the other cache groups and must not
+        write their pages in the full group.
+    begins: (table_idx, sampling) of requests that get a row of the tables in this step. `sampling`
+        has a seed.
     """
 
     step: int
@@ -79,8 +80,8 @@ class StepResult:
     """The output of a step. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``.
 
     logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. tops: for
-    each j of ``plan.top_rows`` the most likely tokens, (id, log-probability), the likeliest first.
-    With several ranks only rank 0's values count; no plan depends on them.
+    each j of ``plan.top_rows`` the most likely tokens as (id, log-probability), the likeliest
+    first. With several ranks clients get rank 0's values; planning does not use them.
     """
 
     next_ids: list[int]
@@ -90,9 +91,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailed:
-    """The step failed. No later step may use the KV that it was to write.
+    """The step failed. The KV that it should have written does not exist.
 
-    uids: the requests that fail. The other requests of the plan are computed again.
+    uids: the requests that fail. The scheduler computes the other requests again.
     """
 
     error: EngineError

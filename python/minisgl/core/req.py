@@ -12,7 +12,11 @@
 `num_tokens` counts the ids that the host has. A launched row that samples *promises* one more
 token. The promised token counts as known while planning. Its id is on the device only, until
 `commit` fulfils the promise. Each step lets `num_computed` catch up with `num_known`. That one rule
-covers prefill, a chunk of it, a prefix hit, decode, and resuming after a retraction.
+covers prefill, chunked prefill, a prefix hit, decode, and resuming after a retraction.
+
+To *retract* a running request is to take its pages for another one; it resumes later. Layers whose
+caches have the same lifetime form a *cache group*; most models have one, the full group
+(`minisgl.core.groups`).
 """
 
 from __future__ import annotations
@@ -33,20 +37,24 @@ IdArray = npt.NDArray[np.int32]
 class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
-    prompt: int32 ids. max_len: the most tokens of prompt and output; they fit the context and the
-    pool. order: (priority, arrival); lower goes first. stop_ids: output ids that end the request.
+    prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
+    they fit the context and the pool. order: (priority, arrival); lower goes first.
+    stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
-    masker: restricts which tokens the request may output; its rows are sampled late.
-    pages: the page ids of the full group, one for each `page_size` tokens. num_stored: tokens whose
-    pages in the full group belong to the prefix cache; more than `num_cached` if other cache
-    groups have lost pages.
+    masker: restricts which tokens the request may output; its rows are sampled late
+    (`minisgl.scheduler.loop`).
+    pages: the page ids of the full group, one for each `page_size` tokens.
+    num_stored: the tokens at the start whose KV the prefix cache has in the full group. With
+    several cache groups it can exceed the tokens reused, because another group has lost its pages.
     handle: the position in the prefix cache that the request keeps locked while it holds pages.
     table_idx: the request's row in the engine's tables; -1 while it does not run.
     num_flights: launched steps with the request that are not committed, 0 to 2.
-    leaving: the request gets no more rows. Its pages go back when its last flight is settled; then
-    it is dropped if it has ended, and waits to be resumed if it was retracted.
+    leaving: no more rows are planned for the request. When its last launched step is committed, its
+    pages are released. Then it is deleted if it has ended, or waits again if it was retracted.
+    num_cached: tokens that the prefix cache had when the request first started.
+    num_chunks: steps in which prompt tokens were computed.
     num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
-    when the scheduler last looked; None before. leader: the request that was computing them.
+    when the scheduler last looked; None if it has not looked. prefix_source: that other request.
     """
 
     uid: int
@@ -74,7 +82,7 @@ class Req:
     num_chunks: int = 0
     num_retractions: int = 0
     num_reusable: int | None = None
-    leader: Req | None = None
+    prefix_source: Req | None = None
     accepted_at: float = 0.0
     launched_at: float = 0.0
     first_token_at: float = 0.0
@@ -90,7 +98,7 @@ class Req:
 
     @property
     def num_left(self) -> int:
-        """Tokens left to compute. A waiting request need not compute those that it can reuse."""
+        """Tokens left to compute. A waiting request does not compute the tokens it can reuse."""
         reusable = self.num_reusable if self.table_idx < 0 else None
         return self.num_known - self.num_computed - (reusable or 0)
 

@@ -95,7 +95,7 @@ class CudaDevice(Device):
     not."""
     measured_sizes = (64, 256, 512, 1024, 2048, 4096, 8192)
     max_graph_tokens = PROMPT_TOKENS[-1]
-    can_rehearse = True
+    can_compile_only = True
     default_memory_ratio = 0.9
 
     def __init__(self, index: int = 0) -> None:
@@ -191,21 +191,21 @@ class CudaDevice(Device):
     def warm_up_rows(self, most: int) -> list[int]:
         return [*(size for size in WARM_UP_ROWS if size < most), most]
 
-    def rehearse(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
-        """What is captured in a graph does not run."""
+    def compile_only(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+        """Capture each step in a CUDA graph: captured kernels are compiled but do not run."""
         from minisgl.kernel.triton.launch import compile_only
 
         def capture() -> None:
             pool, last = torch.cuda.graph_pool_handle(), None
             x = torch.zeros(8, 8, device=self.torch_device)
-            x.mm(x)  # cuBLAS makes its handle, which no graph may hold
+            x.mm(x)  # cuBLAS creates its handle here, outside of any graph
             for step in steps:
                 launch = step()
                 graph = torch.cuda.CUDAGraph()
-                # relaxed: libraries that are called for the first time allocate
+                # relaxed: a library may allocate memory at its first call
                 with captured(graph, pool, "relaxed"):
                     launch()
-                last = graph  # keeps the pool alive until the next step has its graph
+                last = graph  # keeps the memory pool alive until the next graph uses it
             del last
 
         with torch.inference_mode(), torch.cuda.stream(self._stream):

@@ -1,8 +1,7 @@
-"""What differs between devices: memory, uploads, and the order in which work runs.
+"""The interface to a device: memory, uploads, and a stream on which work runs in order.
 
-`Device` is the seam. Work handed to `enqueue` runs in order, on the device's stream, while the
-caller goes on; the `Pending` that comes back is the marker to wait for. Read next: `cpu.py`, then
-`cuda.py`.
+`Device.enqueue` puts work on the device's stream and returns at once. The `Pending` that it returns
+waits for the result. Read next: `cpu.py`, then `cuda.py`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,18 @@ from minisgl.errors import OutOfDeviceMemory
 
 
 class Pending(Protocol):
-    """Work that is enqueued."""
+    """Enqueued work."""
 
     def wait(self) -> list[int]:
-        """What the work returned, on the host. Raises what the work raised."""
+        """Wait for the work and return its ids. Raises the exception that the work raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """num_decodes: rows that decode. num_prompts, num_prompt_tokens: the other rows, and their
-    tokens. longest: in a padded step, how long a prompt's context may be; else 0.
+    """The size of a step.
+
+    num_decodes: decode rows. num_prompts, num_prompt_tokens: the other rows, and their tokens.
+    longest: in a padded step, the longest context that a prompt may have; else 0.
     """
 
     num_decodes: int
@@ -48,11 +49,11 @@ class StepSize:
 
 
 class Runner(ABC):
-    """How a step's work is launched.
+    """Launches the work of a step, kernel by kernel or as a CUDA graph. Mutable.
 
-    decode_sizes: the numbers of rows that it pads decode steps to. prompt_sizes: the numbers of
-    prompt tokens that it can pad a step with prompts to. beside_prompts: the numbers of decode rows
-    beside them. max_tokens: the most of both that it pads a step with prompts to. Mutable.
+    decode_sizes: numbers of rows to which it pads decode steps. prompt_sizes: numbers of prompt
+    tokens to which it can pad steps with prompts. beside_prompts: numbers of decode rows in such
+    steps. max_tokens: steps with prompts and more tokens than this are not padded.
     """
 
     decode_sizes: Sequence[int] = ()
@@ -62,15 +63,19 @@ class Runner(ABC):
 
     @abstractmethod
     def padded(self, plan: Plan) -> StepSize | None:
-        """To what the step is to be padded; None for not at all."""
+        """Return the size to pad the step to; None for no padding."""
 
     @abstractmethod
     def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
-        """`compute()`. Padded steps of one shape do the same work on the same addresses."""
+        """Return `compute()`, or replay the graph of an earlier step.
+
+        Padded steps of one shape launch the same kernels on the same addresses. shape: None if the
+        step is not padded.
+        """
 
 
 class EagerRunner(Runner):
-    """Launch by launch."""
+    """Launches kernel by kernel. Pads nothing."""
 
     def padded(self, plan: Plan) -> StepSize | None:
         return None
@@ -82,10 +87,11 @@ class EagerRunner(Runner):
 class Device(ABC):
     """One accelerator, or the CPU.
 
-    best_chunk: the prompt tokens of a step with the best prefill rate. measured_sizes: prompt
-    tokens of the steps that are timed at the start, for a stall bound.
-    num_threads: how many threads a step may run on, where that is to be chosen; else 0.
-    max_graph_tokens: no `Runner.prompt_sizes` are larger. can_rehearse: whether `rehearse` can.
+    best_chunk: the number of prompt tokens in a step with the best prefill rate. measured_sizes:
+    prompt tokens of the steps that start-up times for the stall bound. num_threads: the most
+    threads that a step can use; start-up chooses 1 or this; 0 where there is no choice.
+    max_graph_tokens: the largest of `Runner.prompt_sizes`. can_compile_only: whether `compile_only`
+    is implemented.
     """
 
     torch_device: torch.device
@@ -93,66 +99,73 @@ class Device(ABC):
     measured_sizes: tuple[int, ...]
     num_threads = 0
     max_graph_tokens = 0
-    can_rehearse = False
+    can_compile_only = False
     default_memory_ratio: float
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Memory that can still be allocated on the device."""
+        """Return the bytes that can still be allocated on the device."""
 
     @abstractmethod
     def peak_memory_bytes(self) -> int:
-        """The most memory that this process has had at a time: of the GPU, allocated; of a CPU,
-        resident. Waits for nothing."""
+        """Return the peak memory of this process: allocated on a GPU, resident on a CPU. Does not
+        wait for the device."""
 
     @abstractmethod
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        """Host arrays as device tensors of the same dtypes, all in one transfer.
+        """Copy host arrays to device tensors of the same dtypes, in one transfer.
 
-        Called once in `enqueue`d work. The tensors are valid until the next call; equal shapes
-        and dtypes give equal addresses where addresses matter (CUDA graphs).
+        Called once in `enqueue`d work. The tensors are valid until the next call. On CUDA, calls
+        with equal shapes and dtypes return equal addresses, which graphs need.
         """
 
     @abstractmethod
     def enqueue(self, work: Callable[[], Tensor]) -> Pending:
-        """Run `work` after all that was enqueued before; it returns int32 ids on the device."""
+        """Run `work` after all earlier work. `work` returns int32 ids on the device."""
 
     @abstractmethod
     def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
-        """With CUDA graphs of up to `max_graph_rows` decode rows, on a device that has them; 0:
-        none. max_prompt_tokens: no step has more, so none is padded to more."""
+        """Return the runner.
+
+        max_graph_rows: the most decode rows of a CUDA graph, on a device that has graphs; 0 for no
+        graphs. max_prompt_tokens: the most prompt tokens of a step.
+        """
 
     def warm_up_rows(self, most: int) -> list[int]:
-        """Up to `most` decode rows: numbers of them whose steps take different kernels, if these
-        are to be compiled before a user waits for them."""
+        """Return numbers of decode rows, up to `most`, whose steps use different kernels.
+
+        Start-up compiles these kernels. Empty if the device compiles none.
+        """
         return []
 
-    def rehearse(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
-        """Have the kernels of steps compiled, side by side. A step is called as `enqueue`d work is;
-        what it returns launches the kernels, none of which runs."""
-        raise AssertionError("this device cannot launch without running")
+    def compile_only(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+        """Compile the kernels of steps in parallel, and run none.
+
+        Each step prepares its tensors and returns a function that launches its kernels.
+        """
+        raise AssertionError("this device cannot compile without running")
 
     def set_threads(self, count: int) -> None:
         """Run later steps on `count` threads; only where `num_threads` is above 0."""
-        raise AssertionError("this device's steps run on no threads")
+        raise AssertionError("this device has no choice of threads")
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` is this device's way to say that an allocation failed."""
+        """Whether `error` means that an allocation on this device failed."""
 
     @abstractmethod
     def describe(self) -> str:
-        """For the log: which device, how large."""
+        """Return the device's name and size, for the log."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is enqueued and let go of the device."""
+        """Finish the enqueued work and release the device."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give memory that no tensor holds back to the system. Also after `close`."""
+        """Return unused memory to the system. May be called after `close`."""
 
 
 def out_of_memory(what: str, advice: str, error: BaseException) -> OutOfDeviceMemory:
-    """The error that says which option to turn, which way."""
+    """Return the error. what: what ran out of memory. advice: which options to change."""
     return OutOfDeviceMemory(f"out of memory while {what}: {advice} ({error})")

@@ -1,7 +1,8 @@
-"""From a plan to sampled ids: build the batch, run the model, sample, remember the last tokens.
+"""From a plan to sampled ids: build the batch, run the model, sample, store the sampled ids.
 
-`launch` returns at once; everything it does happens in stream order (`Device.enqueue`), so a step
-may rely on whatever earlier steps wrote: the KV pool, the page table, the last tokens.
+`minisgl.engine.inputs` turns the plan into tensors, `minisgl.models.decoder` runs the model.
+`launch` returns at once. Its work runs in stream order (`Device.enqueue`), so a step can read what
+earlier steps wrote: the KV pool, the page table and each request's last token.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ logger = get_logger(__name__)
 
 @contextmanager
 def closing_on_error(device: Device, comm: DistributedCommunicator) -> Iterator[None]:
-    """Close the device when an engine cannot start; raise OutOfDeviceMemory with advice."""
+    """Close the device if an engine cannot start; raise OutOfDeviceMemory with advice."""
     try:
         yield
     except Exception as error:
-        if comm.size == 1:  # else what was enqueued may wait for other ranks for ever
+        if comm.size == 1:  # else enqueued collectives may wait for other ranks for ever
             device.close()
         if device.is_out_of_memory(error):
             raise out_of_memory("loading", "lower --memory-ratio or --num-pages", error) from error
@@ -72,9 +73,9 @@ class Engine:
     ) -> None:
         """Load the model and allocate the KV pool.
 
-        Nothing is measured: `minisgl.engine.startup.start_engine` builds an engine to serve with.
-        progress: gets (done, total) weight bytes. clock: laps after each part of the start.
-        Raises ConfigError (and its kinds) for a checkpoint or settings that cannot work, and
+        This measures nothing. To serve, use `minisgl.engine.startup.start_engine`.
+        progress: called with (loaded, total) weight bytes. clock: laps after each part of the
+        start. Raises ConfigError for a checkpoint or settings that cannot work, and
         OutOfDeviceMemory.
         """
         clock = clock or StartClock()
@@ -95,7 +96,7 @@ class Engine:
         self.model_config = ModelConfig.from_folder(config.folder)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
-        clock.lap("kernels")  # those of C++
+        clock.lap("kernels")  # the C++ kernels are compiled or loaded
         comm = self.comm
         self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
         self.model = load_model(
@@ -110,7 +111,7 @@ class Engine:
             progress=progress,
         )
         clock.lap("weights")
-        if comm.rank == 0:  # the others' differ little, and the pool is the smallest of all
+        if comm.rank == 0:  # other ranks differ little, and use the same number of pages
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
         self.page_size = config.page_size
         self.max_running = config.max_running_requests
@@ -153,7 +154,7 @@ class Engine:
         self._prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
         self.attn_name = " and ".join(dict.fromkeys(attn.name for attn in backends))
         max_graph_rows = config.cuda_graph_max_bs if self._graph_safe else 0
-        # The same on all ranks, as sums of padded steps have more rows.
+        # All ranks pad a step to the same size, because they all-reduce its rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens)
@@ -164,7 +165,7 @@ class Engine:
         clock.lap("memory")
 
     def apply(self, tuning: Tuning) -> None:
-        """Compute from now on as start-up measuring found best (`minisgl.engine.startup`)."""
+        """Use these settings for later steps. `minisgl.engine.startup` measures them."""
         if tuning.num_threads is not None:
             self.device.set_threads(tuning.num_threads)
         self.runner.max_tokens = tuning.graph_tokens
@@ -178,7 +179,8 @@ class Engine:
     # --- steps ---------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> ForwardOutput:
-        """Enqueue the step; of one with late rows the forward pass (`minisgl.core.executor`)."""
+        """Enqueue the step and return its flight. If it has late rows, enqueue the forward pass
+        only; `Flight.sample_late` enqueues the sampling (`minisgl.core.executor`)."""
         if not plan.late_rows:
             return self._flight(plan, self._enqueue(plan, lambda: self._step(plan)))
         forwarded: list[tuple[StepArrays, Tensor]] = []  # filled and emptied in stream order
@@ -214,24 +216,24 @@ class Engine:
             self._profiler = StepProfiler()
         return self._profiler
 
-    def settle(self) -> None:
-        """Wait for all that was launched."""
+    def synchronize(self) -> None:
+        """Wait until all launched steps have run."""
         self.device.enqueue(_no_ids).wait()
 
-    def rehearse(self, plans: Iterable[Plan]) -> None:
-        """Have all kernels of these steps compiled, side by side; none runs (`Device.rehearse`)."""
+    def compile_only(self, plans: Iterable[Plan]) -> None:
+        """Compile the kernels of these steps in parallel, and run none (`Device.compile_only`)."""
 
         def prepared(plan: Plan) -> Callable[[], object]:
             arrays, forward, sample = self._upload_step(plan)
             return lambda: self._sample(self._forward(plan, arrays.padded, forward), sample)
 
-        self.device.rehearse(partial(prepared, plan) for plan in plans)
+        self.device.compile_only(partial(prepared, plan) for plan in plans)
 
-    def can_rehearse(self, plan: Plan) -> bool:
-        """Whether the device can, and nothing in the step waits for it."""
+    def can_compile_only(self, plan: Plan) -> bool:
+        """Whether the device can compile without running, and no part of the step waits for it."""
         has_prompts = plan.num_decodes < plan.num_rows
         is_safe = self._prompts_graph_safe if has_prompts else self._graph_safe
-        return self.device.can_rehearse and is_safe
+        return self.device.can_compile_only and is_safe
 
     def _step(self, plan: Plan) -> Tensor:
         """Run one step, in stream order.
@@ -245,7 +247,7 @@ class Engine:
 
         if plan.num_decodes == plan.num_rows and not arrays.has_options:
             sampled = self.runner.run(arrays.shape, lambda: self._sample(forward(), sampling))
-        else:  # the shape does not say which rows sample how, so sampling is not part of the graph
+        else:  # the shape does not fix which rows sample and how, so the graph does not sample
             sampled = self._sample(self.runner.run(arrays.shape, forward), sampling)
         return self._end_step(plan, arrays, sampled)
 
@@ -259,7 +261,7 @@ class Engine:
     def _late_sample(
         self, plan: Plan, arrays: StepArrays, x_SD: Tensor, masks: Sequence[Mask]
     ) -> Tensor:
-        """Sample the rows of `_late_forward`, in stream order. Returns what `_step` returns."""
+        """Sample the rows of `_late_forward`, in stream order. Returns the same as `_step`."""
         _, rows = self._share(len(arrays.sample["table_idxs"]), arrays.has_options)
         named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
@@ -271,7 +273,7 @@ class Engine:
         return make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
 
     def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
-        """Drop the padding of what `_sample` returned."""
+        """Return the output of `_sample` without padding rows, flat."""
         if self._guard:
             self._guard.after(plan)
         if arrays.has_options:
@@ -285,16 +287,16 @@ class Engine:
         return arrays, ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
 
     def _upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
-        """Upload arrays and the step's new pages in one transfer, and write the pages."""
+        """Upload arrays and the step's new pages in one transfer; write the page table."""
         named = {**named, "new_pages": arrays.new_pages}
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        if arrays.new_pages.size:  # outside of any graph: their number is not part of a shape
+        if arrays.new_pages.size:  # outside the graph, because their number varies
             self._ops.write_pages(self._tables.page_table, tensors["new_pages"])
         return tensors
 
     def _forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
         """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
-        decoding = inputs.rows[0, : inputs.num_decodes]  # the rows whose ids may be promised
+        decoding = inputs.rows[0, : inputs.num_decodes]  # only decode rows can have promised ids
         pools = []
         for pool, context in zip(self._pools, self._contexts, strict=True):
             attn: BaseAttnBackend = context.attn
@@ -356,18 +358,18 @@ class Engine:
         return torch.cat(parts)
 
     def _share(self, num_rows: int, has_options: bool) -> tuple[bool, range]:
-        """Whether the ranks share the sampling of these rows, and the rows of this rank."""
+        """Return whether the ranks share the sampling of these rows, and this rank's rows."""
         is_shared = self.comm.shares_rows(num_rows) and not has_options
         return is_shared, self.comm.info.share(num_rows) if is_shared else range(num_rows)
 
     # --- start and end -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish the steps in the air and give back threads and memory. The engine is done for."""
+        """Finish the launched steps and release threads and memory. It is unusable afterwards."""
         self.device.close()
         for name in ("runner", "model", "_contexts", "_tables", "_guard"):
             self.__dict__.pop(name, None)
-        self.comm.close()  # after the graphs, which hold what they captured of it
+        self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()
 
 

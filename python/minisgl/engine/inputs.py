@@ -1,16 +1,17 @@
 """How a plan becomes tensors: arrays on the host, one upload, named tensors on the device.
 
-A step can be padded, so that steps of many sizes share one shape and one CUDA graph::
+The runner can pad a step (`Runner.padded`), so that steps of many sizes share one CUDA graph::
 
     rows      |== decodes ==|- padding -|== chunks of prompts ==|- padding -|
     tokens    |== decodes ==|- padding -|==== chunks of prompts ====|--- padding ---|
 
-A padding row among the decodes belongs to the tables' padding row: its slot is -1, so it stores
-nothing, and its sampled id is dropped. Padding rows among the prompts have no tokens, and padding
-tokens behind the prompts belong to no row.
+A padding row among the decodes uses the last row of the request tables, which no request has. Its
+slot is -1, so it stores no KV, and its sampled id is dropped. Padding rows among the prompts have
+no tokens, and padding tokens after the prompts belong to no row.
 
-The arrays come in two parts, for the forward pass and for sampling. Steps of one shape have arrays
-of the same sizes, so a captured graph finds them at the same addresses.
+The arrays come in two parts, for the forward pass and for sampling, because a step with late rows
+samples later. Steps of one shape have arrays of the same sizes, so a captured graph finds them at
+the same addresses.
 
 Axes: T tokens, B rows, S rows that sample, N new pages, W words of 32 vocabulary ids.
 """
@@ -34,6 +35,7 @@ from minisgl.engine.tables import RequestTables
 Array = npt.NDArray[Any]
 
 NO_SLOT = -1
+"""The slot of a token whose KV is not stored."""
 COLUMNS = frozenset((*SAMPLING_COLUMNS, "output_idxs"))
 """The arrays of `BatchSamplingArgs`."""
 
@@ -42,9 +44,10 @@ COLUMNS = frozenset((*SAMPLING_COLUMNS, "output_idxs"))
 class StepShape:
     """Everything that decides which kernels the graph of a padded decode step launches.
 
-    samples: False if the step has late rows or options; its graph ends with the forward pass, so
-    the fields behind it are False. The shape of a padded step with prompts is its `StepSize`: its
-    graph does not sample either.
+    is_shared: the step reads a common prefix once. samples: False if the step has late rows or
+    options. Then its graph ends with the forward pass, and the fields after it are False.
+    is_filtered: a row uses top-k, top-p or min-p. The shape of a padded step with prompts is its
+    `StepSize`, since its graph never samples.
     """
 
     size: StepSize
@@ -57,14 +60,14 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays:
-    """A plan on the host. padded, shape: None if the step is not padded.
+    """A plan as arrays on the host. padded, shape: None if the step is not padded.
 
-    has_options: a row has sampling options that no graph has. Every rank samples all rows of such a
-    step outside of a graph, without padding. num_top: see `Plan`.
+    has_options: a row has sampling options that graphs do not support. Every rank then samples all
+    rows, outside the graph and without padding. num_top: see `Plan`.
 
     forward, sample: arrays by name, for `ForwardTensors` and `SampleTensors`. new_pages: int64
-    [3, N]: table row, index in it, page. No graph reads it and no shape fixes its size, so it goes
-    last in an upload.
+    [3, N]: row of the page table, page index, page. It goes last in an upload, because its size is
+    not part of the shape.
     """
 
     padded: StepSize | None
@@ -82,9 +85,9 @@ class StepArrays:
 class ForwardTensors:
     """The inputs of the forward pass.
 
-    token_ids: int32 [T]; `PROMISED` where the id is only in the tables. slots: int32 [G, T], those
-    of each cache group. positions, rows, shared: see `PoolBatch`. sample_positions: int64, the
-    tokens that sample; a padded step has others behind them.
+    token_ids: int32 [T]; `PROMISED` where only the tables have the id. slots: int32 [G, T], one row
+    for each of G cache groups. positions, rows, shared: see `PoolBatch`. sample_positions: int64,
+    the indices of the tokens that sample, then, in a padded step, arbitrary ones.
     """
 
     num_decodes: int
@@ -105,9 +108,9 @@ class ForwardTensors:
 class SampleTensors:
     """The inputs of sampling.
 
-    table_idxs: int64 [S], the tables' rows of the rows that sample. has_options: see `StepArrays`.
-    top_rows: int64, the rows that ask for the `num_top` most likely tokens. mask_rows, masks: see
-    `mask_arrays`; None if no row has a mask.
+    table_idxs: int64 [S], the table rows of the requests that sample. has_options: see
+    `StepArrays`. top_rows: int64, the rows that ask for the `num_top` most likely tokens.
+    mask_rows, masks: see `mask_arrays`; None if no row has a mask.
     """
 
     table_idxs: Tensor
@@ -138,9 +141,9 @@ class SampleTensors:
 def make_arrays(
     plan: Plan, tables: RequestTables, page_size: int, padded: StepSize | None
 ) -> StepArrays:
-    """Write the plan to the host side of the tables and return the arrays of the step.
+    """Write the plan to the host copy of the tables and return the arrays of the step.
 
-    padded: the size to pad the step to; None pads nothing.
+    padded: the size to pad the step to; None for no padding.
     """
     new_pages = tables.update(plan)
     num_decodes, num_tokens = plan.num_decodes, plan.num_tokens
@@ -150,9 +153,9 @@ def make_arrays(
     num_kept = num_tokens + extra  # tokens that belong to a row
 
     def fill(count: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
-        """Pad the values of rows or tokens to int32 [count].
+        """Return the values of rows or tokens, padded to int32 [count].
 
-        decode, prompt: the values that pad the decodes and the prompts.
+        decode, prompt: the padding values after the decodes and after the prompts.
         """
         filled = np.full(count, prompt, np.int32)
         filled[:num_decodes] = values[:num_decodes]
@@ -172,7 +175,7 @@ def make_arrays(
     for group in range(len(tables.groups)):
         slots[group, :num_kept] = tables.slots(rows_T, positions, page_size, group)
     slots[:, num_decodes : num_decodes + extra] = NO_SLOT
-    for row, end in plan.stored:  # never a decode row
+    for row, end in plan.stored:  # only prompt rows, which follow the padding decodes
         first = firsts[row + extra]
         num_stored = min(end, plan.ends[row]) - plan.starts[row]
         slots[0, first : first + num_stored] = NO_SLOT
@@ -181,7 +184,7 @@ def make_arrays(
     num_samples = len(plan.sample_rows)
     sample_rows = np.array(plan.sample_rows, np.int64)
     sample_rows[sample_rows >= num_decodes] += extra
-    # The padding of sample_positions is any tokens of the step.
+    # Padding rows sample any token of the step.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
     has_options = bool(plan.top_rows)
@@ -233,10 +236,10 @@ def make_arrays(
 
 
 def mask_arrays(late_rows: Sequence[int], masks: Sequence[Mask], rows: range) -> dict[str, Array]:
-    """The masks of the late rows that this rank samples, by name for `SampleTensors`.
+    """Return the masks of the late rows that this rank samples, by name for `SampleTensors`.
 
     rows: the rows that this rank samples. mask_rows: int64 [M], indices into `rows`. masks: int32
-    [M, W]. Both are left out if this rank samples no late row.
+    [M, W]. Returns neither if this rank samples no late row.
     """
     here = [(row, mask) for row, mask in zip(late_rows, masks, strict=True) if row in rows]
     if not here:

@@ -1,4 +1,4 @@
-"""A radix tree over token ids whose edges own KV pages: requests with one prefix share its pages.
+"""A radix tree over token ids. Its edges own KV pages: requests share those of a common prefix.
 
 ::
 
@@ -6,10 +6,11 @@
              locks=2              ├──[What is a page?]            locks: running requests below
                                   └──…
 
-An edge covers whole pages. It splits where two requests part. Leaves that no running request needs
-are evicted, least recently used first. The idea is RadixAttention (Zheng et al., "SGLang: Efficient
-Execution of Structured Language Model Programs", 2023). The tree is path-compressed as in
-Morrison's PATRICIA (1968).
+An edge covers whole pages. It is split where two requests diverge. Requests publish only pages
+whose ids are committed (`CacheManager.publish`). Leaves that no running request needs are evicted,
+least recently used first. The idea is RadixAttention (Zheng et al., "SGLang: Efficient Execution of
+Structured Language Model Programs", 2023). The tree is path-compressed as in Morrison's PATRICIA
+(1968).
 
 Why not a hash per page: a chain of hashes finds a prefix as fast, but does not say which pages can
 be evicted without orphaning others. The tree does.
@@ -17,7 +18,9 @@ be evicted without orphaning others. The tree does.
 Each namespace has its own root, so requests of two namespaces share nothing. A root exists as long
 as it has children. Eviction treats all namespaces alike.
 
-The clock of the LRU order counts operations, never seconds: every rank must evict the same pages.
+The clock of the LRU order counts operations, not seconds, because every rank must evict the same
+pages. The heap may hold outdated times: if `evict` pops a leaf that was used since, it pushes the
+leaf again with its new time.
 
 Models with window or state groups add their pages to the same nodes (`minisgl.kvcache.grouped`).
 """
@@ -36,10 +39,10 @@ from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 class _Node:
     """One edge and the position at its end.
 
-    ids: int32, a multiple of the page size. pages: of the full group. tails: for each window or
-    state group, a page for each of `pages`, -1 where there is none. locks: locked handles at or
-    below this node. step: the step that wrote these pages, never smaller than the parent's.
-    namespace: set on a root.
+    ids: int32; their number is a multiple of the page size. pages: of the full group. tails: for
+    each window or state group, a page for each of `pages`, -1 where there is none. locks: the
+    number of locked handles at or below this node. step: no later step wrote these pages; at least
+    the parent's. namespace: set on a root.
     """
 
     __slots__ = (
@@ -69,7 +72,7 @@ class _Node:
 
 
 class RadixHandle(BaseCacheHandle):
-    """A node. Splitting an edge keeps the lower half in the same object, so handles stay valid."""
+    """A node. When an edge is split, the lower part keeps its object, so handles stay valid."""
 
     __slots__ = ("node", "num_tokens")
 
@@ -87,7 +90,10 @@ class RadixHandle(BaseCacheHandle):
 
 
 class RadixPrefixCache(BasePrefixCache):
-    """Mutable; the scheduler owns it. `common_prefix(a, b)` counts the leading ids that agree."""
+    """The prefix cache of `--cache radix`. Mutable; the scheduler's cache manager owns it.
+
+    common_prefix: returns how many leading ids of two arrays are equal.
+    """
 
     shares = True
 
@@ -125,7 +131,7 @@ class RadixPrefixCache(BasePrefixCache):
         node, matched = self._walk(start, ids)
         num_old = matched // self.page_size
         if matched < len(ids):
-            # A copy: `ids` may be a view of a prompt, which must not outlive its request here.
+            # A copy: `ids` may be a view, which would keep a whole prompt alive.
             leaf = _Node(ids[matched:].copy(), pages[num_old:], node, max(step, node.step))
             leaf.last_used = self._clock
             node.children[self._key(leaf.ids)] = leaf
@@ -162,11 +168,11 @@ class RadixPrefixCache(BasePrefixCache):
             last_used, _, node = heapq.heappop(self._heap)
             node.in_heap = False
             if not self._is_evictable(node):
-                continue  # locked, removed, or a parent again: offered anew when that ends
+                continue  # locked, removed or a parent; offered again if it becomes evictable
             if last_used != node.last_used:
                 self._offer(node)
                 continue
-            # The front of a prefix is worth more than its tail.
+            # Evict the end of the edge: more requests can match its front.
             keep = max(len(node.pages) - (count - len(evicted)), 0)
             evicted += self._shorten(node, keep)
         return evicted
@@ -185,7 +191,7 @@ class RadixPrefixCache(BasePrefixCache):
                 yield page, node.locks
 
     def _root(self, namespace: str) -> _Node:
-        """The namespace's root, or a new one, which `insert` adds with its first child."""
+        """Return the namespace's root, or a new one, which `insert` adds with its first child."""
         root = self._roots.get(namespace)
         if root is None:
             root = _Node(np.empty(0, np.int32), [], None, -1)
@@ -193,8 +199,8 @@ class RadixPrefixCache(BasePrefixCache):
         return root
 
     def _follow(self, ids: IdArray, namespace: str) -> Iterator[tuple[_Node, int]]:
-        """The nodes that share whole pages with `ids`, from the root down, and how many tokens of
-        each agree. Changes nothing."""
+        """Yield the nodes that share whole pages with `ids`, from the root down, and how many
+        tokens of each match. Changes nothing."""
         node, matched = self._root(namespace), 0
         end = len(ids) // self.page_size * self.page_size
         while matched < end and (child := node.children.get(self._key(ids[matched:]))):
@@ -206,8 +212,8 @@ class RadixPrefixCache(BasePrefixCache):
             node, matched = child, matched + common
 
     def _walk(self, node: _Node, ids: IdArray) -> tuple[_Node, int]:
-        """Follow `ids` down from the end of `node` as far as whole pages agree. Splits the edge on
-        which they part. Returns the last node and the number of tokens that agree."""
+        """Follow `ids` down from the end of `node` as far as whole pages match. Splits the edge on
+        which they diverge. Returns the last node and the number of tokens that match."""
         page_size = self.page_size
         end = len(ids) // page_size * page_size
         self._clock += 1
@@ -251,14 +257,17 @@ class RadixPrefixCache(BasePrefixCache):
         return node.locks == 0 and not node.children and node.parent is not None
 
     def _offer(self, node: _Node) -> None:
-        """Put an evictable leaf on the heap, once. `evict` checks its age again."""
+        """Put an evictable leaf on the heap, once."""
         if not node.in_heap and self._is_evictable(node):
             node.in_heap = True
-            self._pushes += 1  # decides between equal ages, as nodes have no order
+            self._pushes += 1  # breaks ties between equal times, because nodes have no order
             heapq.heappush(self._heap, (node.last_used, self._pushes, node))
 
     def _shorten(self, node: _Node, keep: int) -> list[int]:
-        """Keep the first `keep` pages of an unlocked leaf; none removes it. Returns the others."""
+        """Keep the first `keep` pages of an unlocked leaf. Returns the others.
+
+        Removes the leaf if `keep` is 0.
+        """
         pages = node.pages[keep:]
         self._evictable -= len(pages)
         node.pages = node.pages[:keep]
@@ -279,7 +288,7 @@ class RadixPrefixCache(BasePrefixCache):
         self._offer(parent)
 
     def _nodes(self) -> Iterator[_Node]:
-        """Every node but the roots, children before parents."""
+        """Yield every node except the roots, children before parents."""
         stack = [node for root in self._roots.values() for node in root.children.values()]
         order: list[_Node] = []
         while stack:

@@ -1,8 +1,8 @@
 """One decoder for every family: pre-norm blocks of attention and gated MLP, built from a spec.
 
-A norm also does the all-reduce and the residual addition before it, which lets a kernel fuse the
-three. So a block passes on two tensors: x, this rank's partial sum of the last layer's output, and
-the residual, to which the all-reduced x is not added yet.
+A norm also does the all-reduce and the residual addition before it, so that a kernel can fuse the
+three. A block therefore returns two tensors: x, this rank's partial sum of its last layer's output,
+and the residual, to which x is not added yet.
 
 Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 """
@@ -47,7 +47,7 @@ LM_HEAD = "lm_head.weight"
 
 
 class BaseLLMModel(BaseOP, ABC):
-    """What the engine knows of a model."""
+    """What the engine needs from a model."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -61,24 +61,27 @@ class BaseLLMModel(BaseOP, ABC):
     @property
     @abstractmethod
     def pools(self) -> tuple[PoolSpec, ...]:
-        """The pools of `layout`, with the key/value heads that this rank caches."""
+        """The KV pools of `layout`, with the key/value heads that this rank caches."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Write the step's KV. Returns the final hidden states [S, D] at
+        """Compute the step and store its KV. Returns the final hidden states [S, D] at
         `batch.sample_positions`."""
 
     @abstractmethod
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        """The logits [S, V] (see `Ops.logits`) of hidden states x_SD.
+        """Return the logits [S, V] (see `Ops.logits`) of hidden states x_SD.
 
-        shared: return only this rank's share of the rows; `DistributedCommunicator.shares_rows`
-        must hold for S.
+        shared: return only this rank's share of the rows. Requires
+        `DistributedCommunicator.shares_rows(S)`.
         """
 
 
 class Decoder(BaseLLMModel):
-    """Embedding, blocks, final norm and LM head. num_positions: rows of the rotary table."""
+    """Embedding, blocks, final norm and LM head.
+
+    num_positions: rows of the rotary table.
+    """
 
     def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
         super().__init__(spec)
@@ -134,8 +137,8 @@ class Decoder(BaseLLMModel):
         *blocks, last = self.blocks
         for block in blocks:
             x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
-        # After the last attention only the tokens that sample are needed. If there are as many as
-        # tokens, every token samples, in order.
+        # After the last attention only the tokens that sample are needed. If there are as many of
+        # them as tokens, they are all tokens in order, and nothing has to be selected.
         rows_S = batch.sample_positions
         x_SD, residual_SD = last.forward(
             x_TD, residual_TD, batch, rows_S if len(rows_S) < len(x_TD) else None
@@ -165,7 +168,7 @@ class Block(BaseOP):
         index: int,
         place: tuple[int, int],
     ) -> None:
-        """index: of the layer in the model. place: its pool, and its index in it."""
+        """index: the layer's index in the model. place: its pool, and its index in the pool."""
         super().__init__()
         size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, layer.prefix
         self.attention_norm = RMSNormFused(
@@ -196,7 +199,7 @@ class Block(BaseOP):
     ) -> tuple[Tensor, Tensor]:
         """Apply norm, attention, norm, MLP. Returns (output, residual).
 
-        rows_S: the tokens to return, in this order; None is all. The KV of all tokens is stored.
+        rows_S: the tokens to return, in this order; None for all. The KV of all tokens is stored.
         """
         x_TD, residual_TD = self.attention.forward(
             self.attention_norm, x_TD, residual_TD, batch, rows_S
@@ -205,7 +208,7 @@ class Block(BaseOP):
 
 
 class Attention(BaseOP):
-    """Project to heads, attend, project back."""
+    """Query/key/value projection, attention, output projection."""
 
     def __init__(
         self,
@@ -265,8 +268,10 @@ class Attention(BaseOP):
         batch: Batch,
         rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Apply norm, q/k/v projection, attention and output projection. Returns (output, residual)
-        of the tokens rows_S, of all for None."""
+        """Apply norm, q/k/v projection, attention and output projection.
+
+        Returns (output, residual) of the tokens rows_S; None for all tokens.
+        """
         qkv, residual_TD = self.qkv.forward_normed(norm, x_TD, residual_TD)
         attended = self.attend.forward(qkv, batch)
         if rows_S is not None:

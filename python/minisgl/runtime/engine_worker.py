@@ -172,7 +172,7 @@ def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> Pr
         if message.action == "start":
             engine.profiler.start()
             return ProfileReply(seq=message.seq, rank=rank)
-        engine.settle()
+        engine.synchronize()
         trace, num_steps = engine.profiler.stop(folder.resolve(), rank)
         return ProfileReply(seq=message.seq, rank=rank, trace=str(trace), num_steps=num_steps)
     except MinisglError as error:

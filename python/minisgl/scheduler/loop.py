@@ -1,16 +1,22 @@
-"""The engine's main loop: receive, plan, launch, settle.
+"""The engine's main loop. Each turn has four phases: receive, plan, launch, settle.
+
+    receive  take the messages that have arrived and apply them to the scheduler
+    plan     let the scheduler choose the rows of the next step
+    launch   enqueue the step on the device; the launched step is a *flight*
+    settle   wait for the previous flight, commit its outcome and send the events
 
 Overlap scheduling: the host plans and launches step n while the device computes step n-1, and
 settles step n-1 while the device computes step n. The idea is SGLang's "zero-overhead batch
-scheduler" (2024); the *promise* makes it right here, see `minisgl.core.req`.
+scheduler" (2024). Step n can be planned before the ids of step n-1 are known, because each sampling
+row *promises* one token; see `minisgl.core.req`.
 
-If a mask restricts a row of step n, the mask depends on the row's token of step n-1. Such a step
-runs its forward pass at once and samples when step n-1 is settled::
+Late sampling: if a mask restricts a row of step n, the mask depends on the row's token of step n-1.
+The forward pass of such a step is launched at once; sampling waits until step n-1 is settled::
 
     host     | launch n | settle n-1 | masks n | sample n | plan, launch n+1 | settle n |
     device       | forward n ........................... | sample n | forward n+1 ....
 
-Online serving, `LLM`, several ranks and tests differ only in inbox, outbox and executor.
+The server, `LLM`, several ranks and tests differ only in inbox, outbox and executor.
 """
 
 from __future__ import annotations
@@ -32,29 +38,29 @@ RECEIVE, PLAN, LAUNCH, WAIT, COMMIT, SEND = range(len(PARTS))
 
 
 class Inbox(Protocol):
-    """Where messages come from."""
+    """The source of messages."""
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         """Return what has arrived, oldest first. Wait up to `timeout_s` for the first message."""
 
 
 class Outbox(Protocol):
-    """Where events go, in order."""
+    """The receiver of events, in order."""
 
     def send(self, events: list[Event]) -> None: ...
 
     def pong(self, seq: int) -> None:
-        """Answer a ping: the loop makes progress."""
+        """Answer a ping, which shows that the loop makes progress."""
 
 
 class Meter:
-    """Sees the parts of each turn. This one measures nothing; `LoopMeter` extends it."""
+    """Called at each part of a turn. This one does nothing; `LoopMeter` measures."""
 
     def begin(self, *, asleep: bool) -> None:
-        """The inbox has answered. If the loop was asleep, that time does not count."""
+        """The inbox has returned. asleep: the loop slept until now; do not count that time."""
 
     def lap(self, part: int) -> None:
-        """`part` took the time since the last lap."""
+        """`part` took the time since the last call of `begin` or `lap`."""
 
     def launched(self, plan: Plan) -> None:
         """The step is launched."""
@@ -63,7 +69,7 @@ class Meter:
         """The step is committed, and its events are sent."""
 
     def end(self, scheduler: Scheduler, *, idle: bool) -> None:
-        """The turn is over; `idle` if nothing is left to do without a new message."""
+        """The turn is over. idle: there is nothing to do until a message arrives."""
 
 
 def run(
@@ -83,7 +89,7 @@ def run(
     """
     meter = meter or Meter()
     in_flight: tuple[Plan, Flight] | None = None
-    leave = False
+    exiting = False
 
     def settle(plan: Plan, flight: Flight) -> None:
         outcome = flight.wait()
@@ -94,7 +100,7 @@ def run(
         meter.lap(SEND)
         meter.settled(plan, scheduler)
 
-    while not leave:
+    while not exiting:
         idle = in_flight is None and not scheduler.runnable
         messages = inbox.take(IDLE_WAIT_S if idle else 0)
         meter.begin(asleep=idle)
@@ -103,15 +109,15 @@ def run(
             if isinstance(message, PingMsg):
                 outbox.pong(message.seq)
             elif isinstance(message, ExitMsg):
-                leave = True
+                exiting = True
             else:
                 events += scheduler.handle(message)
         if events:
-            outbox.send(events)  # refusals and aborts answer before anything is computed
+            outbox.send(events)  # send refusals and aborts before the step is computed
         meter.lap(RECEIVE)
 
         previous, in_flight = in_flight, None
-        plan = None if leave else scheduler.plan()
+        plan = None if exiting else scheduler.plan()
         meter.lap(PLAN)
         if plan is not None:
             in_flight = plan, executor.launch(plan)
@@ -119,8 +125,8 @@ def run(
             meter.launched(plan)
         if previous is not None:
             settle(*previous)
-        assert in_flight or previous or leave or not scheduler.runnable, (
-            "work is left but no step was planned"
+        assert in_flight or previous or exiting or not scheduler.runnable, (
+            "requests are left, but no step was planned"
         )
         if in_flight and in_flight[0].late_rows:
             in_flight[1].sample_late(scheduler.masks(in_flight[0]))

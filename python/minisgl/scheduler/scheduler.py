@@ -1,15 +1,17 @@
 """The scheduler: every step lets *computed* catch up with *known*, under a token budget.
 
 A request has tokens that are known (or promised), and the KV of some of them is computed. A row of
-a step computes the next span. Prefill, a chunk of it, a prefix hit, decode and a resumed request
-are all this one case. `minisgl.core.req` draws the lengths.
+a step computes the next span of tokens. Prefill, chunked prefill, a prefix hit, decode and a
+resumed request are all this one case. `minisgl.core.req` draws the lengths.
 
-    add     message -> queued, or refused with the numbers
+    add     message -> the request is queued, or refused with an error that states the limit
     plan    state -> Plan: decodes first, then chunks of prompts that share a budget
-    commit  outcome of a plan -> events; pages of requests that ended go back
+            (`minisgl.scheduler.budget`: the chunk size and the stall bound)
+    commit  outcome of a plan -> events; requests that ended release their pages
 
 A plan is a pure function of the messages and outcomes so far; the clock is read only to report
-times. A request that ends, or is retracted, keeps its pages until no flight carries it (`_leave`).
+times. A request that ends or is retracted keeps its pages until every launched step with a row of
+it is committed (`_release`). Pages and the prefix tree are in `minisgl.kvcache.manager`.
 
 Sources: one token budget for chunked prefill and decode is Sarathi-Serve (Agrawal et al., OSDI
 2024); iteration-level scheduling is Orca (Yu et al., OSDI 2022).
@@ -39,7 +41,7 @@ from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.stats import SchedulerStats
 
 WINDOW = 256
-"""Waiting requests, from the first in the order, that a step looks at: some 0.1 ms of planning."""
+"""A step considers at most this many waiting requests, in order: about 0.1 ms of planning."""
 
 
 class Scheduler:
@@ -52,7 +54,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         create_masker: Callable[[UserMsg], Masker | None] = lambda message: None,
     ) -> None:
-        """create_masker: makes the masker of a request that needs one, from the request alone."""
+        """create_masker: returns the masker of a request, or None if it needs none."""
         self.config = config
         self.stats = SchedulerStats()
         self._clock = clock
@@ -63,7 +65,7 @@ class Scheduler:
         self._requests: dict[int, Req] = {}
         self._waiting: list[Req] = []  # by order
         self._running: list[Req] = []  # by order
-        self._leaving: dict[int, Req] = {}  # by uid; carried by a flight, not planned any more
+        self._leaving: dict[int, Req] = {}  # by uid; in a flight, not planned any more
         self._free_table_idxs = list(range(config.max_running - 1, -1, -1))
         self._late: set[int] = set()  # table rows of requests with a masker
         self._with_logprobs: set[int] = set()  # table rows
@@ -71,16 +73,17 @@ class Scheduler:
         self._step = 0
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        self._void_from: int | None = None  # a step failed: it and later ones do not count
+        self._void_from: int | None = None  # outcomes from this failed step on are discarded
 
     @property
     def runnable(self) -> bool:
-        """Whether a coming turn may plan something without a new message."""
+        """Whether a later turn can plan a step even if no message arrives."""
         return bool(self._waiting or self._running or self._leaving)
 
     # --- messages ------------------------------------------------------------------------------
 
     def handle(self, message: UserMsg | AbortMsg | StopMsg) -> list[Event]:
+        """Apply a message. Returns the events that answer it at once."""
         match message:
             case UserMsg():
                 return [self.add(message)]
@@ -90,9 +93,9 @@ class Scheduler:
                 return self._end_early(message.uid, "stop", message.num_tokens)
 
     def add(self, message: UserMsg) -> Accepted | Failed:
-        """Queue the request, or refuse it with the numbers."""
+        """Queue the request, or refuse it with an error that states the limit."""
         assert message.uid not in self._requests, f"uid {message.uid} is in use"
-        # A writable copy: DLPack, through which the tree compares ids in C++, refuses others.
+        # A copy, because the tree passes ids to C++ by DLPack, which rejects read-only arrays.
         prompt = ids_from_bytes(message.ids).copy()
         try:
             max_tokens = admissible_max_tokens(
@@ -130,8 +133,8 @@ class Scheduler:
         if req is None or req.ended:
             return []
         if num_output_tokens is not None:
-            # The client has not got the tokens after the stop string and will not send them back
-            # in a longer prompt, so they must not enter the prefix cache.
+            # The client does not get the tokens after the stop string, so no later prompt has
+            # them. They must not enter the prefix cache.
             del req.output[num_output_tokens:]
         return [self._end(req, reason)]
 
@@ -162,7 +165,7 @@ class Scheduler:
             start = req.num_computed
             known = req.num_known
             if known >= req.max_len or req.table_idx < 0 or req.leaving:
-                continue  # its last token is promised, or a request before it took its pages
+                continue  # its last token is promised, or it was retracted in this loop
             if known - start != 1:
                 unfinished.append(req)
                 continue
@@ -173,7 +176,7 @@ class Scheduler:
                 token = PROMISED
             elif output:
                 token = output[-1]
-            else:  # a chunk has left just the last prompt token
+            else:  # only the last prompt token is left to compute
                 token = int(req.prompt[-1])
                 req.num_chunks += 1
                 self._cache.publish(req, known, self._step)
@@ -189,10 +192,11 @@ class Scheduler:
         plan.unfinished = [req for req in unfinished if req.table_idx >= 0 and not req.leaving]
 
     def _make_room(self, plan: PlanBuilder, req: Req, end: int) -> bool:
-        """Find pages for a running request up to `end`. The last in the order give theirs.
+        """Allocate pages for the tokens of `req` below `end`.
 
-        False if it must wait for pages that come back when a flight is home, or if it was the
-        last itself.
+        If pages run out, retracts running requests, the last in the order first. Returns False if
+        `req` must wait until retracted requests release their pages, or if `req` was itself
+        retracted.
         """
         while not self._cache.extend(req, req.num_computed, end, plan.new_pages):
             if self._leaving:
@@ -204,14 +208,14 @@ class Scheduler:
         return True
 
     def _plan_prompts(self, plan: PlanBuilder) -> None:
-        """Share the step's prompt budget among unfinished and waiting requests.
+        """Share the step's prompt budget among unfinished and waiting requests, in order.
 
-        The requests get it in order. While the first of them needs more than one step, shorter
-        prompts take up to half of the budget before it, the shortest first.
+        While the first of them needs more than one step, shorter prompts may use up to half of the
+        budget before it, the shortest first.
         """
         waiting = self._waiting[:WINDOW] if self._free_table_idxs else []
         in_order = sorted([*plan.unfinished, *waiting], key=_order)
-        first = next((req for req in in_order if self._runs(plan, req)), None)
+        first = next((req for req in in_order if self._ensure_running(plan, req)), None)
         if first is None:
             return
         budget = PromptBudget(self.config, len(plan.uids))
@@ -235,13 +239,13 @@ class Scheduler:
     ) -> None:
         """Plan a chunk for each request that has none yet, until this share of the budget is used.
 
-        A waiting request that cannot start is left out.
+        Skips waiting requests that cannot start.
         """
         left = budget.fitting(0, share)
         for req in requests:
             if not left:
                 return
-            if req.uid in plan.with_chunk or not self._runs(plan, req):
+            if req.uid in plan.with_chunk or not self._ensure_running(plan, req):
                 continue
             start = req.num_computed
             if (num_tokens := budget.fitting(start, share)) and self._plan_chunk(
@@ -251,9 +255,9 @@ class Scheduler:
                 left = budget.fitting(0, share)
 
     def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
-        """Plan the next span of an unfinished request, of at most `num_tokens`.
+        """Plan the next chunk of an unfinished request, of at most `num_tokens`.
 
-        Returns False, and plans nothing, if there are no pages for it.
+        Returns False, and plans nothing, if pages are missing.
         """
         start, known = req.num_computed, req.num_known
         end = self._cache.chunk_end(req, start, min(known, start + num_tokens))
@@ -269,15 +273,20 @@ class Scheduler:
             req.num_known += 1
         return True
 
-    def _runs(self, plan: PlanBuilder, req: Req) -> bool:
-        """Return whether `req` runs. A waiting request starts here, if it can.
+    def _ensure_running(self, plan: PlanBuilder, req: Req) -> bool:
+        """Start `req` if it waits and can start. Returns whether it runs.
 
-        It cannot while another request computes a prefix that it can share, nor while pages are
-        missing. In the latter case no other request starts: the pages that come back are for it.
+        It cannot start while another request computes a prefix that it can share, or while pages
+        are missing. If pages are missing, no other request starts in this step either: pages that
+        become free are for this one.
         """
         if req.table_idx >= 0:
             return not req.leaving
-        if plan.is_full or not self._free_table_idxs or self._follows(req, plan.unfinished):
+        if (
+            plan.is_full
+            or not self._free_table_idxs
+            or self._waits_for_prefix(req, plan.unfinished)
+        ):
             return False
         num_cached = self._cache.attach(req, self._reusable_ids(req), self._step)
         if num_cached is None:
@@ -290,28 +299,28 @@ class Scheduler:
         self._start(plan, req, num_cached)
         return True
 
-    def _follows(self, req: Req, unfinished: list[Req]) -> bool:
-        """Return whether a running request is computing pages that `req` can share.
+    def _waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether `req` should wait for pages that a running request is computing.
 
-        The answer is kept with `req` until that request has computed them, so a waiting request is
-        compared with each unfinished one about once. A more urgent request does not wait.
+        `req` remembers that request until the pages are computed, so a waiting request is compared
+        with each unfinished one about once. A request never waits for one of lower priority.
         """
-        leader = req.leader
-        if leader is not None and leader.table_idx >= 0 and not leader.leaving:
+        source = req.prefix_source
+        if source is not None and source.table_idx >= 0 and not source.leaving:
             assert req.num_reusable is not None
-            if leader.num_computed < req.num_reusable:
+            if source.num_computed < req.num_reusable:
                 return True
         for other in unfinished:
             if other.order[0] <= req.order[0]:
                 num_common = self._cache.num_common(req, other)
                 if num_common > other.num_computed:
-                    req.leader, req.num_reusable = other, num_common
+                    req.prefix_source, req.num_reusable = other, num_common
                     return True
-        req.leader = None
+        req.prefix_source = None
         return False
 
     def _reusable_ids(self, req: Req) -> IdArray:
-        """The ids whose KV may come from the cache: a request computes at least its last token."""
+        """Return the ids whose KV may come from the cache: all but the last, which is computed."""
         return req.token_ids(0, req.num_tokens - 1)
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
@@ -335,10 +344,10 @@ class Scheduler:
         insort(plan.unfinished, req, key=_order)
 
     def masks(self, plan: Plan) -> list[Mask]:
-        """The masks of a launched plan's late rows, once the plan before it is committed.
+        """Return the masks of a launched plan's late rows. The plan before it is committed.
 
-        A row whose token will be dropped may have any token: its request has ended, or a failed
-        step has voided the plan.
+        The mask allows every token where the sampled token will be discarded: the request has
+        ended, or an earlier step failed.
         """
         masks = []
         for index in plan.late_rows:
@@ -354,15 +363,18 @@ class Scheduler:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
-        """Fulfil the promises of a step, in row order, and release the requests that have ended."""
+        """Append the sampled tokens to their requests, in row order. Returns the events.
+
+        This fulfils the step's promises. Requests that have left are released.
+        """
         requests = self._requests
         rows = [requests[uid] for uid in plan.uids]
         for req in rows:
             req.num_flights -= 1
         events: list[Event] = []
         if isinstance(outcome, StepFailed):
-            if self._void_from is None:  # else it read what an earlier, failed step did not write
-                assert outcome.uids, "a failed step fails a request, or it is planned again"
+            if self._void_from is None:  # else an earlier failed step voids this one too
+                assert outcome.uids, "a failed step must fail a request, or it would be repeated"
                 self._void_from = plan.step
                 for uid in outcome.uids:
                     if not requests[uid].ended:
@@ -399,15 +411,15 @@ class Scheduler:
         if self._leaving:
             for req in rows:
                 if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
-                    self._leave(req)
+                    self._release(req)
         return events
 
     # --- how requests leave --------------------------------------------------------------------
 
     def _end(self, req: Req, reason: FinishReason, stop_match: int | None = None) -> Finished:
-        """End an accepted request well. No other place does."""
+        """End an accepted request without an error. No other method does."""
         req.ended = True
-        self._quit(req)
+        self._stop_planning(req)
         now = self._clock()
         launched_at = req.launched_at or now
         first_token_at = req.first_token_at or now
@@ -427,21 +439,21 @@ class Scheduler:
         )
 
     def _fail(self, req: Req, outcome: StepFailed) -> Failed:
-        """End an accepted request with an error. No other place does."""
+        """End an accepted request with an error. No other method does."""
         req.ended = True
-        self._quit(req)
+        self._stop_planning(req)
         return Failed.of(req.uid, outcome.error)
 
     def _retract(self, req: Req) -> None:
-        """Take the pages of a running request. It is resumed later with the same tokens."""
+        """Take the pages of a running request. It resumes later with the same tokens."""
         req.num_retractions += 1
         self.stats.num_retractions += 1
-        self._quit(req)
+        self._stop_planning(req)
 
-    def _quit(self, req: Req) -> None:
-        """Plan no more rows for a request. It leaves now, or when its last flight is settled."""
+    def _stop_planning(self, req: Req) -> None:
+        """Plan no more rows for a request. It is released now, or after its last flight."""
         if req.leaving:
-            return  # it was retracted, and ends before its last flight is settled
+            return  # it was retracted and now ends, before its last flight is settled
         if req.table_idx < 0:
             self._waiting.remove(req)
             del self._requests[req.uid]
@@ -449,17 +461,20 @@ class Scheduler:
         self._running.remove(req)
         req.leaving = True
         if req.num_flights == 0:
-            self._leave(req)
+            self._release(req)
         else:
             self._leaving[req.uid] = req
 
-    def _leave(self, req: Req) -> None:
-        """Return what the request holds, as no flight carries it. A retracted one queues again."""
+    def _release(self, req: Req) -> None:
+        """Release the pages and the table row of a request that is in no flight.
+
+        A request that has ended is deleted. A retracted one waits again.
+        """
         assert req.num_flights == 0
         self._leaving.pop(req.uid, None)
         if self._void_from is None:
-            # A row past the end may have written one more position than there are ids.
-            # Its steps are launched: all are before the next one.
+            # A row launched before the end was known may have computed one more token than the
+            # request has. All steps that wrote these pages are launched: they precede _step.
             self._cache.publish(req, min(req.num_computed, req.num_tokens), self._step - 1)
         self._cache.release(req)
         self._free_table_idxs.append(req.table_idx)
@@ -473,14 +488,15 @@ class Scheduler:
         else:
             req.num_computed = 0
             req.num_known = req.num_tokens
-            req.num_reusable = req.leader = None
+            req.num_reusable = req.prefix_source = None
             insort(self._waiting, req, key=_order)
 
     def _recover(self) -> bool:
-        """Compute the KV of all requests again after a failed step. False while a flight is out.
+        """After a failed step, retract all requests and drop the KV from that step on.
 
-        Later steps have read what the failed step should have written. Finding out which requests
-        they belong to is not worth it, as failures are rare.
+        Returns False, and does nothing, while a flight is not settled. Later steps may have read
+        KV that the failed step did not write. All requests are computed again, because failures
+        are too rare to find out which of them are affected.
         """
         assert self._void_from is not None
         if any(req.num_flights for req in self._requests.values()):
@@ -491,7 +507,7 @@ class Scheduler:
         self._void_from = None
         return True
 
-    # --- for people and tests ------------------------------------------------------------------
+    # --- for reports and tests -----------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:

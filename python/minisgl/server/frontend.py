@@ -1,17 +1,17 @@
-"""How the API process finds the client that waits: requests go in, replies come back by uid.
+"""The API process's connection to the workers: sends prompts, and delivers replies by uid.
 
-A `Call` is what one HTTP request asked for: one prompt or several. Each prompt gets a uid, which
-names it in every process; `Frontend` keeps a table from uid to call::
+A `Call` has the prompts of one HTTP request, one or several. Each prompt gets a uid, which names it
+in every process; `Frontend` keeps a table from uid to call::
 
     submit    HTTP handler --prompts--> Frontend --TokenizeMsg--> tokenizer (uid -> call is noted)
     run       detokenizer --replies--> Frontend --(call of the uid)--> Call --> HTTP handler
 
-`run` puts each reply into its call's list and wakes the call's reader once, however many replies
-came in one turn: at 256 streams that, and not the sockets, limits the tokens per second.
+`run` puts each reply into its call's list and wakes the call's reader once for all replies of a
+turn: with 256 streams the wake-ups, not the sockets, limit the tokens per second.
 
 A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
-aborted; its client goes away (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies to
-its uids are dropped.
+aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies
+to its uids are dropped.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 
 class ClientGone(Exception):
-    """The call was aborted: nobody reads the answer."""
+    """The call was aborted, because its client disconnected."""
 
 
 RequestReply = Accepted | TextReply | Finished | Failed
 
 Answer = list[tuple[int, TextReply | Finished]]
-"""Replies of one wake-up, each with the index of its prompt in the call."""
+"""The replies since the last wake-up, each with the index of its prompt in the call."""
 
 
 class Call:
@@ -78,16 +78,16 @@ class Call:
     # --- the reader's side -----------------------------------------------------------------------
 
     async def accepted(self) -> None:
-        """Wait until every prompt is accepted. Raises the refusal, or ClientGone."""
+        """Wait until every prompt is accepted. Raises the error of a refused one, or ClientGone."""
         while self._num_unaccepted and not self._failure:
             await self._news()
         if self._failure:
             raise self._failure
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
-        """Batches of replies until every prompt has finished.
+        """Yield batches of replies until every prompt has finished.
 
-        Raises RequestError or EngineError when one fails, ClientGone after `abort`.
+        Raises RequestError or EngineError if a prompt fails, ClientGone after `abort`.
         """
         while True:
             if self._pending:
@@ -101,13 +101,13 @@ class Call:
                 await self._news()
 
     def abort(self) -> None:
-        """Give up the unfinished prompts; their pages are freed. A second call does nothing."""
+        """Abort the unfinished prompts, which frees their pages. A second call does nothing."""
         self.fail(ClientGone())
 
     # --- the frontend's side ---------------------------------------------------------------------
 
     def deliver(self, reply: RequestReply) -> None:
-        """Keep a reply for the reader, and wake it."""
+        """Store a reply for the reader, and wake the reader."""
         if isinstance(reply, TextReply):
             self._pending.append((self._indices[reply.uid], reply))
         elif isinstance(reply, Accepted):
@@ -124,7 +124,7 @@ class Call:
             self._end(error)
 
     def _error(self, index: int, reply: Failed | Finished) -> Exception:
-        if isinstance(reply, Finished):  # an abort that this side did not ask for
+        if isinstance(reply, Finished):  # an abort that this call did not ask for
             return EngineError("the server aborted the request")
         error = reply.to_error()
         if self._num_prompts > 1 and isinstance(error, RequestError) and error.status == 400:
@@ -149,12 +149,12 @@ class Call:
 
 
 class Frontend:
-    """Sends prompts to the tokenizers, and replies to the calls that wait for them. Mutable.
+    """Sends prompts to the tokenizers and delivers replies to the calls. Mutable.
 
     tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
-    keep their order. num_ranks: ranks on this machine. max_queued: requests that the scheduler lets
-    wait. observer: sees every request. context_length: the most tokens of one request, set when the
-    engine is ready. failure: set for good when a worker is gone.
+    keep their order. num_ranks: ranks on this machine. max_queued: the most requests that may wait
+    in the scheduler. observer: counts and traces every request. context_length: the most tokens of
+    one request, set when the engine is ready. failure: set when a worker has died, and never unset.
     """
 
     def __init__(
@@ -191,18 +191,18 @@ class Frontend:
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
-        Raises EngineError when a worker is gone, InvalidRequest for a value that cannot be sent.
+        Raises EngineError if a worker has died, InvalidRequest for a value that cannot be sent.
         """
         if self.failure:
             raise self.failure
         if self._max_queued is not None and len(prompts) > self._max_queued:
-            # The scheduler would answer "try again later", and most likely do so every time.
+            # The scheduler would answer "try again later", but a retry would fail as well.
             raise InvalidRequest(
                 f"one call has {len(prompts)} prompts, but --max-queued-requests lets "
                 f"{self._max_queued} wait; send at most {self._max_queued} in one call",
                 param="prompt",
             )
-        now = time.perf_counter()  # before other tasks can take this core
+        now = time.perf_counter()  # before other tasks can delay this one
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort)
         by_tokenizer: dict[int, list[TokenizeMsg]] = {}
@@ -244,7 +244,7 @@ class Frontend:
                     self._deliver(reply, now)
 
     def fail_all(self, error: EngineError) -> None:
-        """End every open call with `error`, and refuse what comes from now on."""
+        """End every open call with `error`, and refuse all later ones."""
         self.failure = error
         for call in set(self._calls.values()):
             call.fail(error)

@@ -1,21 +1,21 @@
-"""How tokens become text: the last hop of a request before the API server.
+"""The detokenizer: turns events of the scheduler into replies for the API server.
 
-Each turn of the scheduler's loop brings the events of all running requests, in order::
+Each turn of the scheduler's loop sends the events of all running requests, in order::
 
-    Accepted   is passed on; from here on the request has an `_Output`
-    Token      its text goes into the `_Output`; at the end of the turn it leaves as a `TextReply`
-    Finished   is passed on, after the rest of the text; the `_Output` is dropped
-    Failed     is passed on; the `_Output` is dropped
+    Accepted   create the request's `_Output`; send the event on
+    Token      add its text to the `_Output`; after the turn's events, send it as a `TextReply`
+    Finished   send the rest of the text, then the event; delete the `_Output`
+    Failed     send the event; delete the `_Output`
 
-Text that leaves is final: no later token changes it. So two kinds of text are held back: bytes that
-are not a whole character yet (`TextStream`), and text that may be the start of a stop string
+Text that was sent is final: no later token changes it. So two kinds of text are held back: bytes
+that are not a whole character yet (`TextStream`), and text that may be the start of a stop string
 (`StopMatcher`).
 
 How a stop string ends a request: when a token completes one, the text is cut before it, later
 tokens of the request are ignored, and a `StopMsg` asks the scheduler to end the request. The
-scheduler answers with `Finished`, which is passed on with the stop string as its `stop_match`. A
-request that ended by itself or failed in the meantime has sent its last event already; that event
-takes the place of the answer. So the scheduler ends every request, and it ends it once.
+scheduler answers with `Finished`, which is sent on with the stop string as its `stop_match`. If the
+request has already finished or failed by then, its last event is used instead. So only the
+scheduler ends requests, and it ends each once.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ logger = get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Output:
-    """The output of one running request. Mutable: it collects what the next `TextReply` takes.
+    """The output of one running request. Mutable: it collects the contents of the next `TextReply`.
 
-    num_tokens: output tokens up to and including the one that completed a stop string. num_chars:
-    characters of the text so far, held text included. tokens: for requests with log-probabilities.
+    num_tokens: output tokens so far; the last one counted is the one that completed a stop string.
+    num_chars: characters of the text so far, held text included. tokens: for requests with
+    log-probabilities.
     """
 
     num_prompt_tokens: int
@@ -58,7 +59,7 @@ class _Output:
 
     @property
     def stop_match(self) -> str | None:
-        """The stop string that was found: the text is cut before it."""
+        """The stop string that was found, or None. The text is cut before it."""
         return self.matcher.match if self.matcher else None
 
     def add(self, token: Token) -> bool:
@@ -73,13 +74,13 @@ class _Output:
         return self.stop_match is not None
 
     def end(self) -> None:
-        """No token follows: release the held text, which may complete a stop string itself."""
+        """Add the text that was held back: no token follows. It may complete a stop string."""
         self._add_text(self.stream.flush())
         if self.matcher and self.matcher.match is None:
             self.text += self.matcher.flush()
 
     def take(self, uid: int) -> TextReply:
-        """What was collected since the last call."""
+        """Return what was collected since the last call."""
         reply = TextReply(
             uid=uid,
             text=self.text,
@@ -111,10 +112,10 @@ class Detokenizer:
         return len(self._outputs)
 
     def handle(self, events: Iterable[Event]) -> tuple[list[UserReply], list[StopMsg]]:
-        """Returns the replies for the clients, and a `StopMsg` for each request that was cut.
+        """Return the replies for the clients, and a `StopMsg` for each request to be stopped.
 
-        Events of one uid are in order. Events of an unknown uid are ignored, except `Failed`: a
-        request may be refused before it is accepted. An exception fails only its request.
+        Events of one uid must be in order. Events of an unknown uid are ignored, except `Failed`,
+        which refuses a request instead of accepting it. An exception fails only its request.
         """
         replies: list[UserReply] = []
         stops: list[StopMsg] = []
@@ -124,7 +125,7 @@ class Detokenizer:
             try:
                 if isinstance(event, Token):
                     if output is None or output.stop_match is not None:
-                        continue  # a step in flight computed it after the end
+                        continue  # computed by a step that was launched before the end was known
                     touched[event.uid] = output
                     if output.add(event):
                         stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
@@ -136,7 +137,7 @@ class Detokenizer:
                     touched.pop(event.uid, None)
                     replies += _last_replies(event, output)
             except Exception as error:
-                logger.exception("request %d: making its text failed", event.uid)
+                logger.exception("request %d: detokenization failed", event.uid)
                 self._outputs.pop(event.uid, None)
                 touched.pop(event.uid, None)
                 replies.append(Failed.of(event.uid, error))
@@ -164,7 +165,7 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
 
 
 def _last_replies(event: Finished | Failed, output: _Output | None) -> list[UserReply]:
-    """The rest of the text, and the end of the request."""
+    """Return the rest of the text, if any, and the last reply of the request."""
     if output is None:
         return [event] if isinstance(event, Failed) else []
     if isinstance(event, Finished) and output.stop_match is None:
@@ -178,9 +179,10 @@ def _last_replies(event: Finished | Failed, output: _Output | None) -> list[User
 
 
 def _cut(event: Finished | Failed, output: _Output) -> Finished:
-    """The end of a request whose text was cut, with the counts of what the client received.
+    """Return the last reply of a request whose text was cut at a stop string.
 
-    The answer is complete even if the request failed later; then only its timings are unknown.
+    Its counts are those of the cut text. If the request failed after the cut, the text is complete
+    all the same; only the timings are unknown.
     """
     if isinstance(event, Failed):
         event = Finished(

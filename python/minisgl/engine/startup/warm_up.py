@@ -1,7 +1,7 @@
-"""The first start of a model on a machine: what steps of all kinds need is compiled.
+"""Compile-only warm-up: the first start of a model on a machine compiles the kernels of all steps.
 
-Which start is the first is remembered beside the kernels (`_markers`). What the steps are is here;
-how their kernels are compiled side by side is the device's (`Device.rehearse`).
+This file lists the steps. `Device.compile_only` compiles their kernels in parallel. Marker files
+beside the compiled kernels record that it was done (`_markers`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ logger = get_logger(__name__)
 
 FILTERED = SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.9, min_p=0.1)
 SHORT, LONG = 16, 64
-"""Tokens of prompts that attention computes in different blocks."""
+"""Prompt lengths for which attention uses different block sizes."""
 
 
 def compile_kernels(engine: Engine) -> None:
-    """Compile what steps of all kinds need: otherwise the first of a kind would hold up everybody
-    for a second. Once on a machine, since then it is found on its disk."""
+    """Compile the kernels of all kinds of steps, once per machine. Later starts find them on disk.
+
+    Otherwise the first step of each kind would delay all requests by about a second.
+    """
     rows = engine.device.warm_up_rows(engine.max_running)
     if not rows:
         return
@@ -44,21 +46,24 @@ def compile_kernels(engine: Engine) -> None:
         return
     logger.info("compiling the kernels that requests will need (first start of this model) ...")
     start = time.monotonic()
-    if rehearsed := [plan for plan in plans if engine.can_rehearse(plan)]:
-        engine.rehearse(rehearsed)
+    if compiled_only := [plan for plan in plans if engine.can_compile_only(plan)]:
+        engine.compile_only(compiled_only)
     for plan in plans:
-        if not engine.can_rehearse(plan):
+        if not engine.can_compile_only(plan):
             run_probe(engine, plan)
     logger.info("compiled in %.1f s", time.monotonic() - start)
-    with contextlib.suppress(OSError):  # the next start does it again
+    with contextlib.suppress(OSError):  # without markers the next start compiles again
         for marker in markers:
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
 
 
 def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
-    """Steps of so many decode rows, with and without prompts and a shared beginning, then greedy
-    and filtered ones, and such with prompts of other kinds and lengths."""
+    """Yield a plan for each kind of step.
+
+    rows: numbers of decode rows. Each is combined with a prompt and with a common prefix. Then
+    follow greedy and filtered sampling, and prompts of several numbers and lengths.
+    """
     shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
@@ -76,8 +81,10 @@ def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
 
 
 def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
-    """Files that say that a start like this one, with these steps, has compiled their kernels: one
-    in each folder that kernels are in, so that none outlives them."""
+    """Return the marker files of these plans. They exist if their kernels are compiled.
+
+    Each folder of compiled kernels has one, so that deleting a folder deletes its marker.
+    """
     config = engine.model_config
     kernels = hashlib.sha256()
     folder = Path(kernel.__file__ or "").parent
@@ -89,7 +96,7 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),
         env.jit_disabled(), engine.attn_name, engine.dtype, engine.page_size, engine.max_running,
-        # A constant of the kernels that read the page table: its width.
+        # The width of the page table is a constant of the kernels that read it.
         -(-engine.max_seq_len // engine.page_size),
         engine.comm.size, type(engine.comm).__name__,
         config.num_heads, config.num_kv_heads, config.head_dim, config.architecture,
