@@ -147,7 +147,7 @@ def load_weight(
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         rows = tensor.flatten(0, tensor.dim() - len(parameter.parts[0].local_shape))
         row = 0
-        for part in parameter.parts:
+        for part in (part for part in parameter.parts if part.share):
             share = checkpoint.share(names[part.name], part)
             if part.rearrange:
                 share = part.rearrange(share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisgl.quantization.config import NVFP4, fp8_blocks, scaled_format
+from minisgl.quantization.config import NVFP4, fp8_blocks, grouped_format, scaled_format
 from minisgl.quantization.cut import ALL
 from minisgl.quantization.fp4 import NV_GROUP
 from minisgl.quantization.rules import Rule, Section, named, of_class
@@ -40,11 +40,13 @@ def _format(config: Section, group: Section) -> Format:
         weights.check("strategy", "tensor_group")
         weights.check("group_size", NV_GROUP)
         return NVFP4["compressed-tensors"]
+    if kind == "int" and (group.get("format") or config.get("format")) == "pack-quantized":
+        return _packed(weights)
     weights.check("num_bits", 8)
     weights.check("symmetric", None, True)
     number = "fp8" if kind == "float" else "int8"
     if number == "int8":
-        config.check("format", "int-quantized")
+        (group if group.get("format") else config).check("format", "int-quantized")
         weights.check("strategy", "tensor", "channel", "group")
     else:
         weights.check("strategy", "tensor", "channel", "block")
@@ -54,3 +56,20 @@ def _format(config: Section, group: Section) -> Format:
     if strategy == "group":
         return scaled_format(number, (1, weights.size("group_size")))
     return scaled_format(number, (ALL, ALL) if strategy == "tensor" else (1, ALL))
+
+
+def _packed(weights: Section) -> Format:
+    """pack-quantized: integers packed in int32. actorder group (or dynamic) has groups out of
+    order; weight (or static) has them in order."""
+    weights.check("num_bits", 4, 8)
+    weights.check("strategy", "channel", "group")
+    weights.check("symmetric", None, True, False)
+    weights.check("actorder", None, False, "group", "dynamic", "weight", "static")
+    is_row = weights.get("strategy") == "channel"
+    return grouped_format(
+        "compressed-tensors",
+        weights.get("num_bits"),
+        ALL if is_row else weights.size("group_size"),
+        has_zero=weights.get("symmetric") is False,
+        act_order=weights.get("actorder") in ("group", "dynamic"),
+    )

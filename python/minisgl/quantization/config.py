@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -14,11 +15,16 @@ import torch
 
 from minisgl.quantization.cut import ALL, Unit
 from minisgl.quantization.fp4 import MX_GROUP, NV_GROUP, Fp4
+from minisgl.quantization.grouped import Grouped
+from minisgl.quantization.grouped import Spelling as GroupedSpelling
 from minisgl.quantization.rules import ConfiguredFormats, Rule, Section, excluded, of_class
 from minisgl.quantization.scaled import Scaled
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 
 _NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+PACKED: Final = 8
+"""Numbers of 4 bits in an int32, in which files hold them."""
+ROUTERS: Final = re.compile(r"\.(gate|router|shared_expert_gate)$")
 _EVERY: Final = {(ALL, ALL): "matrix", (1, ALL): "row"}
 
 
@@ -34,6 +40,20 @@ def scaled_format(number: str, unit: Unit, *, flat: bool = False) -> Format:
 
 def fp8_blocks(block: Unit) -> Format:
     return scaled_format("fp8", block)
+
+
+def grouped_format(
+    spelling: GroupedSpelling, bits: int, group: int, *, has_zero: bool, act_order: bool
+) -> Format:
+    """Integers with a scale for each group, or `ALL` for each row; see `Grouped`."""
+    kind = Grouped(
+        spelling=spelling, bits=bits, group=group, has_zero=has_zero, act_order=act_order
+    )
+    every = f"group of {group}" if group else "row"
+    unit = 1 if act_order else group or 1
+    return Format(
+        name=f"int{bits}, a scale for each {every}", weight=kind, unit=math.lcm(unit, PACKED)
+    )
 
 
 MXFP4 = Format(
@@ -120,6 +140,70 @@ def _modelopt(config: Section) -> list[Rule]:
     ]
 
 
+def _awq(config: Section) -> list[Rule]:
+    config.check("version", None, "gemm")
+    config.check("bits", 4)
+    config.check("zero_point", True)
+    group = _group(config, "group_size")
+    format = grouped_format("awq", 4, group, has_zero=True, act_order=False)
+    ignored = excluded(config, config.names("modules_to_not_convert"))
+    return [ignored, *_layers(format)]
+
+
+def _gptq(config: Section) -> list[Rule]:
+    """Version 1 is the one without a name. dynamic: names with -: are plain, others refused."""
+    config.check("checkpoint_format", None, "gptq", "gptq_v2")
+    config.check("bits", 4, 8)
+    config.check("lm_head", None, False)
+    config.check("desc_act", None, True, False)
+    format = grouped_format(
+        "gptq_v2" if config.get("checkpoint_format") == "gptq_v2" else "gptq",
+        config.get("bits"),
+        _group(config, "group_size"),
+        has_zero=True,
+        act_order=config.get("desc_act", False),
+    )
+    rules = []
+    if config.get("dynamic"):
+        overrides = config.section("dynamic")
+        for name in config.get("dynamic"):
+            if not name.startswith("-:"):
+                raise overrides.unsupported(
+                    name, "only names that start with -: (modules left out)"
+                )
+            pattern = overrides.pattern(name[2:])
+            rules.append(Rule(matches=_starts(pattern), format=PLAIN))
+    blocks = config.get("modules_in_block_to_quantize")
+    if blocks is None:
+        return [*rules, *_layers(format)]
+    try:
+        ends = tuple(f".{name}" for names in blocks for name in names)
+    except TypeError:
+        raise config.unsupported("modules_in_block_to_quantize", "lists of names") from None
+    others = Rule(matches=lambda module, target: not module.endswith(ends), format=PLAIN)
+    return [*rules, others, *_layers(format)]
+
+
+def _group(config: Section, key: str) -> int:
+    """Inputs of a group. -1 is all."""
+    return ALL if config.get(key) == -1 else config.size(key)
+
+
+def _layers(format: Format) -> list[Rule]:
+    """The linear layers of the decoder's layers, routers of a mixture not included."""
+    return [
+        Rule(matches=lambda module, target: ROUTERS.search(module) is not None, format=PLAIN),
+        Rule(
+            matches=lambda module, target: target == "Linear" and ".layers." in module,
+            format=format,
+        ),
+    ]
+
+
+def _starts(pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
+    return lambda module, target: pattern.match(module) is not None
+
+
 def _wildcards(names: Sequence[str]) -> Callable[[str, Target], bool]:
     """Whether a module, or one that it is in, has one of these names."""
 
@@ -136,4 +220,6 @@ METHODS: Mapping[str, Callable[[Section], list[Rule]]] = {
     "fbgemm_fp8": _fbgemm,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
+    "awq": _awq,
+    "gptq": _gptq,
 }

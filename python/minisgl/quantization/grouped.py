@@ -1,0 +1,221 @@
+"""Integers of 4 or 8 bits with a scale, and perhaps a zero point, for each group of inputs.
+
+value = (number - zero) * scale. Whatever the files' layout is, the memory has this one::
+
+    packed  [O, I * bits / 8] uint8    4 bits: the number of the even column in the low bits
+    scale   [O, groups] float32
+    zero    [O, groups] uint8          absent where it is the middle of the range
+    group   [matrices, I] int32        the group of each input; absent where groups are in order
+
+Only act-order (GPTQ's order of importance) has groups out of order. All ranks then hold all scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.cut import Unit, local_rows, per_unit
+from minisgl.quantization.parameter import Part
+from minisgl.quantization.weight import Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Ops
+
+Spelling = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
+UNREAD = ("weight_shape", "g_idx", "weight_g_idx")
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the number of each of 8 columns is in AWQ's 32 bits, counted from the low bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """The weight class of such a format.
+
+    group: inputs of a group; `cut.ALL` is a scale for each row. has_zero: the files hold zeros.
+    act_order: the files hold the group of each input, which may be out of order.
+    """
+
+    spelling: Spelling
+    bits: int
+    group: int
+    has_zero: bool
+    act_order: bool
+
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> GroupedWeight:
+        return GroupedWeight(ops, dtype, parts, rows, stacked, self)
+
+
+class GroupedWeight(Weight):
+    """A checkpoint holds, by spelling, 32 bits of numbers in an int32:
+
+    - compressed-tensors: NAME.weight_packed [O, I / 8], NAME.weight_scale [O, groups],
+      NAME.weight_zero_point [O / 8, groups], NAME.weight_g_idx [I].
+    - awq: NAME.qweight [I, O / 8], NAME.scales [groups, O], NAME.qzeros [groups, O / 8].
+    - gptq: NAME.qweight [I / 8, O], NAME.scales and NAME.qzeros as awq, NAME.g_idx [I]. Version 1
+      holds zero - 1.
+    """
+
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor | None = None
+    group: Tensor | None = None
+
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None,
+        stacked: int | None,
+        kind: Grouped,
+    ) -> None:
+        super().__init__(ops, dtype)
+        self._kind, self._rows = kind, local_rows(parts, stacked)
+        self._columns = next((_columns(part) for part in parts if part.share), parts[0].shape[1])
+        each = 32 // kind.bits
+        packed, scales, zeros, groups = [], [], [], []
+        for part in parts:
+            # With act-order a rank's inputs have groups anywhere.
+            whole = replace(part, axis=0, share=range(part.shape[0] if part.share else 0))
+            scaled = whole if kind.act_order and part.axis == 1 else part
+            group: Unit = (1, kind.group)
+            zero_group: Unit = (each, kind.group)
+            if kind.spelling == "compressed-tensors":
+                numbers = per_unit(
+                    part, "weight_packed", (1, each), stored=torch.int32, rearrange=_bytes,
+                    unread=UNREAD,
+                )  # fmt: skip
+                scale = per_unit(scaled, "weight_scale", group)
+                count = scaled.local_shape[0]
+                unpack = partial(_packed_rows, bits=kind.bits, count=count)
+                zero = per_unit(
+                    scaled, "weight_zero_point", zero_group, stored=torch.int32, rearrange=unpack
+                )
+                index = "weight_g_idx"
+            else:
+                unit = (each, 1) if kind.spelling == "awq" else (1, each)
+                read = _awq_numbers if kind.spelling == "awq" else _gptq_numbers
+                numbers = per_unit(
+                    part, "qweight", unit, transposed=True, stored=torch.int32, rearrange=read,
+                    unread=(*UNREAD, "qzeros"),
+                )  # fmt: skip
+                scale = per_unit(
+                    scaled, "scales", group, transposed=True, stored=torch.float32,
+                    rearrange=torch.t,
+                )  # fmt: skip
+                zero = per_unit(
+                    scaled, "qzeros", zero_group, transposed=True, stored=torch.int32,
+                    rearrange=partial(_zeros, bits=kind.bits, spelling=kind.spelling),
+                )  # fmt: skip
+                index = "g_idx"
+            packed.append(numbers)
+            scales.append(scale)
+            zeros.append(zero)
+            groups.append(_group_numbers(part, index))
+        self.declare("packed", torch.uint8, *packed, rows=rows, stacked=stacked)
+        self.declare("scale", torch.float32, *scales, rows=rows, stacked=stacked)
+        if kind.has_zero:
+            self.declare("zero", torch.uint8, *zeros, rows=rows, stacked=stacked)
+        if kind.act_order:
+            self.declare("group", torch.int32, *groups, stacked=stacked)
+
+    def dense(self) -> Tensor:
+        numbers = self.packed
+        if self._kind.bits == 4:
+            numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+        numbers = numbers[..., : self._columns]
+        zero: Tensor | int = 1 << (self._kind.bits - 1)
+        if self.zero is not None:
+            zero = self._spread(self.zero)
+        return ((numbers.float() - zero) * self._spread(self.scale)).to(self.dtype)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Values of groups [..., O, groups] -> of columns, [..., O, I] or [..., O, 1]."""
+        if self.group is None:
+            if not self._kind.group:
+                return values
+            return values.repeat_interleave(self._kind.group, -1)[..., : self._columns]
+        padding = values.shape[-2] - sum(self._rows)
+        parts = torch.split(values, [*self._rows, padding], -2)
+        columns = [
+            torch.take_along_dim(part, group[..., None, :].long(), -1)
+            for part, group in zip(parts, self.group.unbind(-2), strict=False)
+        ]
+        zeros = values.new_zeros(*values.shape[:-2], padding, self._columns)
+        return torch.cat([*columns, zeros], -2)
+
+
+def _columns(part: Part) -> int:
+    return part.local_shape[1]
+
+
+def _group_numbers(part: Part, name: str) -> Part:
+    """The groups of the inputs that this rank holds, as a row."""
+    columns = range(part.shape[1]) if part.axis == 0 else part.share
+    return Part(
+        name=f"{part.module}.{name}",
+        shape=part.shape[1:],
+        axis=0,
+        share=columns if part.share else range(0),
+        stored=torch.int32,
+        rearrange=partial(_row, columns=len(columns)),
+    )
+
+
+def _row(numbers: Tensor, columns: int) -> Tensor:
+    return numbers.reshape(-1, columns)
+
+
+def _bytes(packed: Tensor) -> Tensor:
+    """int32 [O, n] -> uint8 [O, 4 n]. The low bits come first in both."""
+    return packed.contiguous().view(torch.uint8)
+
+
+def _unpack(packed: Tensor, bits: int) -> Tensor:
+    """int32 [n, m] -> uint8 [n, m * 32 / bits], the low bits first."""
+    numbers = _bytes(packed)
+    return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2) if bits == 4 else numbers
+
+
+def _packed_rows(packed: Tensor, bits: int, count: int) -> Tensor:
+    """int32 [O / 8, groups], packed along O -> uint8 [`count`, groups]."""
+    return _unpack(packed.t(), bits).t()[:count]
+
+
+def _awq_order(packed: Tensor) -> Tensor:
+    """int32 [n, m / 8] -> uint8 [n, m] in the order of the columns."""
+    numbers = _unpack(packed, 4)
+    order = [8 * (column // 8) + AWQ_ORDER[column % 8] for column in range(numbers.shape[1])]
+    return numbers[:, torch.tensor(order, dtype=torch.long, device=numbers.device)]
+
+
+def _awq_numbers(packed: Tensor) -> Tensor:
+    """int32 [I, O / 8] -> uint8 [O, I / 2]."""
+    numbers = _awq_order(packed).t()
+    return numbers[:, ::2] | numbers[:, 1::2] << 4
+
+
+def _gptq_numbers(packed: Tensor) -> Tensor:
+    """int32 [I / 8, O] -> uint8 [O, I / 2] (or [O, I])."""
+    return _bytes(packed.t())
+
+
+def _zeros(packed: Tensor, bits: int, spelling: Spelling) -> Tensor:
+    """int32 [groups, O / 8] -> uint8 [O, groups]."""
+    if spelling == "awq":
+        return _awq_order(packed).t()
+    zeros = _unpack(packed, bits).t()
+    return (zeros + 1) & ((1 << bits) - 1) if spelling == "gptq" else zeros

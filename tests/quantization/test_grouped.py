@@ -1,0 +1,252 @@
+"""int4 and int8 with groups: compressed-tensors' pack-quantized, AWQ (gemm) and GPTQ.
+
+The packers are written out here, one number at a time, from the published layouts. Planted once,
+and noticed: nibbles swapped, AWQ's order of columns inverted, version 1's zero point without its
+offset, groups one late, act-order ignored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_model_families import MOE, SIZES
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
+
+from helpers.model_harness import load, relative_error
+from helpers.quantised import Quantise, run, run_ranks, save_both, save_quantised, transformers_ids
+from minisgl.errors import ConfigError
+from minisgl.quantization.config import read_formats
+from minisgl.quantization.grouped import GroupedWeight
+
+TOLERANCE = 1e-5
+"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
+NOTICED = 0.02
+GROUP = 32
+LARGE: dict[str, Any] = {
+    **SIZES,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "num_attention_heads": 2,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**LARGE, attention_bias=True),
+    "qwen2-moe": Qwen2MoeConfig(
+        **{**LARGE, **MOE, "moe_intermediate_size": 64}, shared_expert_intermediate_size=96
+    ),
+}
+
+
+def pack(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Numbers [n, m] -> int32 [n, m * bits / 32]. order: the column of each place."""
+    each = 32 // bits
+    order = order or tuple(range(each))
+    padded = torch.nn.functional.pad(numbers.long(), (0, -numbers.shape[1] % each))
+    packed = torch.zeros(len(padded), padded.shape[1] // each, dtype=torch.long)
+    for place, column in enumerate(order):
+        packed |= padded[:, column::each] << (bits * place)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+
+def grouped(
+    spelling: str, bits: int = 4, *, group: int = GROUP, zero: bool = True, act_order: bool = False
+) -> Quantise:
+    """group: 0 for whole rows."""
+    most = 2**bits - 1
+
+    def quantised(module: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        height, width = tensor.shape
+        size = group or width
+        index = torch.arange(width) // size
+        if act_order:
+            seed = torch.Generator().manual_seed(sum(map(ord, module)))
+            index = index[torch.randperm(width, generator=seed)]
+        scale = torch.empty(height, width // size)
+        zeros = torch.empty_like(scale)
+        for g in range(width // size):
+            columns = tensor[:, index == g]
+            low, high = columns.amin(1).clamp(max=0), columns.amax(1).clamp(min=0)
+            scale[:, g] = (high - low) / most if zero else columns.abs().amax(1) * 2 / most
+            zeros[:, g] = (-low / scale[:, g]).round() if zero else (most + 1) // 2
+        scale = scale.half().float()
+        if spelling == "gptq":  # version 1 cannot hold a zero point of 0 in every packer
+            zeros = zeros.clamp(1, most)
+        numbers = (tensor / scale[:, index] + zeros[:, index]).round().clamp(0, most)
+        dequantised = (numbers - zeros[:, index]) * scale[:, index]
+        if spelling == "compressed-tensors":
+            tensors = {
+                "weight_packed": pack(numbers, bits),
+                "weight_scale": scale.half(),
+                "weight_shape": torch.tensor([height, width]),
+            }
+            if zero:
+                tensors["weight_zero_point"] = pack(zeros.T, bits).T
+            if act_order:
+                tensors["weight_g_idx"] = index.int()
+            return tensors, dequantised
+        if spelling == "awq":
+            order = (0, 2, 4, 6, 1, 3, 5, 7)
+            return {
+                "qweight": pack(numbers.T, 4, order),
+                "qzeros": pack(zeros.T, 4, order),
+                "scales": scale.T.half(),
+            }, dequantised
+        stored = zeros - 1 if spelling == "gptq" else zeros
+        return {
+            "qweight": pack(numbers, bits).T,
+            "qzeros": pack(stored.T, bits),
+            "scales": scale.T.half(),
+            "g_idx": index.int(),
+        }, dequantised
+
+    return quantised
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    values = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": values}},
+    }
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
+    "compressed-tensors": (
+        compressed(symmetric=True),
+        grouped("compressed-tensors", zero=False),
+    ),
+    "compressed-tensors-zero": (compressed(symmetric=False), grouped("compressed-tensors")),
+    "compressed-tensors-act-order": (
+        compressed(symmetric=False, actorder="group"),
+        grouped("compressed-tensors", act_order=True),
+    ),
+    "compressed-tensors-row": (
+        compressed(symmetric=True, strategy="channel", group_size=None),
+        grouped("compressed-tensors", group=0, zero=False),
+    ),
+    "compressed-tensors-8": (
+        compressed(symmetric=False, num_bits=8),
+        grouped("compressed-tensors", 8),
+    ),
+    "awq": (AWQ, grouped("awq")),
+    "gptq": (GPTQ, grouped("gptq")),
+    "gptq-act-order": ({**GPTQ, "desc_act": True}, grouped("gptq", act_order=True)),
+    "gptq-v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, grouped("gptq_v2")),
+    "gptq-8-row": ({**GPTQ, "bits": 8, "group_size": -1}, grouped("gptq", 8, group=0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_dequantised_weights(case: str, tmp_path: Path) -> None:
+    save_both(CONFIGS["llama"], *CASES[case], tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    logits, ours = run(tmp_path / "quantised")
+    assert relative_error(logits, expected) <= TOLERANCE
+    assert ours == tokens == transformers_ids(tmp_path / "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "expert_parallel"),
+    [
+        ("llama", "compressed-tensors-zero", False),
+        ("llama", "compressed-tensors-act-order", False),
+        ("llama", "awq", False),
+        ("llama", "gptq-act-order", False),
+        ("qwen2-moe", "awq", False),
+        ("qwen2-moe", "gptq-act-order", True),
+        ("qwen2-moe", "compressed-tensors", True),
+    ],
+)
+def test_two_ranks_share_whole_groups(
+    name: str, case: str, expert_parallel: bool, tmp_path: Path
+) -> None:
+    save_both(CONFIGS[name], *CASES[case], tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    assert relative_error(run(tmp_path / "quantised")[0], expected) <= TOLERANCE
+    for logits, ours in run_ranks(tmp_path / "quantised", expert_parallel=expert_parallel):
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
+
+
+def test_a_share_that_cuts_a_group_is_refused(tmp_path: Path) -> None:
+    config = LlamaConfig(**{**LARGE, "head_dim": 16, "num_attention_heads": 4})
+    save_both(config, *CASES["awq"], tmp_path)
+    run(tmp_path / "quantised")
+    config = LlamaConfig(**{**LARGE, "head_dim": 16})
+    save_both(config, *CASES["awq"], tmp_path / "cut")
+    with pytest.raises(ConfigError, match=r"o_proj: .* columns \d+ to \d+ of 32, .* units of 32"):
+        run_ranks(tmp_path / "cut" / "quantised")
+
+
+def test_the_numbers_stay_in_4_bits(tmp_path: Path) -> None:
+    save_both(CONFIGS["llama"], *CASES["gptq"], tmp_path)
+    matrices = [n for n in load(tmp_path / "quantised").walk() if isinstance(n, GroupedWeight)]
+    assert len(matrices) == 2 * 4
+    for weight in matrices:
+        numbers = weight.dense().numel()
+        assert weight.packed.nbytes == numbers // 2
+        held = sum(parameter.num_bytes for parameter in weight.parameters())
+        assert held == numbers // 2 + numbers // GROUP * 5  # a scale and a zero point
+
+
+MISTAKES = {
+    "nibbles": ("qweight", lambda x: (x >> 4 & 0x0F0F0F0F) | (x & 0x0F0F0F0F) << 4),
+    "zero points": ("qzeros", lambda x: x ^ 0x11111111),
+    "groups": ("scales", lambda x: x.roll(1, 0)),
+    "act-order": ("g_idx", lambda x: x.sort().values),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_would_be_noticed(mistake: str, tmp_path: Path) -> None:
+    tensors = save_both(CONFIGS["llama"], *CASES["gptq-act-order"], tmp_path)
+    expected, _ = run(tmp_path / "float32")
+    kind, change = MISTAKES[mistake]
+    name = f"model.layers.0.mlp.down_proj.{kind}"
+    tensors[name] = change(tensors[name])
+    save_quantised(tensors, tmp_path)
+    assert relative_error(run(tmp_path / "quantised")[0], expected) >= NOTICED / 2
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({**AWQ, "version": "gemv"}, "version is 'gemv', expected None or 'gemm'"),
+        ({**AWQ, "zero_point": False}, "zero_point is False, expected True"),
+        ({**AWQ, "group_size": 0}, "group_size is 0, expected a positive integer"),
+        ({**GPTQ, "bits": 3}, "bits is 3, expected 4 or 8"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', expected"),
+        ({**GPTQ, "dynamic": {"+:.*up": {"bits": 8}}}, "only names that start with -:"),
+        ({**GPTQ, "modules_in_block_to_quantize": 1}, "is 1, expected lists of names"),
+        (compressed(strategy="tensor"), "strategy is 'tensor', expected 'channel' or 'group'"),
+        (compressed(actorder="x"), "actorder is 'x', expected"),
+        (compressed(num_bits=3), "num_bits is 3, expected 4 or 8"),
+    ],
+)
+def test_other_formats_are_refused_by_name(
+    quantization: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: quantization_config.*{message}"):
+        read_formats(quantization, "config.json")
+
+
+def test_gptq_s_lists_choose_modules() -> None:
+    formats = read_formats(
+        {
+            **GPTQ,
+            "dynamic": {r"-:model\.layers\.1\.": {}},
+            "modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.up_proj", "mlp.gate"]],
+        },
+        "config.json",
+    )
+    modules = ["0.self_attn.q_proj", "0.self_attn.o_proj", "0.mlp.gate", "1.self_attn.q_proj"]
+    found = [formats.of([f"model.layers.{name}"], "Linear").name for name in modules]
+    assert found == ["int4, a scale for each group of 32", "", "", ""]
