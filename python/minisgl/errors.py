@@ -14,6 +14,7 @@
     │  └─ ServerBusy              the waiting queue is full (HTTP 429)
     └─ EngineError(RuntimeError)  a worker cannot go on; the API answers with a 5xx
        ├─ WorkerDied              a process of the server ended
+       ├─ WorkerHung              a process of the server is stopped or hangs
        ├─ StartupFailed           a process of the server could not start
        ├─ PeerLost                a rank cannot reach another rank
        └─ OutOfDeviceMemory       an allocation failed; the message says which option to change
@@ -125,6 +126,20 @@ class WorkerDied(EngineError):
         super().__init__(f"the {worker} process {how}; the engine cannot go on without it")
         self.worker = worker
         self.exit_code = exit_code
+
+
+class WorkerHung(EngineError):
+    """A process of the server, or of an `LLM`, is stopped or makes no progress.
+
+    how: completes the sentence "the NAME process ...".
+    """
+
+    code = "worker_hung"
+    status = 503
+
+    def __init__(self, worker: str, how: str) -> None:
+        super().__init__(f"the {worker} process {how}; the engine cannot go on without it")
+        self.worker = worker
 
 
 class StartupFailed(EngineError):

@@ -55,7 +55,7 @@ class OwnRanks:
             raise
 
     def run(self, session: Session) -> None:
-        """Run until every request of the session has ended. Raises WorkerDied if a rank dies."""
+        """Run until every request of the session has ended. Raises WorkerDied or WorkerHung."""
         while True:
             messages = session.take(0)
             if any(isinstance(message, ExitMsg) for message in messages):

@@ -31,6 +31,12 @@ _POSITIVE: Final = Rule(
     parse=float,
 )
 
+_HANG_TIMEOUT: Final = Rule(
+    words="a number from 2 to 86400",  # a heartbeat and its check may each be 0.5 s late
+    accepts=lambda value: type(value) in (int, float) and 2 <= value <= 86400,
+    parse=float,
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeArgs(EngineArgs):
@@ -56,6 +62,16 @@ class RuntimeArgs(EngineArgs):
         "little it is",
         metavar="MS",
         unset="what the smallest chunk with 0.95 of the best prefill rate takes; the log says it",
+    )
+    hang_timeout: float = option(
+        10.0,
+        _HANG_TIMEOUT,
+        "running",
+        "seconds after which a process of the server that gives no sign of life, or whose loop "
+        "makes no progress beyond what its step may take, ends the server with an error to each "
+        "open request",
+        metavar="S",
+        nodes="own",
     )
     nnodes: int = option(
         1,

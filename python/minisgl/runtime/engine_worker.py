@@ -22,6 +22,7 @@ from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply
 from minisgl.models import ModelConfig, check_model
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
     FollowerOutbox,
@@ -31,7 +32,6 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
-from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.tokenizer.defaults import end_of_sequence_ids
@@ -43,6 +43,7 @@ from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 logger = get_logger(__name__)
 
+PROFILE_S = 600.0  # torch writes a trace of some gigabytes while it holds the interpreter's lock
 PROGRESS_EVERY_S = 2.0  # how often the log says how much of a large model is loaded
 
 
@@ -78,13 +79,16 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     outbox = _outbox(args, endpoints, rank)
 
     def on_profile(message: ProfileMsg) -> None:
-        outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
+        with status.quiet(PROFILE_S):
+            outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
 
     inbox = SourceInbox(source, on_profile)
     listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
     if leads:
         listeners += [StatusLine(), *([step_log.flush] if step_log else [])]
-    meter = LoopMeter(
+    meter = WatchedLoopMeter(
+        status.pulse,
+        engine.tuning,
         rank=rank,
         on_report=listeners,
         on_step=step_log,
@@ -115,6 +119,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         is_torn = config.tp > 1
         raise
     finally:
+        status.pulse.rest()
         inbox.close()
         outbox.close()
         if not is_torn:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.hang_watch import CHECK_S, HangWatch
 from minisgl.runtime.node_link import Gone, NodeLink
 from minisgl.runtime.node_map import ranks_of
 from minisgl.runtime.worker import Worker, start_worker
@@ -53,10 +54,13 @@ class Workers:
         self._ranks: list[Worker] = []  # of one engine, if there are several
         self._leads = True
         self._is_ready = False
+        self._has_hung = False
+        self._hang_watch: HangWatch | None = None  # from `start_engine` on
         self._started_at = time.monotonic()
 
     def start_engine(self, args: RuntimeArgs) -> None:
         """Start this node's ranks. `args.model` is a folder."""
+        self._hang_watch = HangWatch(args.hang_timeout)
         if args.tp == 1:
             self._start("engine", partial(_engine, args, self.endpoints, 0))
             return
@@ -140,24 +144,34 @@ class Workers:
         return None
 
     def check(self) -> None:
-        """Raise WorkerDied if a worker has ended."""
+        """Raise WorkerDied if a worker has ended, WorkerHung if one hangs."""
         ended = wait([w.process.sentinel for w in self.processes], 0)
         if ended:
             raise _cause([w.death() for w in self.processes if w.process.sentinel in ended])
+        self.check_hangs()
+
+    def check_hangs(self) -> None:
+        """Kill a worker that hangs, and raise WorkerHung. Call this every `CHECK_S`."""
+        if self._hang_watch and (hung := self._hang_watch.check(self.processes)):
+            worker, error = hung
+            worker.process.kill()  # it cannot end by itself
+            self._has_hung = True
+            raise error
 
     def wait_ended(self) -> None:
         """Wait until every worker has ended by itself, or another node says that it has ended.
 
-        Raises EngineError if a worker or a node ended with an error.
+        Raises EngineError if a worker or a node ended with an error, or if a worker hangs.
         """
         running = self.processes[:]
         nodes = [node.status for node in self.nodes]
         while running:
-            ended = wait([*(worker.process.sentinel for worker in running), *nodes])
+            ended = wait([*(worker.process.sentinel for worker in running), *nodes], CHECK_S)
             deaths = [w.death() for w in running if w.process.sentinel in ended]
             if any(death.exit_code for death in deaths):
                 raise _cause(deaths)
             running = [w for w in running if w.process.sentinel not in ended]
+            self.check_hangs()
             for node in self.nodes:
                 if node.status in ended:
                     if death := node.death():
@@ -172,6 +186,7 @@ class Workers:
         is_whole = (
             self._is_ready
             and reason is None
+            and not self._has_hung
             and all(worker.process.exitcode is None for worker in self.processes)
         )
         leaving = self._ranks if is_whole else []

@@ -1,7 +1,8 @@
 """The API server over running workers.
 
 It runs in the supervisor's process. The event loop watches each worker's sentinel, so a death shows
-at once: every open request is answered with an error, and `serve` raises it.
+at once, and its heartbeats, so a hang shows within `--hang-timeout`: every open request is answered
+with an error, and `serve` raises it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-from minisgl.errors import EngineError
+from minisgl.errors import EngineError, WorkerHung
 from minisgl.message import UserReply
+from minisgl.runtime.hang_watch import CHECK_S
 from minisgl.runtime.node_link import NodeLink
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
@@ -79,11 +81,13 @@ class Server:
             self._loop.add_reader(node.status, self._on_node_death, node)
         dispatch = self._loop.create_task(self._frontend.run())
         dispatch.add_done_callback(self._on_dispatch_end)
+        watch = self._loop.create_task(self._watch_hangs())
         try:
             listen(self._socket)
             await self._http.serve_on(self._socket, on_ready)
         finally:
             dispatch.cancel()
+            watch.cancel()
             for worker in self._workers.processes:
                 self._loop.remove_reader(worker.process.sentinel)
             for node in self._workers.nodes:
@@ -137,6 +141,15 @@ class Server:
         error.status = 503
         self._frontend.fail_all(error)
         self._http.should_exit = True
+
+    async def _watch_hangs(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                self._workers.check_hangs()
+            except WorkerHung as error:
+                self._fail(error)
+                return
 
     def _on_death(self, worker: Worker) -> None:
         if self._loop:

@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from minisgl.core import Event, Failed
 from minisgl.message import (
@@ -29,6 +29,9 @@ from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
+
+TURN_S: Final = 30.0
+"""What a turn may take: a prompt of a million tokens, or a chat template, on a slow CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +75,17 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
         to_api = stack.enter_context(closing(PushQueue(config.endpoints.api)))
         status.ready({"has_chat_template": has_chat_template})
 
+        pulse = status.pulse
+        pulse.allowed_s = lambda: TURN_S
         waiting: deque[FrontendMsg] = deque()
         while True:
             events: list[Event] = []
             passed_on: list[UserReply] = []
-            for inbox in wait(inboxes, 0 if waiting else None):
+            if not waiting:
+                pulse.rest()
+            ready = wait(inboxes, 0 if waiting else None)
+            pulse.turn()
+            for inbox in ready:
                 for message in inbox.get(0):
                     if isinstance(message, DetokenizeMsg):
                         events += message.events

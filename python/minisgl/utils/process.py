@@ -1,7 +1,8 @@
 """The frame of every worker process: log, report the start, end when it should.
 
 The supervisor starts ``multiprocessing`` processes (method "spawn") whose target is `run_worker`,
-and reads one status from each pipe. A worker sends nothing more there; it ends with an exit code:
+and reads one status from each pipe. After that a worker sends heartbeats there
+(`minisgl.utils.heartbeat`). It ends with an exit code:
 
 - with 0 on SIGTERM. It ignores SIGINT and SIGHUP, which a terminal sends to every process: the
   supervisor handles them.
@@ -24,7 +25,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from minisgl.errors import PEER_LOST_EXIT, MinisglError, PeerLost
+from minisgl.utils.heartbeat import Heart, Heartbeat, Pulse
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -57,21 +59,42 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class WorkerStatus:
     """The worker's end of the pipe. Call exactly one of `ready` and `failed`, once.
 
-    spawned_at: on `time.monotonic`.
+    spawned_at: on `time.monotonic`. pulse: the progress of the worker's loop.
     """
 
     def __init__(self, connection: Connection, spawned_at: float) -> None:
         self._connection = connection
         self.spawned_at = spawned_at
         self.is_reported = False
+        self.pulse = Pulse()
+        self._heart = Heart(connection, self.pulse)
 
     def ready(self, info: dict[str, object]) -> None:
-        """`info` holds JSON-like values only."""
+        """Report that the worker serves, and begin to send heartbeats.
+
+        info: holds JSON-like values only.
+        """
         leave_start_to_no_collector()
         self._send(Ready(info=info))
+        self._heart.start()
 
     def failed(self, message: str, *, is_consequence: bool = False) -> None:
         self._send(StartFailed(message=message, is_consequence=is_consequence))
+
+    @contextlib.contextmanager
+    def quiet(self, most_s: float) -> Iterator[None]:
+        """In this block the process may send no heartbeat for `most_s` seconds longer.
+
+        It is for native code that may hold the interpreter's lock so long.
+        """
+        self.pulse.rest()
+        self.pulse.quiet_s = most_s
+        self._heart.send(Heartbeat(quiet_s=most_s))
+        try:
+            yield
+        finally:
+            self.pulse.quiet_s = 0.0
+            self.pulse.turn()
 
     def _send(self, status: Ready | StartFailed) -> None:
         assert not self.is_reported, "a worker reports its start once"

@@ -1,0 +1,81 @@
+"""Notices workers that are stopped or that hang, by their heartbeats (`minisgl.utils.heartbeat`).
+
+A worker hangs if it sends no heartbeat for the timeout, or if its loop is in one turn for the
+timeout and `LOOP_EXTRA_S` longer than that turn may take. The death of a worker shows at once by
+other means: its sentinel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from minisgl.errors import WorkerHung
+from minisgl.runtime.worker import Worker
+from minisgl.utils.heartbeat import HEARTBEAT_S, MAX_INTERVAL_S, Heartbeat
+
+CHECK_S: Final = HEARTBEAT_S
+"""How often a supervisor calls `HangWatch.check`."""
+
+LOOP_EXTRA_S: Final = 2.0
+"""A rank that is stopped makes the loops of the others wait. It is silent before they are overdue,
+so the error names the cause."""
+
+
+class HangWatch:
+    """The heartbeats of the workers of one supervisor. Mutable.
+
+    timeout_s: `--hang-timeout`.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._last: float | None = None
+        self._silent_s: dict[str, float] = {}
+        self._beats: dict[str, Heartbeat] = {}
+
+    def check(self, workers: Sequence[Worker]) -> tuple[Worker, WorkerHung] | None:
+        """Read the heartbeats that have come. Return a worker that hangs, with the error for it.
+
+        Among several it is the one that has been silent longest. A pause of this process counts as
+        one interval, because the heartbeats of that time may be still to come.
+        """
+        now = time.monotonic()
+        interval_s = 0.0 if self._last is None else min(now - self._last, MAX_INTERVAL_S)
+        self._last = now
+        found: list[tuple[float, Worker, WorkerHung]] = []
+        for worker in workers:
+            if not self._read(worker, interval_s):
+                continue  # it has ended
+            beat, silent_s = self._beats[worker.name], self._silent_s[worker.name]
+            if silent_s > self._timeout_s + beat.quiet_s:
+                how = f"has given no sign of life for {silent_s:.0f} s: it is stopped or hangs"
+            elif beat.overdue_s > self._timeout_s + LOOP_EXTRA_S:
+                how = (
+                    f"makes no progress: a turn of its loop takes {beat.overdue_s:.0f} s longer "
+                    "than it may"
+                )
+            else:
+                continue
+            found.append((silent_s, worker, WorkerHung(worker.name, how)))
+        if not found:
+            return None
+        _, worker, error = max(found, key=lambda hung: hung[0])
+        return worker, error
+
+    def _read(self, worker: Worker, interval_s: float) -> bool:
+        """Take over what the worker sent. Returns False if it has ended."""
+        name = worker.name
+        self._silent_s[name] = self._silent_s.get(name, 0.0) + interval_s
+        self._beats.setdefault(name, Heartbeat())
+        try:
+            while worker.status.poll(0):
+                data = worker.status.recv_bytes()
+                self._beats[name] = msgspec.msgpack.decode(data, type=Heartbeat)
+                self._silent_s[name] = 0.0
+        except (EOFError, OSError):
+            return False
+        return True

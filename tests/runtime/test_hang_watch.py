@@ -1,0 +1,270 @@
+"""Hangs are noticed, and what only takes long is not taken for one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.core import Plan
+from minisgl.core.tuning import Tuning
+from minisgl.errors import WorkerHung
+from minisgl.runtime import hang_watch
+from minisgl.runtime.hang_watch import LOOP_EXTRA_S, HangWatch
+from minisgl.runtime.watched_loop import SLACK, WatchedLoopMeter, step_s
+from minisgl.runtime.worker import Worker
+from minisgl.runtime.workers import Workers
+from minisgl.utils.heartbeat import MAX_INTERVAL_S, Heart, Heartbeat, Pulse, Stopwatch
+from minisgl.utils.process import WorkerStatus
+
+TIMEOUT_S = 10.0
+TUNING = Tuning(
+    prompt_us=((64, 100_000.0), (128, 200_000.0)),
+    decode_us=50_000.0,
+    row_us=1_000.0,
+    context_ns=100.0,
+    attend_ns=10.0,
+)
+
+
+def prompt(num_tokens: int, start: int = 0) -> Plan:
+    return Plan(
+        step=0, uids=[0], table_idxs=[0], starts=[start], ends=[start + num_tokens],
+        token_ids=np.zeros(num_tokens, np.int32), num_decodes=0, sample_rows=[0], output_idxs=[0],
+    )  # fmt: skip
+
+
+class Clock:
+    """Replaces the clock of `HangWatch`. Mutable."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Supervised:
+    """Workers that are mere pipes, watched on a clock of the test's."""
+
+    def __init__(self, clock: Clock, *names: str) -> None:
+        self.clock = clock
+        self.hearts: dict[str, Heart] = {}
+        self.workers: list[Worker] = []
+        for name in names:
+            ours, theirs = multiprocessing.Pipe(duplex=False)
+            no_process: Any = None
+            self.workers.append(Worker(name=name, process=no_process, status=ours))
+            self.hearts[name] = Heart(theirs, Pulse())
+        self.watch = HangWatch(TIMEOUT_S)
+
+    def run(self, seconds: float, **beats: Heartbeat | None) -> WorkerHung | None:
+        """Check twice a second; each worker sends its beat of `beats` before each check."""
+        for _ in range(round(seconds * 2)):
+            self.clock.now += 0.5
+            for name, heart in self.hearts.items():
+                if beat := beats.get(name):
+                    heart.send(beat)
+            if hung := self.watch.check(self.workers):
+                return hung[1]
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(hang_watch, "time", clock)
+    return clock
+
+
+def test_silence_is_noticed_after_the_timeout(clock: Clock) -> None:
+    server = Supervised(clock, "engine", "detokenizer")
+    assert server.run(60, engine=Heartbeat(), detokenizer=Heartbeat()) is None
+    assert server.run(TIMEOUT_S, detokenizer=Heartbeat()) is None
+    error = server.run(1, detokenizer=Heartbeat())
+    assert error
+    assert error.worker == "engine"
+    assert "the engine process has given no sign of life for 10 s" in str(error)
+
+
+def test_a_sign_of_life_within_the_timeout_is_enough(clock: Clock) -> None:
+    server = Supervised(clock, "engine")
+    for _ in range(5):
+        assert server.run(TIMEOUT_S - 1) is None
+        assert server.run(0.5, engine=Heartbeat()) is None
+
+
+def test_a_pause_of_the_supervisor_is_no_hang_of_a_worker(clock: Clock) -> None:
+    server = Supervised(clock, "engine")
+    assert server.run(1, engine=Heartbeat()) is None
+    clock.now += 3600
+    assert server.run(TIMEOUT_S - MAX_INTERVAL_S) is None
+    assert server.run(2)
+
+
+def test_a_worker_may_announce_that_it_will_be_silent(clock: Clock) -> None:
+    server = Supervised(clock, "engine")
+    assert server.run(0.5, engine=Heartbeat(quiet_s=30)) is None
+    assert server.run(TIMEOUT_S + 30) is None
+    assert server.run(1)
+
+
+def test_a_loop_without_progress_is_noticed(clock: Clock) -> None:
+    server = Supervised(clock, "engine")
+    assert server.run(60, engine=Heartbeat(overdue_s=TIMEOUT_S + LOOP_EXTRA_S)) is None
+    error = server.run(1, engine=Heartbeat(overdue_s=TIMEOUT_S + LOOP_EXTRA_S + 1))
+    assert "the engine process makes no progress" in str(error)
+
+
+def test_the_silent_worker_is_named_not_the_one_that_waits_for_it(clock: Clock) -> None:
+    server = Supervised(clock, "engine-0", "engine-1")
+    hearts = server.hearts
+    for half_seconds in range(60):
+        clock.now += 0.5
+        hearts["engine-0"].send(Heartbeat(overdue_s=half_seconds / 2))
+        if hung := server.watch.check(server.workers):
+            assert hung[1].worker == "engine-1"
+            return
+    pytest.fail("nothing was noticed")
+
+
+def test_the_end_of_a_worker_is_not_a_hang(clock: Clock) -> None:
+    server = Supervised(clock, "engine")
+    server.hearts["engine"]._connection.close()
+    assert server.run(60) is None
+
+
+# --- in the worker -------------------------------------------------------------------------------
+
+
+def overdue(pulse: Pulse, *, seconds: float, watch: Stopwatch | None = None) -> float:
+    watch = watch or Stopwatch(pulse)
+    watch.look(0.5)
+    return [watch.look(0.5).overdue_s for _ in range(round(seconds * 2))][-1]
+
+
+def test_only_a_turn_that_does_not_end_is_overdue() -> None:
+    pulse = Pulse()
+    assert overdue(pulse, seconds=60) == 0  # it has not begun
+    pulse.turn()
+    assert overdue(pulse, seconds=60) == 60
+    watch = Stopwatch(pulse)
+    for _ in range(20):
+        pulse.turn()
+        assert overdue(pulse, seconds=1, watch=watch) == 1
+    pulse.rest()
+    assert overdue(pulse, seconds=60) == 0
+
+
+def test_a_pause_of_the_process_is_not_the_loops() -> None:
+    pulse = Pulse()
+    pulse.turn()
+    watch = Stopwatch(pulse)
+    watch.look(0.5)
+    assert watch.look(3600).overdue_s == MAX_INTERVAL_S
+
+
+def test_a_long_prefill_is_no_hang() -> None:
+    pulse = Pulse()
+    meter = WatchedLoopMeter(pulse, TUNING)
+    meter.begin(asleep=True)
+    meter.launched(prompt(10_000))  # 15.625 s by the model
+    model_s = step_s(TUNING, prompt(10_000))
+    assert 15 < model_s < 16
+    assert overdue(pulse, seconds=60) == 0
+    assert overdue(pulse, seconds=SLACK * model_s + 10) == pytest.approx(10, abs=0.5)
+
+
+def test_a_turn_may_take_as_long_as_the_steps_in_flight() -> None:
+    pulse = Pulse()
+    meter = WatchedLoopMeter(pulse, TUNING)
+    scheduler: Any = SimpleNamespace()
+    meter.begin(asleep=True)
+    for _ in range(2):
+        meter.launched(prompt(64))
+    assert pulse.allowed_s() == pytest.approx(SLACK * 0.2)
+    meter.settled(prompt(64), scheduler)
+    assert pulse.allowed_s() == pytest.approx(SLACK * 0.1)
+    meter.settled(prompt(64), scheduler)
+    assert pulse.allowed_s() == 0
+    meter.end(scheduler, idle=True)
+    assert pulse.state is None
+
+
+def test_the_model_of_a_step_counts_each_row() -> None:
+    plan = Plan(
+        step=0, uids=[0, 1, 2, 3], table_idxs=[0, 1, 2, 3], starts=[9, 19, 100, 0],
+        ends=[10, 20, 164, 62], token_ids=np.zeros(128, np.int32), num_decodes=2,
+        sample_rows=[0], output_idxs=[0],
+    )  # fmt: skip
+    contexts, pairs = (10 + 20) * 100e-9, 64 * 100 * 10e-9
+    assert step_s(TUNING, plan) == pytest.approx(0.2 + contexts + pairs)
+
+
+def test_without_measured_times_no_turn_is_too_long() -> None:
+    pulse = Pulse()
+    meter = WatchedLoopMeter(pulse, Tuning())
+    meter.begin(asleep=False)
+    meter.launched(prompt(64))
+    assert overdue(pulse, seconds=3600) == 0
+
+
+# --- real processes ------------------------------------------------------------------------------
+
+
+def _loop(status: WorkerStatus) -> None:
+    status.ready({})
+    while True:
+        status.pulse.turn()
+        time.sleep(0.01)
+
+
+def _stuck_loop(status: WorkerStatus) -> None:
+    status.ready({})
+    status.pulse.turn()
+    time.sleep(600)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    workers = Workers()
+    workers._hang_watch = HangWatch(2.0)
+    yield workers
+    workers.kill()
+
+
+def watch(workers: Workers, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        workers.check()
+        time.sleep(0.1)
+
+
+def test_a_stopped_process(workers: Workers) -> None:
+    workers._start("engine", _loop)
+    workers.wait_ready()
+    watch(workers, 1.5)
+    pid = workers.processes[0].process.pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerHung, match="the engine process has given no sign of life"):
+        watch(workers, 10)
+    began = time.monotonic()
+    workers.end("it hangs")
+    assert time.monotonic() - began < 2
+    assert workers.processes[0].process.exitcode == -signal.SIGKILL
+
+
+def test_a_process_whose_loop_hangs(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "LOOP_EXTRA_S", 0.0)
+    workers._start("engine", _stuck_loop)
+    workers.wait_ready()
+    with pytest.raises(WorkerHung, match="the engine process makes no progress"):
+        watch(workers, 10)
