@@ -153,7 +153,7 @@ def test_all_ranks_plan_the_same(seed: int, overlap: bool) -> None:
 ASK = UserMsg(
     uid=0,
     ids=ids_to_bytes([4] * 12),
-    sampling=SamplingParams(max_tokens=4, seed=0, logprobs=True, top_logprobs=1),
+    sampling=SamplingParams(max_tokens=4, seed=0, logprobs=True, top_logprobs=1, min_tokens=1),
 )
 
 

@@ -24,6 +24,10 @@ from minisgl.errors import EngineError
 NewPage = tuple[int, int, int, int]
 """(cache group, table_idx, page index, page id): an entry of a group's page table."""
 
+History = tuple[int, int, tuple[int, ...], bytes]
+"""(table_idx, length of the prompt, stop ids, ids so far as int32) of a request whose sampling
+options change the logits, when it takes a row of the tables."""
+
 PROMISED = -1
 """In `Plan.token_ids`: the id that the request's last launched row samples; only on the device."""
 
@@ -41,6 +45,9 @@ class Plan:
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
     top_rows: indices into `sample_rows` of the rows whose requests ask for the most likely tokens.
     num_top: the largest number of them that a row asks for.
+    option_rows: indices into `sample_rows` of the rows whose requests have options that change the
+        logits.
+    histories: the tokens so far of such requests among `begins`.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the prefix cache has the KV of the row's tokens below that position in
         the full group. The step computes them again only for the other cache groups and must not
@@ -62,6 +69,8 @@ class Plan:
     logprob_rows: list[int] = field(default_factory=list)
     top_rows: list[int] = field(default_factory=list)
     num_top: int = 0
+    option_rows: list[int] = field(default_factory=list)
+    histories: list[History] = field(default_factory=list)
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[tuple[int, int]] = field(default_factory=list)
     begins: list[tuple[int, SamplingParams]] = field(default_factory=list)

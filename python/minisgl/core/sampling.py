@@ -15,6 +15,13 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+_PENALTIES = (
+    ("repetition_penalty", 0.01, 10.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("presence_penalty", -2.0, 2.0),
+)
+_COUNTS = ("top_k", "seed", "max_tokens", "top_logprobs", "min_tokens", "truncate_prompt_tokens")
 _SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs")
 
 
@@ -57,6 +64,12 @@ class SamplingParams(
     logprobs: report the log-probability of each output token under the model's own distribution,
     before temperature and filters. top_logprobs: report as many of the most likely tokens at each
     position as well, at most 20.
+    repetition_penalty: divides the positive logits of the tokens in prompt and output, multiplies
+    the negative ones; 0.01 to 10. frequency_penalty, presence_penalty: subtracted from the logits
+    of the output's tokens, for each occurrence and once; -2 to 2. logit_bias: token id to what is
+    added to its logit, -100 to 100, at most 1,024 tokens. allowed_token_ids: no others are sampled.
+    min_tokens: output tokens before which no end-of-sequence or stop token is sampled. All of these
+    come before temperature and filters, and hold for greedy requests too.
     truncate_prompt_tokens: keep at most so many tokens, the last ones, of the prompt.
 
     Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
@@ -77,6 +90,12 @@ class SamplingParams(
     logprobs: bool = False
     top_logprobs: int = 0
     truncate_prompt_tokens: int | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._take_plain_values()
@@ -119,6 +138,7 @@ class SamplingParams(
                 f"stop_token_ids must be token ids, got {brief(list(self.stop_token_ids))}",
                 param="stop_token_ids",
             )
+        self._check_logit_options()
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise InvalidSampling(
@@ -131,6 +151,61 @@ class SamplingParams(
                     f"a stop string must be valid Unicode, got {brief(text)}", param="stop"
                 )
 
+    def _check_logit_options(self) -> None:
+        for name, least, most in _PENALTIES:
+            value = getattr(self, name)
+            if not least <= value <= most:  # NaN is not
+                raise InvalidSampling(
+                    f"{name} must be between {least:g} and {most:g}, got {value}", param=name
+                )
+        bias = self.logit_bias
+        if not isinstance(bias, dict) or not all(
+            _is_token(token) and isinstance(value, int | float) and -100 <= value <= 100
+            for token, value in bias.items()
+        ):
+            raise InvalidSampling(
+                f"logit_bias must map token ids to numbers from -100 to 100, got {brief(bias)}",
+                param="logit_bias",
+            )
+        if len(bias) > MAX_LOGIT_BIAS:
+            raise InvalidSampling(
+                f"logit_bias may have at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}",
+                param="logit_bias",
+            )
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            if not isinstance(allowed, tuple | list) or not all(map(_is_token, allowed)):
+                raise InvalidSampling(
+                    f"allowed_token_ids must be a tuple of token ids, got {brief(allowed)}",
+                    param="allowed_token_ids",
+                )
+            if not allowed:
+                raise InvalidSampling(
+                    "allowed_token_ids must have a token; None allows all",
+                    param="allowed_token_ids",
+                )
+            msgspec.structs.force_setattr(self, "allowed_token_ids", tuple(map(int, allowed)))
+        plain = {int(token): float(value) for token, value in bias.items()}
+        msgspec.structs.force_setattr(self, "logit_bias", plain)
+        most_tokens = 2**31 - 1 if self.max_tokens is None else self.max_tokens
+        if not 0 <= self.min_tokens <= most_tokens:
+            raise InvalidSampling(
+                f"min_tokens must be from 0 to max_tokens, got {self.min_tokens}",
+                param="min_tokens",
+            )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the logits depend on the tokens so far."""
+        penalties = (self.repetition_penalty - 1, self.frequency_penalty, self.presence_penalty)
+        return any(penalties)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether an option changes the model's logits before temperature and filters."""
+        others = (self.logit_bias, self.allowed_token_ids, self.min_tokens)
+        return self.has_penalties or any(others)
+
     def kept(self, ids: bytes) -> bytes:
         """The part of a prompt, int32 ids, that `truncate_prompt_tokens` keeps."""
         return (
@@ -140,10 +215,10 @@ class SamplingParams(
     def _take_plain_values(self) -> None:
         """Check the types; what counts as a number elsewhere, as NumPy's do, becomes Python's own:
         others overflow in places, and cannot cross to another process."""
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", *(name for name, _, _ in _PENALTIES)):
             self._take(name, "a number", Real, float)
-        for name in ("top_k", "seed", "max_tokens", "top_logprobs", "truncate_prompt_tokens"):
-            if getattr(self, name) is not None or name in ("top_k", "top_logprobs"):
+        for name in _COUNTS:
+            if getattr(self, name) is not None or name in ("top_k", "top_logprobs", "min_tokens"):
                 self._take(name, "a whole number", Integral, int)
         for name in _SWITCHES:
             if not isinstance(value := getattr(self, name), bool):
@@ -177,3 +252,8 @@ class SamplingParams(
                 f"{name} must be a tuple of {items}, got {brief(values)}", param=name
             )
         msgspec.structs.force_setattr(self, name, tuple(map(plain, values)))
+
+
+def _is_token(value: Any) -> bool:
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_integer and 0 <= int(value) < 2**31

@@ -43,6 +43,7 @@ from minisgl.utils.start import StartClock
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
     from minisgl.engine.guard import PageGuard
+    from minisgl.engine.logit_options import LogitOptions
     from minisgl.engine.profiler import StepProfiler
 
 logger = get_logger(__name__)
@@ -83,6 +84,7 @@ class Engine:
         clock.lap("device")
         self._profiler: StepProfiler | None = None
         self._guard: PageGuard | None = None
+        self._options: LogitOptions | None = None
         self.tuning = Tuning()
         with closing_on_error(self.device, self.comm):
             self._build(config, progress, clock)
@@ -248,7 +250,7 @@ class Engine:
         if plan.num_decodes == plan.num_rows and not arrays.has_options:
             sampled = self.runner.run(arrays.shape, lambda: self._sample(forward(), sampling))
         else:  # the shape does not fix which rows sample and how, so the graph does not sample
-            sampled = self._sample(self.runner.run(arrays.shape, forward), sampling)
+            sampled = self._sample(self.runner.run(arrays.shape, forward), sampling, plan)
         return self._end_step(plan, arrays, sampled)
 
     def _late_forward(self, plan: Plan) -> tuple[StepArrays, Tensor]:
@@ -265,11 +267,20 @@ class Engine:
         _, rows = self._share(len(arrays.sample["table_idxs"]), arrays.has_options)
         named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        return self._end_step(plan, arrays, self._sample(x_SD, SampleTensors.of(arrays, tensors)))
+        sampled = self._sample(x_SD, SampleTensors.of(arrays, tensors), plan)
+        return self._end_step(plan, arrays, sampled)
 
     def _begin_step(self, plan: Plan) -> StepArrays:
         if self._guard:
             self._guard.before(plan)
+        if plan.histories:
+            if self._options is None:
+                from minisgl.engine.logit_options import LogitOptions
+
+                self._options = LogitOptions(
+                    self.device.torch_device, self.max_running, self.model_config.vocab_size
+                )
+            self._options.begin(plan)
         return make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
 
     def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
@@ -277,7 +288,7 @@ class Engine:
         if self._guard:
             self._guard.after(plan)
         if arrays.has_options:
-            return sampled
+            return sampled.flatten()
         return sampled[..., : len(plan.sample_rows)].flatten()
 
     def _upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
@@ -324,7 +335,7 @@ class Engine:
         )
         return self.model.forward(batch)
 
-    def _sample(self, x_SD: Tensor, inputs: SampleTensors) -> Tensor:
+    def _sample(self, x_SD: Tensor, inputs: SampleTensors, plan: Plan | None = None) -> Tensor:
         """Sample a token for each row and write it to the tables as the row's last token.
 
         Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
@@ -342,11 +353,16 @@ class Engine:
             is_padding_S = inputs.table_idxs == self._tables.padding_idx
             self._guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
         masked_RV = logits_RV
+        options = self._options if plan and plan.option_rows else None
+        if options and plan:
+            masked_RV = options.apply(masked_RV, plan)
         if inputs.mask_rows is not None and inputs.masks is not None:
-            masked_RV = self._ops.mask(logits_RV, inputs.mask_rows, inputs.masks)
+            masked_RV = self._ops.mask(masked_RV, inputs.mask_rows, inputs.masks)
         ids_R = self._ops.sample(masked_RV, inputs.args.take(rows))
         ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
         self._tables.last_token[inputs.table_idxs] = ids_S
+        if options and plan:
+            options.append(plan, ids_S)
         if not inputs.has_logprobs:
             return ids_S
         logprobs_R = self._ops.logprobs(logits_RV, ids_S[rows.start : rows.stop]).view(torch.int32)

@@ -187,7 +187,7 @@ def make_arrays(
     # Padding rows sample any token of the step.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
-    has_options = bool(plan.top_rows)
+    has_options = bool(plan.top_rows or plan.option_rows)
     num_extra = size.num_rows - num_samples if decodes_alone and not has_options else 0
     sample_table_idxs = _pad(
         table_idxs[sample_rows].astype(np.int64), num_extra, tables.padding_idx

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 import numpy as np
 
-from minisgl.core.plan import NewPage, Plan
+from minisgl.core.plan import History, NewPage, Plan
 from minisgl.core.req import IdArray, Req
 from minisgl.core.sampling import SamplingParams
 
@@ -18,15 +18,24 @@ class PlanBuilder:
     uids that have a chunk in this step. is_full: no waiting request may start in this step.
     late, with_logprobs: table rows of the requests that are sampled late, and of those that ask for
     log-probabilities. tops: table row to `SamplingParams.top_logprobs`, if it is not 0.
+    with_options: table rows of the requests with options that change the logits.
     """
 
     def __init__(
-        self, step: int, *, late: Set[int], with_logprobs: Set[int], tops: Mapping[int, int]
+        self,
+        step: int,
+        *,
+        late: Set[int],
+        with_logprobs: Set[int],
+        tops: Mapping[int, int],
+        with_options: Set[int],
     ) -> None:
         self.step = step
         self._late = late
         self._with_logprobs = with_logprobs
         self._tops = tops
+        self._with_options = with_options
+        self.histories: list[History] = []
         self.uids: list[int] = []
         self.table_idxs: list[int] = []
         self.starts: list[int] = []
@@ -78,6 +87,8 @@ class PlanBuilder:
             logprob_rows=self._samples_of(self._with_logprobs),
             top_rows=top_rows,
             num_top=max(counts, default=0),
+            option_rows=self._samples_of(self._with_options),
+            histories=self.histories,
             new_pages=self.new_pages,
             stored=self.stored,
             begins=self.begins,

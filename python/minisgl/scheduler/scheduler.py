@@ -33,7 +33,7 @@ from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
 from minisgl.core.req import IdArray, Req
 from minisgl.errors import RequestError
 from minisgl.kvcache import create_cache_manager
-from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes, ids_to_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.budget import PromptBudget
 from minisgl.scheduler.config import SchedulerConfig
@@ -69,6 +69,7 @@ class Scheduler:
         self._free_table_idxs = list(range(config.max_running - 1, -1, -1))
         self._late: set[int] = set()  # table rows of requests with a masker
         self._with_logprobs: set[int] = set()  # table rows
+        self._with_options: set[int] = set()  # table rows
         self._tops: dict[int, int] = {}  # table row to number of most likely tokens
         self._step = 0
         self._arrivals = 0
@@ -101,12 +102,12 @@ class Scheduler:
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=len(self._waiting)
             )
+            seed = message.sampling.seed
+            sampling = msgspec.structs.replace(
+                message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
+            )
         except RequestError as error:
             return Failed.of(message.uid, error)
-        seed = message.sampling.seed
-        sampling = msgspec.structs.replace(
-            message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
-        )
         stop_ids = frozenset(sampling.stop_token_ids)
         self._arrivals += 1
         req = Req(
@@ -145,7 +146,11 @@ class Scheduler:
         if self._void_from is not None and not self._recover():
             return None
         plan = PlanBuilder(
-            self._step, late=self._late, with_logprobs=self._with_logprobs, tops=self._tops
+            self._step,
+            late=self._late,
+            with_logprobs=self._with_logprobs,
+            tops=self._tops,
+            with_options=self._with_options,
         )
         self._plan_decodes(plan)
         if plan.unfinished or self._waiting:
@@ -330,6 +335,11 @@ class Scheduler:
             self._late.add(req.table_idx)
         if req.sampling.logprobs:
             self._with_logprobs.add(req.table_idx)
+        if req.sampling.changes_logits:
+            self._with_options.add(req.table_idx)
+            ids = ids_to_bytes(req.token_ids(0, req.num_tokens))
+            stop_ids = tuple(sorted(req.stop_ids))
+            plan.histories.append((req.table_idx, req.num_prompt, stop_ids, ids))
         if req.sampling.top_logprobs:
             self._tops[req.table_idx] = req.sampling.top_logprobs
         req.num_computed = num_cached
@@ -481,6 +491,7 @@ class Scheduler:
         self._late.discard(req.table_idx)
         self._with_logprobs.discard(req.table_idx)
         self._tops.pop(req.table_idx, None)
+        self._with_options.discard(req.table_idx)
         req.table_idx = -1
         req.leaving = False
         if req.ended:

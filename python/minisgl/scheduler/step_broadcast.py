@@ -169,6 +169,8 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.logprob_rows,
         plan.top_rows,
         plan.num_top,
+        plan.option_rows,
+        plan.histories,
         plan.new_pages,
         plan.stored,
         plan.begins,

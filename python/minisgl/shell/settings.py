@@ -11,12 +11,13 @@ import msgspec
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 
-HIDDEN: Final = ("logprobs", "top_logprobs")
+HIDDEN: Final = ("logprobs", "top_logprobs", "logit_bias")
 
 NAMES: Final = tuple(
     field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in HIDDEN
 )
-"""Settings that a chat can have: an answer in a terminal shows no logprobs."""
+"""Settings that a chat can have: an answer in a terminal shows no logprobs, and a
+JSON value has no integer keys for logit_bias."""
 
 
 class Settings:

@@ -130,9 +130,6 @@ _SAMPLING_FIELDS: Final = (
 )
 
 
-_NO_BIAS: Final = "logits are not changed; use temperature, top_p, top_k or min_p"
-
-
 class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     """The fields that OpenAI's chat and text completions share."""
 
@@ -143,20 +140,23 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     n: Annotated[
         int | None, only(1, why="a prompt has one choice; send it again with another seed")
     ] = None
-    frequency_penalty: Annotated[float | None, only(0, why=_NO_BIAS)] = None
-    presence_penalty: Annotated[float | None, only(0, why=_NO_BIAS)] = None
-    logit_bias: Annotated[dict[str, Any] | None, only({}, why=_NO_BIAS)] = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     user: Annotated[str | None, ignored("Changes nothing.")] = None
 
+    repetition_penalty: float | None = None
+    min_tokens: NonNegative | None = None
+    allowed_token_ids: list[NonNegative] | None = None
+
     # Extensions that other engines' clients send with the value that changes nothing.
-    repetition_penalty: Annotated[float | None, only(1, why=_NO_BIAS)] = None
     length_penalty: Annotated[float | None, only(1, why="there is no beam search")] = None
     use_beam_search: Annotated[
         bool | None, only(False, why="there is no beam search; use temperature 0")
     ] = None
-    min_tokens: Annotated[int | None, only(0, why="use ignore_eos and max_tokens")] = None
-    bad_words: Annotated[list[str] | None, only([], why=_NO_BIAS)] = None
-    allowed_token_ids: Annotated[list[int] | None, only(why=_NO_BIAS)] = None
+    bad_words: Annotated[list[str] | None, only([], why="use logit_bias -100 for their tokens")] = (
+        None
+    )
     return_token_ids: Annotated[
         bool | None, Meta(description="Report the ids of the output tokens with each choice.")
     ] = None
@@ -166,6 +166,19 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     spaces_between_special_tokens: Annotated[
         bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")
     ] = None
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        names = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens")
+        given: dict[str, Any] = {
+            name: value for name in names if (value := getattr(self, name)) is not None
+        }
+        if self.allowed_token_ids is not None:
+            given["allowed_token_ids"] = tuple(self.allowed_token_ids)
+        if self.logit_bias:
+            if not all(token.isascii() and token.isdigit() for token in self.logit_bias):
+                raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
+            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        return msgspec.structs.replace(super().sampling(defaults), **given)
 
     @property
     def include_usage(self) -> bool:

@@ -1,0 +1,144 @@
+"""Options of requests that change the logits: penalties, biases, allowed tokens, a least length.
+
+The tokens of such a request so far are kept on the device, a row for each row of the request
+tables. A step counts them and writes the tokens that it samples behind them, in stream order: so
+the next step counts a token that the host does not have yet. A request that starts or resumes
+brings its tokens along (`Plan.histories`), whatever the prefix cache has.
+
+The rows take 4 bytes a token; a table of counts would take 4 bytes for each vocabulary id. Nothing
+is allocated before a request asks. Axes: M rows with options, L tokens, V vocabulary, S rows that
+sample, N biases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.core import Plan, SamplingParams
+
+ROWS_AT_ONCE = 16
+"""Rows that are counted at once: 16 rows of 152,000 float32 counts take 10 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """forbidden: bool [V] on the device, None if all tokens are allowed."""
+
+    num_prompt: int
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...]
+    forbidden: Tensor | None
+
+
+class LogitOptions:
+    """Mutable; used only by the engine's steps, in stream order."""
+
+    def __init__(self, device: torch.device, num_rows: int, vocab_size: int) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._rows: dict[int, _Row] = {}
+        self._tokens_RL = torch.zeros(num_rows, 0, dtype=torch.int32, device=device)
+
+    def begin(self, plan: Plan) -> None:
+        """Keep the tokens so far of the requests with options that start in this step."""
+        sampling_of = dict(plan.begins)
+        for table_idx, num_prompt, stop_ids, data in plan.histories:
+            sampling = sampling_of[table_idx]
+            assert sampling.max_tokens is not None, "the scheduler resolves it"
+            forbidden = None
+            if sampling.allowed_token_ids is not None:
+                forbidden = torch.ones(self._vocab_size, dtype=torch.bool)
+                forbidden[list(sampling.allowed_token_ids)] = False
+                forbidden = forbidden.to(self._device)
+            self._rows[table_idx] = _Row(
+                num_prompt=num_prompt, sampling=sampling, stop_ids=stop_ids, forbidden=forbidden
+            )
+            if sampling.has_penalties:
+                self._grow(num_prompt + sampling.max_tokens)
+                ids_L = torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
+                self._tokens_RL[table_idx, : len(ids_L)] = ids_L.to(self._device)
+
+    def apply(self, logits_SV: Tensor, plan: Plan) -> Tensor:
+        """A float32 copy of the logits of the plan's `sample_rows`, with the rows' options applied.
+
+        First the repetition penalty, then frequency and presence penalty, then the biases, then
+        -inf for the tokens that a row must not sample.
+        """
+        x_SV = logits_SV.to(torch.float32, copy=True)
+        penalised = self._penalised(plan)
+        for first in range(0, len(penalised), ROWS_AT_ONCE):
+            self._penalise(x_SV, penalised[first : first + ROWS_AT_ONCE])
+        biases: list[tuple[int, int, float]] = []
+        for index in plan.option_rows:
+            row, output_idx = self._rows[_table_idx(plan, index)], plan.output_idxs[index]
+            biases += [(index, token, bias) for token, bias in row.sampling.logit_bias.items()]
+            if output_idx < row.sampling.min_tokens:
+                biases += [(index, token, -np.inf) for token in row.stop_ids]
+            if row.forbidden is not None:
+                x_SV[index].masked_fill_(row.forbidden, -torch.inf)
+        if biases:
+            rows, tokens, values = zip(*biases, strict=True)
+            at_N = (self._tensor(rows, torch.int64), self._tensor(tokens, torch.int64))
+            x_SV.index_put_(at_N, self._tensor(values, torch.float32), accumulate=True)
+        return x_SV
+
+    def append(self, plan: Plan, ids_S: Tensor) -> None:
+        """Write the sampled tokens behind the others."""
+        penalised = self._penalised(plan)
+        if penalised:
+            indices, table_idxs, lengths = zip(*penalised, strict=True)
+            at_M = (self._tensor(table_idxs, torch.int64), self._tensor(lengths, torch.int64))
+            self._tokens_RL[at_M] = ids_S[self._tensor(indices, torch.int64)]
+
+    def _penalised(self, plan: Plan) -> list[tuple[int, int, int]]:
+        """(index into `sample_rows`, table row, number of tokens so far) of rows with penalties."""
+        found = []
+        for index in plan.option_rows:
+            table_idx = _table_idx(plan, index)
+            row = self._rows[table_idx]
+            if row.sampling.has_penalties:
+                found.append((index, table_idx, row.num_prompt + plan.output_idxs[index]))
+        return found
+
+    def _penalise(self, x_SV: Tensor, penalised: list[tuple[int, int, int]]) -> None:
+        """Apply the penalties of these rows in place."""
+        indices, table_idxs, lengths = zip(*penalised, strict=True)
+        rows = [self._rows[table_idx] for table_idx in table_idxs]
+        params = [row.sampling for row in rows]
+        index_M = self._tensor(indices, torch.int64)
+        lengths_M1 = self._tensor(lengths, torch.int64)[:, None]
+        prompts_M1 = self._tensor([row.num_prompt for row in rows], torch.int64)[:, None]
+        repetition_M1 = self._tensor([p.repetition_penalty for p in params], torch.float32)[:, None]
+        frequency_M1 = self._tensor([p.frequency_penalty for p in params], torch.float32)[:, None]
+        presence_M1 = self._tensor([p.presence_penalty for p in params], torch.float32)[:, None]
+        longest = max(lengths)
+        ids_ML = self._tokens_RL[self._tensor(table_idxs, torch.int64), :longest].long()
+        positions_L = torch.arange(longest, device=self._device)
+        is_known_ML = positions_L < lengths_M1
+        is_output_ML = is_known_ML & (positions_L >= prompts_M1)
+        ids_ML = ids_ML.masked_fill(~is_known_ML, 0)  # left over from another request
+        x_MV = x_SV[index_M]
+        seen_MV = torch.zeros_like(x_MV).scatter_add_(1, ids_ML, is_known_ML.float()) > 0
+        counts_MV = torch.zeros_like(x_MV).scatter_add_(1, ids_ML, is_output_ML.float())
+        repeated_MV = torch.where(x_MV > 0, x_MV / repetition_M1, x_MV * repetition_M1)
+        x_MV = torch.where(seen_MV, repeated_MV, x_MV)
+        x_SV[index_M] = x_MV - frequency_M1 * counts_MV - presence_M1 * (counts_MV > 0)
+
+    def _grow(self, length: int) -> None:
+        """Make room for rows of `length` tokens."""
+        num_rows, room = self._tokens_RL.shape
+        if length > room:
+            grown_RL = self._tokens_RL.new_zeros(num_rows, 1 << (length - 1).bit_length())
+            grown_RL[:, :room] = self._tokens_RL
+            self._tokens_RL = grown_RL
+
+    def _tensor(self, values: tuple[float, ...] | list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self._device)
+
+
+def _table_idx(plan: Plan, index: int) -> int:
+    return plan.table_idxs[plan.sample_rows[index]]

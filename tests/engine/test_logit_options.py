@@ -1,0 +1,177 @@
+"""Options that change the logits: the tokens of a search with NumPy over transformers' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_engine_ranks import engines
+from test_equalities import VOCAB, Reference, Request, drive, make_engine, make_scheduler, prompts
+from test_inputs import arrays_of, make_plan
+from test_replay import replay_steps
+
+from minisgl.core import Failed, SamplingParams
+from minisgl.engine import Engine
+from minisgl.message import UserMsg, ids_to_bytes
+
+NUM_TOKENS = 40
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.5},
+    {"frequency_penalty": 0.4, "presence_penalty": 0.8},
+    {"repetition_penalty": 0.8, "frequency_penalty": 1.5, "presence_penalty": -0.5},
+    {"logit_bias": {3: 1.5, 50: -100.0}, "presence_penalty": 1.0},
+    {"allowed_token_ids": tuple(range(0, VOCAB, 7)), "frequency_penalty": 0.7},
+]
+
+
+@pytest.fixture(scope="module", params=["torch", "cpu"])
+def engine(reference: Reference, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = make_engine(reference, attn=request.param, page_size=4)
+    yield engine
+    engine.close()
+
+
+def requests(num_tokens: int = NUM_TOKENS) -> list[Request]:
+    return [
+        (prompt, SamplingParams(temperature=0.0, max_tokens=num_tokens, **options))
+        for prompt, options in zip(prompts(len(OPTIONS)), OPTIONS, strict=True)
+    ]
+
+
+def changed(logits_V: Any, prompt: list[int], output: list[int], params: SamplingParams) -> Any:
+    """The formulas of docs/api.md, token by token."""
+    x_V = logits_V.copy()
+    for token in {*prompt, *output}:
+        penalty = params.repetition_penalty
+        x_V[token] = x_V[token] / penalty if x_V[token] > 0 else x_V[token] * penalty
+    for token in set(output):
+        x_V[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
+    for token, bias in params.logit_bias.items():
+        x_V[token] += bias
+    if params.allowed_token_ids is not None:
+        x_V[[token for token in range(VOCAB) if token not in params.allowed_token_ids]] = -np.inf
+    return x_V
+
+
+def searched(reference: Reference, request: Request) -> list[int]:
+    prompt, params = request
+    output: list[int] = []
+    for _ in range(params.max_tokens or 0):
+        with torch.inference_mode():
+            logits_V = reference[1](torch.tensor([prompt + output])).logits[0, -1].double().numpy()
+        x_V = changed(logits_V, prompt, output, params)
+        first, second = np.sort(x_V)[::-1][:2]
+        assert first - second > 1e-4, "choose another seed: near-tie"
+        output.append(int(x_V.argmax()))
+    return output
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference) -> list[list[int]]:
+    return [searched(reference, request) for request in requests()]
+
+
+def test_every_option_changes_the_output(expected: list[list[int]], engine: Engine) -> None:
+    for (prompt, _), ids, options in zip(requests(), expected, OPTIONS, strict=True):
+        plain = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+        assert (drive(engine, [(prompt, plain)])[0] != ids) == bool(options)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tokens_are_those_of_numpy(
+    engine: Engine, expected: list[list[int]], overlap: bool
+) -> None:
+    turns = [0, 1, 2, 5, 9, 9]
+    assert drive(engine, requests(), turns=turns, overlap=overlap) == expected
+    assert [drive(engine, [request])[0] for request in requests()] == expected
+
+
+def test_cached_prefixes_and_chunks(engine: Engine, expected: list[list[int]]) -> None:
+    scheduler = make_scheduler(engine, max_prefill_tokens=7)
+    for first_uid in (0, 10):
+        assert drive(engine, requests(), scheduler=scheduler, first_uid=first_uid) == expected
+    assert scheduler.stats.num_cached_tokens > 0
+
+
+def test_retracted_requests(engine: Engine, expected: list[list[int]]) -> None:
+    longest = max(len(prompt) for prompt, _ in requests()) + NUM_TOKENS
+    scheduler = make_scheduler(engine, num_pages=longest // engine.page_size + 4)
+    assert drive(engine, requests(), scheduler=scheduler) == expected
+    assert scheduler.stats.num_retractions > 0
+
+
+def test_replayed_steps(
+    reference: Reference, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay_steps(monkeypatch)
+    engine = make_engine(reference, device="cpu", attn="torch", page_size=4)
+    try:
+        assert drive(engine, requests(), turns=[0, 0, 0, 3, 9, 20]) == expected
+    finally:
+        engine.close()
+
+
+def test_two_ranks(reference: Reference, expected: list[list[int]], tmp_path: Path) -> None:
+    with engines(reference[0], tmp_path / "store", 2) as ranks, ThreadPoolExecutor(2) as pool:
+        ours, theirs = pool.map(lambda engine: drive(engine, requests()), ranks)
+    assert ours == theirs == expected
+
+
+def test_no_stop_token_before_min_tokens(engine: Engine) -> None:
+    prompt = prompts(1)[0]
+    plain = SamplingParams(temperature=0.0, max_tokens=12)
+    (ids,) = drive(engine, [(prompt, plain)])
+    stop = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(ids[0],))
+    assert drive(engine, [(prompt, stop)]) == [ids[:1]]
+    later = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(ids[0],), min_tokens=5)
+    (longer,) = drive(engine, [(prompt, later)])
+    assert len(longer) >= 5
+    assert ids[0] not in longer[:5]
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+        ({"allowed_token_ids": (1, VOCAB)}, "allowed_token_ids"),
+        (
+            {"allowed_token_ids": (5,), "stop_token_ids": (5,), "min_tokens": 1},
+            "allowed_token_ids",
+        ),
+        ({"min_tokens": 100_000}, "min_tokens"),
+    ],
+)
+def test_refusals(engine: Engine, options: dict[str, Any], param: str) -> None:
+    sampling = SamplingParams(**options)
+    message = UserMsg(uid=0, ids=ids_to_bytes([1, 2]), sampling=sampling)
+    answer = make_scheduler(engine).add(message)
+    assert isinstance(answer, Failed)
+    assert (answer.param, answer.status) == (param, 400)
+
+
+def test_seeded_rows_are_their_own(engine: Engine) -> None:
+    """With penalties a seed gives the same text alone and beside others."""
+
+    def drawn(seed: int) -> Request:
+        params = SamplingParams(
+            seed=seed, max_tokens=NUM_TOKENS, top_p=0.95, presence_penalty=0.5, logprobs=True
+        )
+        return prompts(1)[0], params
+
+    alone = drive(engine, [drawn(7)])[0]
+    together = drive(engine, [*requests()[:3], drawn(7), *requests()[3:]])
+    assert together[3] == alone
+
+
+def test_a_step_without_options_uploads_what_it_did(engine: Engine) -> None:
+    plan = make_plan(3, [], last_samples=True)
+    without = arrays_of(plan, None)
+    plan.option_rows = [1]
+    with_options = arrays_of(plan, None)
+    assert without.keys() == with_options.keys()
