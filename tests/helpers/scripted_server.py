@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -65,9 +66,11 @@ class ScriptedServer:
         observer: Observer | None = None,
         num_ranks: int = 1,
         max_queued: int | None = None,
+        stalled: Callable[[], str | None] | None = None,
     ) -> None:
         self._observer = observer
         self._max_queued = max_queued
+        self._app_options: dict[str, Any] = {"stalled": stalled} if stalled else {}
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()
         self.received: list[TokenizeMsg] = []
@@ -131,7 +134,7 @@ class ScriptedServer:
             num_ranks=self._num_ranks,
             max_queued=self._max_queued,
         )
-        http = HttpServer(create_app(self._frontend, self._model))
+        http = HttpServer(create_app(self._frontend, self._model, **self._app_options))
         dispatch = asyncio.create_task(self._frontend.run())
         listen(self._bound)
         serving = asyncio.create_task(http.serve_on(self._bound, self._started.set))

@@ -141,6 +141,23 @@ def test_the_end_of_a_worker_is_not_a_hang(clock: Clock) -> None:
     assert server.run(60) is None
 
 
+def test_what_makes_no_progress_is_not_ready_and_a_long_turn_is_progress(clock: Clock) -> None:
+    server = Supervised(clock, "engine", "detokenizer")
+
+    def stalled(seconds: float, engine: Heartbeat | None, text: Heartbeat | None) -> str | None:
+        assert server.run(seconds, engine=engine, detokenizer=text) is None
+        return server.watch.stalled(server.workers)
+
+    assert stalled(30, Heartbeat(), Heartbeat()) is None
+    assert stalled(1.5, None, Heartbeat()) is None
+    assert stalled(3, None, Heartbeat()) == ("the engine process has given no sign of life for 4 s")
+    assert stalled(1, Heartbeat(), Heartbeat()) is None
+    assert stalled(5, Heartbeat(quiet_s=600), Heartbeat()) is None
+    assert str(stalled(1, Heartbeat(), Heartbeat(overdue_s=3))).startswith(
+        "the detokenizer process makes no progress"
+    )
+
+
 # --- in the worker -------------------------------------------------------------------------------
 
 

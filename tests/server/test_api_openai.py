@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import json
+import re
 import socket
 import time
 from typing import Any
@@ -590,6 +593,34 @@ def test_ready_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert response.status_code == 503
         assert "no answer" in response.json()["error"]["message"]
         assert http.get("/health").status_code == 200
+
+
+def test_a_long_step_is_ready_and_ready_says_how_long_a_request_waits() -> None:
+    """A message cannot get round while a step is computed; the workers make progress."""
+    stalled: list[str | None] = [None]
+    server = ScriptedServer(stalled=lambda: stalled[0])
+    with server, httpx.Client(base_url=server.url, timeout=10) as http:
+        server.silent.set()
+        assert http.get("/ready").json() == {"status": "ready"}
+        with (
+            concurrent.futures.ThreadPoolExecutor() as pool,
+            contextlib.suppress(httpx.HTTPError),
+        ):
+            asked = pool.submit(http.post, "/v1/chat/completions", json=chat("one"))
+            while "oldest_token_age_s" not in (answer := http.get("/ready").json()):
+                pass
+            again = http.get("/ready").json()
+            assert again["oldest_token_age_s"] >= answer["oldest_token_age_s"] + 0.5
+            page = http.get("/metrics").text
+            [age] = re.findall(r"^minisgl_oldest_token_age_seconds (\S+)$", page, re.MULTILINE)
+            assert float(age) > again["oldest_token_age_s"]
+            stalled[0] = "the engine process makes no progress"
+            refused = http.get("/ready")
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"] == stalled[0]
+            error = EngineError("the end")
+            server.fail(error)
+            assert asked.result().status_code == 500
 
 
 @pytest.mark.parametrize("num_awake", [1, 2])

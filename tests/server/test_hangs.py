@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -59,6 +60,26 @@ def test_a_stopped_worker_ends_the_server(
     assert not alive
     assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in server.output["err"], server.output["err"]
+
+
+def test_ready_names_what_is_stopped_and_health_is_the_process(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, *POOL, "--hang-timeout", "600")
+    try:
+        with httpx.Client(base_url=server.url, timeout=10) as http:
+            assert http.get("/ready").json() == {"status": "ready"}
+            os.kill(server.pid("engine"), signal.SIGSTOP)
+            deadline = time.monotonic() + 30
+            while (answer := http.get("/ready")).status_code == 200:
+                assert time.monotonic() < deadline
+            assert answer.status_code == 503
+            message = answer.json()["error"]["message"]
+            assert "the engine process has given no sign of life" in message
+            assert http.get("/health").status_code == 200
+            os.kill(server.pid("engine"), signal.SIGCONT)
+            while http.get("/ready").status_code != 200:
+                assert time.monotonic() < deadline
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")])

@@ -20,6 +20,10 @@ from minisgl.utils.heartbeat import HEARTBEAT_S, MAX_INTERVAL_S, Heartbeat
 CHECK_S: Final = HEARTBEAT_S
 """How often a supervisor calls `HangWatch.check`."""
 
+STALL_S: Final = 2.0
+"""After so long a worker that gives no sign of life is not ready; heartbeats may be a second
+late."""
+
 LOOP_EXTRA_S: Final = 2.0
 """A rank that is stopped makes the loops of the others wait. It is silent before they are overdue,
 so the error names the cause."""
@@ -65,6 +69,22 @@ class HangWatch:
             return None
         _, worker, error = max(found, key=lambda hung: hung[0])
         return worker, error
+
+    def stalled(self, workers: Sequence[Worker]) -> str | None:
+        """Return what is wrong with a worker that makes no progress, by the last `check`.
+
+        A turn that takes long, but no longer than it may, is progress.
+        """
+        for worker in workers:
+            beat, silent_s = self._beats.get(worker.name), self._silent_s.get(worker.name, 0.0)
+            if beat and silent_s > STALL_S + beat.quiet_s:
+                return f"the {worker.name} process has given no sign of life for {silent_s:.0f} s"
+            if beat and beat.overdue_s > STALL_S:
+                return (
+                    f"the {worker.name} process makes no progress: a turn of its loop takes "
+                    f"{beat.overdue_s:.0f} s longer than it may"
+                )
+        return None
 
     def _read(self, worker: Worker, interval_s: float) -> bool:
         """Take over what the worker sent. Returns False if it has ended."""

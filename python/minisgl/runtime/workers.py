@@ -158,6 +158,10 @@ class Workers:
             self._has_hung = True
             raise error
 
+    def stalled(self) -> str | None:
+        """Return what is wrong with a worker that makes no progress, by the last check."""
+        return self._hang_watch.stalled(self.processes) if self._hang_watch else None
+
     def wait_ended(self) -> None:
         """Wait until every worker has ended by itself, or another node says that it has ended.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from fastapi import Response
@@ -21,11 +22,22 @@ from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
-# A step of the engine, which the ping has to wait for, aims at 0.3 s on a CPU.
-READY_TIMEOUT_S: Final = 3.0
+READY_TIMEOUT_S: Final = 0.8
+"""A probe of Kubernetes waits 1 s by default."""
 
 
-def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
+def _no_answer() -> str:
+    return f"no answer from the workers within {READY_TIMEOUT_S:g} s"
+
+
+def create_app(
+    frontend: Frontend, model: ServedModel, stalled: Callable[[], str | None] = _no_answer
+) -> ASGIApp:
+    """Return the application.
+
+    stalled: asked if a message does not get round the workers in time, which it cannot while a long
+    step is computed. It returns what is wrong, or None if all workers make progress.
+    """
     records = (*chat.RECORDS, *completions.RECORDS, *generate.RECORDS, *models.RECORDS)
     app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
@@ -38,27 +50,34 @@ def create_app(frontend: Frontend, model: ServedModel) -> ASGIApp:
 
     @app.get("/health")
     async def health() -> Response:
-        """Whether every process of the server is alive."""
+        """Whether the server's processes are alive."""
         if frontend.failure:
             raise frontend.failure
         return _status("ok")
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Whether the processes make progress: a message goes round all of them."""
-        if not await frontend.round_trips.ping(READY_TIMEOUT_S):
-            error = frontend.failure or EngineError(
-                f"no answer from the workers within {READY_TIMEOUT_S:g} s"
-            )
+        """Whether the loops of all processes make progress.
+
+        While requests are open, the answer has oldest_token_age_s: the seconds since the last token
+        of the request that has waited longest for one (or since it came, if it has none yet).
+        """
+        in_time = await frontend.round_trips.ping(READY_TIMEOUT_S)
+        if frontend.failure:
+            raise frontend.failure
+        if not in_time and (reason := stalled()):
+            error = EngineError(reason)
             error.status = 503
             raise error
-        return _status("ready")
+        age_s = frontend.observer.oldest_token_age_s
+        more = f',"oldest_token_age_s":{age_s:.3f}' if frontend.num_open else ""
+        return _status("ready", more)
 
     return RequestIds(app)  # outermost: what FastAPI says of a crash gets an id too
 
 
-def _status(word: str) -> Response:
-    return Response(f'{{"status":"{word}"}}', media_type="application/json")
+def _status(word: str, more: str = "") -> Response:
+    return Response(f'{{"status":"{word}"{more}}}', media_type="application/json")
 
 
 class RequestIds:

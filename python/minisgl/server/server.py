@@ -58,7 +58,7 @@ class Server:
             num_ranks=args.num_local,
             max_queued=args.max_queued_requests,
         )
-        self._http = HttpServer(create_app(self._frontend, model))
+        self._http = HttpServer(create_app(self._frontend, model, workers.stalled))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
 

@@ -86,6 +86,11 @@ class MetricsPage(Collector):
         yield GaugeMetricFamily(
             "minisgl_requests_open", "Requests that the API server waits for", observer.num_open
         )
+        yield GaugeMetricFamily(
+            "minisgl_oldest_token_age_seconds",
+            "Since the last text of the open request that has waited longest for some",
+            observer.oldest_token_age_s,
+        )
         yield _counts(
             "minisgl_requests", "Requests that ended, by how they did", "reason", observer.ends
         )

@@ -79,6 +79,16 @@ class Observer:
     def num_open(self) -> int:
         return len(self._open)
 
+    @property
+    def oldest_token_age_s(self) -> float:
+        """Seconds since the last text of the open request that has waited longest for some.
+
+        A request without text has waited since it came. 0 if no request is open.
+        """
+        waiting_since = (r.last_at or r.submitted_at for r in self._open.values())
+        now = time.perf_counter()
+        return now - min(waiting_since, default=now)
+
     def submitted(
         self, uids: Sequence[int], origin: Origin, sampling: SamplingParams, now: float
     ) -> None:
