@@ -382,6 +382,52 @@ def test_token_ids_of_each_choice(http: httpx.Client) -> None:
         assert "token_ids" not in http.post(path, json=body).json()["choices"][0]
 
 
+def test_choices_of_a_chat(client: openai.OpenAI, server: ScriptedServer) -> None:
+    options: dict[str, Any] = {"n": 3, "seed": 2**64 - 2}
+    answer = client.chat.completions.create(**chat("one two"), **options)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == ["one two ."] * 3
+    seeds = [message.sampling.seed for message in server.received[-3:]]
+    assert seeds == [2**64 - 2, 2**64 - 1, 0]
+    assert answer.usage
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 6)
+    assert answer.usage.prompt_tokens_details
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+    texts, roles, reasons = [""] * 3, [0] * 3, [""] * 3
+    stream = client.chat.completions.create(
+        **chat("one two"), **options, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, usage = list(stream)
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        roles[choice.index] += choice.delta.role == "assistant"
+        reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert (texts, roles, reasons) == (["one two ."] * 3, [1] * 3, ["stop"] * 3)
+    assert usage.usage == answer.usage
+    client.chat.completions.create(**chat("one"), n=2)
+    assert server.received[-1].sampling.seed != server.received[-2].sampling.seed
+
+
+def test_choices_of_several_prompts(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": MODEL, "prompt": ["a b", "c"], "n": 2, "best_of": 2}
+    answer = client.completions.create(**request)
+    assert [choice.text for choice in answer.choices] == ["a b .", "a b .", "c .", "c ."]
+    assert answer.usage
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
+    texts = [""] * 4
+    for chunk in client.completions.create(**request, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model=MODEL, prompt=["!hang", "!refuse"], n=2)
+    assert raised.value.param == "prompt[1]"
+    with pytest.raises(openai.BadRequestError, match="best_of must be the same as n, 1"):
+        client.completions.create(model=MODEL, prompt="a", best_of=2)
+    with pytest.raises(openai.BadRequestError, match="at most 1024 choices"):
+        client.completions.create(model=MODEL, prompt=["a"] * 600, n=2)
+
+
 def test_timings_beside_usage(client: openai.OpenAI) -> None:
     """The official client keeps the object that OpenAI's answers do not have."""
     timings = {"queued_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0}

@@ -362,7 +362,7 @@ CHANGES_NOTHING = {
 # field: (values that change nothing, values that are refused)
 NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "audio": ([None], [{"voice": "alloy", "format": "mp3"}]),
-    "best_of": ([None, 1], [2]),
+    "best_of": ([None, 1], [2, 0]),
     "echo": ([None, False], [True]),
     "frequency_penalty": ([None, 0, 0.0, 0.5, -1], [2.5, -3]),
     "function_call": (["none", "auto"], [{"name": "f"}]),
@@ -370,7 +370,7 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "logit_bias": ([None, {}, {"50256": -100}], [{"5": 101}, {"a": 1}, {"-1": 1}]),
     "modalities": ([None, ["text"]], [["text", "audio"]]),
     "moderation": ([None], [{"model": "m"}]),
-    "n": ([None, 1], [2, 0]),
+    "n": ([None, 1, 2], [0, -1, 129]),
     "prediction": ([None], [{"type": "content", "content": "a"}]),
     "presence_penalty": ([None, 0, 0.5], [-2.5]),
     "prompt_cache_options": ([None, {"mode": "implicit"}], [{"mode": "explicit"}]),

@@ -383,7 +383,7 @@ class Engine:
     def close(self) -> None:
         """Finish the launched steps and release threads and memory. It is unusable afterwards."""
         self.device.close()
-        for name in ("runner", "model", "_contexts", "_tables", "_guard"):
+        for name in ("runner", "model", "_contexts", "_tables", "_guard", "_options"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()

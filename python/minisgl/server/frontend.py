@@ -59,6 +59,7 @@ class Call:
         "_abort",
         "_failure",
         "_indices",
+        "_num_choices",
         "_num_prompts",
         "_num_unaccepted",
         "_pending",
@@ -66,7 +67,10 @@ class Call:
         "watcher",
     )
 
-    def __init__(self, uids: Sequence[int], abort: Callable[[list[int]], None]) -> None:
+    def __init__(
+        self, uids: Sequence[int], abort: Callable[[list[int]], None], num_choices: int = 1
+    ) -> None:
+        self._num_choices = num_choices
         self._indices = {uid: index for index, uid in enumerate(uids)}  # the unfinished prompts
         self._num_prompts = self._num_unaccepted = len(uids)
         self._pending: Answer = []
@@ -127,7 +131,12 @@ class Call:
         if isinstance(reply, Finished):  # an abort that this call did not ask for
             return EngineError("the server aborted the request")
         error = reply.to_error()
-        if self._num_prompts > 1 and isinstance(error, RequestError) and error.status == 400:
+        index //= self._num_choices
+        if (
+            self._num_prompts > self._num_choices
+            and isinstance(error, RequestError)
+            and error.status == 400
+        ):
             error.param = f"prompt[{index}]" if error.param == "prompt" else error.param
             error.message = f"prompt[{index}]: {error.message}"
         return error
@@ -146,6 +155,11 @@ class Call:
     async def _news(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
         await self._wakeup
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """The seed of choice `choice` of a request: the formula in docs/api.md."""
+    return (seed + choice) % 2**64
 
 
 class Frontend:
@@ -188,28 +202,35 @@ class Frontend:
         origin: Origin | None = None,
         *,
         namespace: str = "",
+        num_choices: int = 1,
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
+        num_choices: `prompts` has each prompt so many times in a row, for choices of which each has
+        a seed of its own (`seed_of`). The first choice computes the prompt, the others find it in
+        the prefix cache.
         Raises EngineError if a worker has died, InvalidRequest for a value that cannot be sent.
         """
         if self.failure:
             raise self.failure
         if self._max_queued is not None and len(prompts) > self._max_queued:
             # The scheduler would answer "try again later", but a retry would fail as well.
+            what = "prompts" if num_choices == 1 else "choices"
             raise InvalidRequest(
-                f"one call has {len(prompts)} prompts, but --max-queued-requests lets "
+                f"one call has {len(prompts)} {what}, but --max-queued-requests lets "
                 f"{self._max_queued} wait; send at most {self._max_queued} in one call",
                 param="prompt",
             )
         now = time.perf_counter()  # before other tasks can delay this one
         uids = list(itertools.islice(self._uids, len(prompts)))
-        call = Call(uids, self._abort)
+        call = Call(uids, self._abort, num_choices)
         by_tokenizer: dict[int, list[TokenizeMsg]] = {}
-        for uid, prompt in zip(uids, prompts, strict=True):
+        for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
             params = sampling
             if params.seed is None:
                 params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+            elif choice := position % num_choices:
+                params = msgspec.structs.replace(params, seed=seed_of(params.seed, choice))
             message = TokenizeMsg(
                 uid=uid,
                 prompt=prompt,

@@ -95,9 +95,11 @@ async def respond(
     stream: bool | None,
     shape: Shape,
     prompt_field: str,
+    num_choices: int = 1,
 ) -> Response:
     """Submit `prompts` and answer in `shape`. Raises the refusal if one of them is refused.
 
+    num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
     prompt_field: the request's name for its prompt; a refusal of the prompt names it.
     """
     origin = Origin(
@@ -106,7 +108,15 @@ async def respond(
         traceparent=request.headers.get("traceparent"),
         tracestate=request.headers.get("tracestate"),
     )
-    call = frontend.submit(prompts, sampling, priority or 0, origin, namespace=cache_salt or "")
+    prompts = [prompt for prompt in prompts for _ in range(num_choices)]
+    call = frontend.submit(
+        prompts,
+        sampling,
+        priority or 0,
+        origin,
+        namespace=cache_salt or "",
+        num_choices=num_choices,
+    )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     try:
         await call.accepted()
@@ -143,11 +153,12 @@ class EventStream(Response):
             start = {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS]}
             await send(start)
             lead = self._shape.opening()  # sent with the first text, not before there is any
-            ends: list[Finished] = []
+            ends: dict[int, Finished] = {}
             async for batch in self._call:
                 await write(lead + self._events(batch, ends))
                 lead = b""
-            await write(self._shape.closing(ends) + DONE, more=False)
+            in_order = [ends[index] for index in sorted(ends)]
+            await write(self._shape.closing(in_order) + DONE, more=False)
         except ClientGone:
             pass
         except (RequestError, EngineError) as error:
@@ -157,14 +168,14 @@ class EventStream(Response):
         finally:
             self._call.abort()
 
-    def _events(self, batch: Answer, ends: list[Finished]) -> bytes:
+    def _events(self, batch: Answer, ends: dict[int, Finished]) -> bytes:
         parts = []
         for index, reply in batch:
             if isinstance(reply, TextReply):
                 parts.append(self._shape.text(index, reply))
             else:
                 parts.append(self._shape.end(index, reply))
-                ends.append(reply)
+                ends[index] = reply
         return b"".join(parts)
 
 

@@ -198,6 +198,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             stream=asked.stream,
             shape=shape,
             prompt_field="messages",
+            num_choices=asked.n or 1,
         )
 
     return routes
@@ -213,7 +214,8 @@ class _ChatShape:
         self._include_usage = asked.include_usage
         self._has_logprobs = bool(asked.logprobs)
         self._has_ids = bool(asked.return_token_ids)
-        self._text = TextEvent(lambda text: self._chunk(Delta(content=text)))
+        self._num_choices = asked.n or 1
+        self._texts = [self._text_event(index) for index in range(self._num_choices)]
 
     def whole(self, outputs: list[Output]) -> ChatCompletion:
         return ChatCompletion(
@@ -230,20 +232,24 @@ class _ChatShape:
                 )
                 for index, output in enumerate(outputs)
             ],
-            usage=Usage.of([output.end for output in outputs]),
+            usage=Usage.of([output.end for output in outputs], self._num_choices),
             timings=Timings.of([output.end for output in outputs]),
         )
 
     def opening(self) -> bytes:
-        return event(self._chunk(Delta(role="assistant", content="")))
+        delta = Delta(role="assistant", content="")
+        return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
     def text(self, index: int, reply: TextReply) -> bytes:
         if self._has_logprobs or self._has_ids:
-            return event(self._chunk(Delta(content=reply.text), reply=reply))
-        return self._text(reply.text) if reply.text else b""
+            return event(self._chunk(index, Delta(content=reply.text), reply=reply))
+        return self._texts[index](reply.text) if reply.text else b""
 
     def end(self, index: int, end: Finished) -> bytes:
-        return event(self._chunk(Delta(), end))
+        return event(self._chunk(index, Delta(), end))
+
+    def _text_event(self, index: int) -> TextEvent:
+        return TextEvent(lambda text: self._chunk(index, Delta(content=text)))
 
     def _logprobs(self, output: Output | TextReply) -> ChatLogprobs | None:
         return ChatLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
@@ -257,16 +263,16 @@ class _ChatShape:
                 created=self._created,
                 model=self._model,
                 choices=[],
-                usage=Usage.of(ends),
+                usage=Usage.of(ends, self._num_choices),
                 timings=Timings.of(ends),
             )
         )
 
     def _chunk(
-        self, delta: Delta, end: Finished | None = None, reply: TextReply | None = None
+        self, index: int, delta: Delta, end: Finished | None = None, reply: TextReply | None = None
     ) -> ChatCompletionChunk:
         choice = ChunkChoice(
-            index=0,
+            index=index,
             delta=delta,
             finish_reason=end.reason if end else None,
             logprobs=self._logprobs(reply) if reply else None,

@@ -43,9 +43,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
             examples=["Once upon a time", ["One", "Two"], [1, 2, 3], [[1, 2], [3]]],
         ),
     ]
-    best_of: Annotated[int | None, only(1, why="a prompt has one choice; choose in the client")] = (
-        None
-    )
+    best_of: Annotated[int | None, Meta(description="Only the same as n.")] = None
     echo: Annotated[bool | None, only(False, why="join prompt and text in the client")] = None
     logprobs: Annotated[
         NonNegative | None, Meta(description="Report as many of the most likely tokens, at most 20")
@@ -69,6 +67,18 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
                 param="logprobs",
             )
         return msgspec.structs.replace(params, logprobs=True, top_logprobs=self.logprobs)
+
+    @property
+    def num_choices(self) -> int:
+        """Of each prompt. Raises InvalidRequest."""
+        num_choices = self.n or 1
+        if self.best_of not in (None, num_choices):
+            raise InvalidRequest(
+                f"best_of must be the same as n, {num_choices}, got {self.best_of}: ask for n "
+                "choices and choose in the client",
+                param="best_of",
+            )
+        return num_choices
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -129,6 +139,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, CompletionRequest)
         model.check(asked.model)
         prompts = asked.prompts
+        num_choices = asked.num_choices
+        if len(prompts) * num_choices > MAX_PROMPTS:
+            raise InvalidRequest(
+                f"at most {MAX_PROMPTS} choices in one call, got {len(prompts)} prompts with n "
+                f"{num_choices}",
+                param="n",
+            )
         shape = _CompletionShape(model.name, len(prompts), asked)
         return await respond(
             request,
@@ -140,6 +157,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             stream=asked.stream,
             shape=shape,
             prompt_field="prompt",
+            num_choices=num_choices,
         )
 
     return routes
@@ -155,7 +173,9 @@ class _CompletionShape:
         self._include_usage = asked.include_usage
         self._has_logprobs = asked.logprobs is not None
         self._has_ids = bool(asked.return_token_ids)
-        self._texts = [self._text_event(index) for index in range(num_prompts)]
+        self._num_choices = asked.num_choices
+        num_outputs = num_prompts * self._num_choices
+        self._texts = [self._text_event(index) for index in range(num_outputs)]
 
     def whole(self, outputs: list[Output]) -> Completion:
         choices = [
@@ -169,7 +189,7 @@ class _CompletionShape:
             for index, output in enumerate(outputs)
         ]
         ends = [output.end for output in outputs]
-        return self._completion(choices, Usage.of(ends), Timings.of(ends))
+        return self._completion(choices, Usage.of(ends, self._num_choices), Timings.of(ends))
 
     def opening(self) -> bytes:
         return b""
@@ -185,7 +205,8 @@ class _CompletionShape:
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return b""
-        return event(self._completion([], Usage.of(ends), Timings.of(ends)))
+        usage = Usage.of(ends, self._num_choices)
+        return event(self._completion([], usage, Timings.of(ends)))
 
     def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
         return TextLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None

@@ -130,6 +130,9 @@ _SAMPLING_FIELDS: Final = (
 )
 
 
+MAX_CHOICES: Final = 128
+
+
 class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     """The fields that OpenAI's chat and text completions share."""
 
@@ -137,9 +140,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         str | None, Meta(description="The served model's name; left out, it is the served model.")
     ] = None
     stream_options: StreamOptions | None = None
-    n: Annotated[
-        int | None, only(1, why="a prompt has one choice; send it again with another seed")
-    ] = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -215,16 +216,22 @@ class Usage(Json, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
-    def of(cls, ends: list[Finished]) -> Self:
-        """The sum over a call's prompts."""
-        num_prompt = sum(end.num_prompt_tokens for end in ends)
+    def of(cls, ends: list[Finished], num_choices: int = 1) -> Self:
+        """The sum over a call's prompts. ends: the choices of the first prompt, of the second, ...
+
+        A prompt counts once. Its cached tokens are those that all choices found.
+        """
+        prompts = [ends[at : at + num_choices] for at in range(0, len(ends), num_choices)]
+        num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
         num_output = sum(end.num_output_tokens for end in ends)
         return cls(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
             total_tokens=num_prompt + num_output,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(end.num_cached_tokens for end in ends)
+                cached_tokens=sum(
+                    min(end.num_cached_tokens for end in choices) for choices in prompts
+                )
             ),
         )
 
