@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.core import Plan
 from minisgl.distributed import DistributedInfo
-from minisgl.message import Beat, BeatMsg, PlanCheck
+from minisgl.message import PlanCheck, StepBroadcast, StepBroadcastMsg
 from minisgl.runtime.engine_worker import _links
 from minisgl.utils.zmq import Endpoints, PullQueue
 
@@ -28,7 +28,7 @@ def test_every_plan_is_checked_where_that_is_asked_for(
 ) -> None:
     monkeypatch.setenv("MINISGL_CHECK_PLANS", checks)
     endpoints = Endpoints.create()
-    told: PullQueue[BeatMsg] = PullQueue(endpoints.beats(1), BeatMsg)
+    told: PullQueue[StepBroadcastMsg] = PullQueue(endpoints.broadcasts(1), StepBroadcastMsg)
     engine: Any = SimpleNamespace(launch=lambda plan: None)
     try:
         source, executor, _ = _links(engine, endpoints, DistributedInfo(0, 2))
@@ -36,14 +36,14 @@ def test_every_plan_is_checked_where_that_is_asked_for(
             source.get(0)
             executor.launch(plan(step))
         source.get(0)
-        arrived: list[BeatMsg] = []
-        while not arrived or not isinstance(arrived[-1], Beat) or arrived[-1].step < 3:
+        arrived: list[StepBroadcastMsg] = []
+        while not arrived or not isinstance(arrived[-1], StepBroadcast) or arrived[-1].step < 3:
             arrived += told.get(10)
         source.close()
     finally:
         told.close()
         endpoints.remove()
     assert [check.step for check in arrived if isinstance(check, PlanCheck)] == steps
-    digests = [beat.digest for beat in arrived if isinstance(beat, Beat)]
+    digests = [broadcast.digest for broadcast in arrived if isinstance(broadcast, StepBroadcast)]
     assert digests[0] == 0
-    assert len(set(digests)) == 4  # whatever is checked, each beat tells of the plans before it
+    assert len(set(digests)) == 4  # with or without checks, each has a digest of all plans so far

@@ -1,4 +1,4 @@
-"""Ranks that follow beats plan what rank 0 plans, and notice before a launch when they do not."""
+"""Ranks that follow broadcasts plan what rank 0 plans, and detect a difference before a launch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from minisgl.core.executor import Executor, Flight
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
-    Beat,
-    BeatMsg,
     PlanCheck,
     ProfileMsg,
     SchedulerMsg,
+    StepBroadcast,
+    StepBroadcastMsg,
     StopMsg,
     UserMsg,
     ids_to_bytes,
@@ -49,12 +49,12 @@ class Wire:
 
     def __init__(self) -> None:
         self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._decoder = msgspec.msgpack.Decoder(list[BeatMsg])
+        self._decoder = msgspec.msgpack.Decoder(list[StepBroadcastMsg])
 
     def put(self, records: Sequence[msgspec.Struct]) -> None:
         self._frames.put(msgspec.msgpack.encode(records))
 
-    def get(self, timeout_s: float | None) -> list[BeatMsg]:
+    def get(self, timeout_s: float | None) -> list[StepBroadcastMsg]:
         return self._decoder.decode(self._frames.get(timeout=20))
 
     def close(self) -> None: ...
@@ -158,7 +158,7 @@ ASK = UserMsg(
 
 
 def follow_alone(
-    messages: Sequence[BeatMsg], config: SchedulerConfig = CONFIG, *, check_every: int = 1
+    messages: Sequence[StepBroadcastMsg], config: SchedulerConfig = CONFIG, *, check_every: int = 1
 ) -> tuple[Recorder, Callable[[], None]]:
     wire, executor = Wire(), recorder(config)
     wire.put(messages)
@@ -179,7 +179,10 @@ def test_a_plan_that_differs_is_not_launched() -> None:
     theirs = first_plan()
     ours = first_plan(dataclasses.replace(CONFIG, max_prefill_tokens=8))
     executor, go = follow_alone(
-        [Beat(step=0, now=1.0, digest=0, messages=[ASK]), PlanCheck(step=0, digest=digest(theirs))],
+        [
+            StepBroadcast(step=0, now=1.0, digest=0, messages=[ASK]),
+            PlanCheck(step=0, digest=digest(theirs)),
+        ],
         dataclasses.replace(CONFIG, max_prefill_tokens=8),
     )
     with pytest.raises(EngineError, match=r"the ranks' plans differ: rank 0 .* step 0") as raised:
@@ -201,7 +204,7 @@ def test_plans_that_differ_between_checks_are_noticed_a_turn_later() -> None:
     lead()
     follower = Follower(wire, executors[1])
     scheduler = Scheduler(dataclasses.replace(CONFIG, num_pages=22), clock=lambda: follower.now)
-    with pytest.raises(EngineError, match=r"the ranks' plans differ: rank 0 comes to beat"):
+    with pytest.raises(EngineError, match=r"the ranks' plans differ: before step broadcast"):
         run(scheduler, follower, SourceInbox(follower), NoOutbox())
     differ = [
         digest(a) != digest(b) for a, b in zip(*(ran.plans for ran in executors), strict=False)
@@ -213,8 +216,8 @@ def test_plans_that_differ_between_checks_are_noticed_a_turn_later() -> None:
 def test_a_plan_that_only_this_rank_has() -> None:
     executor, go = follow_alone(
         [
-            Beat(step=0, now=1.0, digest=0, messages=[ASK]),
-            Beat(step=1, now=1.0, digest=0, messages=[]),
+            StepBroadcast(step=0, now=1.0, digest=0, messages=[ASK]),
+            StepBroadcast(step=1, now=1.0, digest=0, messages=[]),
         ]
     )
     with pytest.raises(EngineError, match=r"rank 0 planned nothing, this rank step 0"):
@@ -224,17 +227,20 @@ def test_a_plan_that_only_this_rank_has() -> None:
 
 def test_a_plan_that_only_rank_0_has() -> None:
     _, go = follow_alone(
-        [Beat(step=0, now=1.0, digest=0, messages=[]), PlanCheck(step=0, digest=1)]
+        [StepBroadcast(step=0, now=1.0, digest=0, messages=[]), PlanCheck(step=0, digest=1)]
     )
     with pytest.raises(EngineError, match=r"rank 0 planned step 0, this rank did not"):
         go()
 
 
-def test_a_beat_that_was_lost() -> None:
+def test_a_broadcast_that_was_lost() -> None:
     _, go = follow_alone(
-        [Beat(step=0, now=1.0, digest=0, messages=[]), Beat(step=2, now=1.0, digest=0, messages=[])]
+        [
+            StepBroadcast(step=0, now=1.0, digest=0, messages=[]),
+            StepBroadcast(step=2, now=1.0, digest=0, messages=[]),
+        ]
     )
-    with pytest.raises(EngineError, match=r"beat 2 came where 1 was expected"):
+    with pytest.raises(EngineError, match=r"step broadcast 2 arrived where 1 was expected"):
         go()
 
 
@@ -269,7 +275,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
 def test_a_follower_has_rank_0s_clock_and_its_profile_messages() -> None:
     profile = ProfileMsg(seq=1, action="start")
     wire = Wire()
-    wire.put([Beat(step=0, now=7.5, digest=0, messages=[profile])])
+    wire.put([StepBroadcast(step=0, now=7.5, digest=0, messages=[profile])])
     follower = Follower(wire, recorder())
     seen: list[ProfileMsg] = []
     assert SourceInbox(follower, seen.append).take(0) == []

@@ -118,7 +118,7 @@ NODES = ("--tp", "4", "--nnodes", "2", "--dist-init-addr", "h:2000")
 
 @pytest.mark.parametrize("port", [2000, 2001, 2003, 2004])
 def test_a_port_that_the_nodes_use(port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """2002 would be rank 1's beats, were it on another node than rank 0."""
+    """2002 would be the port of rank 1's broadcasts if rank 1 were on another node than rank 0."""
     with pytest.raises(SystemExit) as exit_:
         parse_args([*NODES, "--port", str(port)])
     assert exit_.value.code == 2

@@ -102,7 +102,7 @@ def test_nodes_meet_and_are_told_of_ends(pool: Background) -> None:
     endpoints = with_network(Endpoints(folder=Path("f")), args, links)
     port = int(str(args.dist_init_addr).partition(":")[2])
     assert endpoints.store == f"tcp://{LOOPBACK}:{port + 1}"
-    assert [endpoints.beats(rank) for rank in (1, 2)] == [
+    assert [endpoints.broadcasts(rank) for rank in (1, 2)] == [
         f"tcp://{LOOPBACK}:{port + 2}",
         f"tcp://{LOOPBACK}:{port + 3}",
     ]
@@ -227,7 +227,7 @@ def test_the_ports_are_those_that_the_command_line_refuses() -> None:
         endpoints = with_network(Endpoints(folder=Path("f")), args, links)
         for link in links:
             link.close()
-    used = [args.dist_init_addr, endpoints.store, *endpoints.beat_urls.values()]
+    used = [args.dist_init_addr, endpoints.store, *endpoints.broadcast_urls.values()]
     ports = [int(str(address).rpartition(":")[2]) for address in used]
     assert ports_of_nodes(args) == ports == [2000, 2001, 2003, 2004, 2005, 2006]
 

@@ -33,7 +33,7 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
-    """Resolve `--dtype`; "auto" is the checkpoint's. Warns if this CPU computes slowly in it."""
+    """Return `--dtype`; "auto" is the checkpoint's. Warns if the dtype is slow on this CPU."""
     dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
         logger.warning("%s", advice)

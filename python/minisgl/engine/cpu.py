@@ -1,7 +1,7 @@
-"""The machine's own cores: a stream that is a thread.
+"""The CPU as a device: one thread is its stream.
 
 torch's operators release the interpreter lock, so the scheduler plans the next step while this one
-computes, and the overlap loop behaves on a laptop as it does on a GPU.
+computes. Overlap works as on a GPU.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _CpuPending:
 
 
 class CpuDevice(Device):
-    """The machine's own cores and memory. Mutable: it owns the thread that is its stream.
+    """The machine's cores and memory. Mutable: it owns the thread that is its stream.
 
-    num_sharing: ranks on this machine, each of which takes an equal part of both.
+    num_sharing: ranks on this machine. Each uses an equal share of cores and memory.
     """
 
     torch_device = torch.device("cpu")
@@ -44,7 +44,7 @@ class CpuDevice(Device):
     10,273, 11,751, 11,317 and 9,615 tokens/s (the built-in model); 154, 180, 280, 229 and 146 on a
     busy machine (Qwen3-0.6B shapes). Larger chunks fall out of the cache."""
     measured_sizes = (16, 32, 64, 128, 256)
-    default_memory_ratio = 0.5  # a GPU, which computes for this alone, gives more
+    default_memory_ratio = 0.5  # lower than on a GPU, because other programs use this memory too
 
     def __init__(self, num_sharing: int = 1) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
@@ -55,7 +55,7 @@ class CpuDevice(Device):
 
     def peak_memory_bytes(self) -> int:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it counts in KiB
+        return peak if sys.platform == "darwin" else peak * 1024  # KiB on other systems
 
     def free_bytes(self) -> int:
         free = min(psutil.virtual_memory().available, _cgroup_free_bytes())
@@ -71,8 +71,8 @@ class CpuDevice(Device):
         return EagerRunner()
 
     def set_threads(self, count: int) -> None:
-        """Set the number for the stream alone: OpenMP keeps it per thread. The process's number
-        belongs to the user."""
+        """Set the number for the stream's thread only: OpenMP keeps it per thread. The number of
+        other threads is the user's choice."""
         default = torch.get_num_threads()
         self._stream.submit(torch.set_num_threads, count).result()
         torch.set_num_threads(default)  # for threads that start later
@@ -92,7 +92,7 @@ class CpuDevice(Device):
         self._stream.shutdown()
 
     def release(self) -> None:
-        """The system has it already."""
+        """Nothing to do: the CPU allocator returns memory at once."""
 
 
 def _inference(work: Callable[[], Tensor]) -> Tensor:
@@ -101,7 +101,7 @@ def _inference(work: Callable[[], Tensor]) -> Tensor:
 
 
 def _cgroup_free_bytes() -> int:
-    """What a container's memory limit (cgroup v2) leaves; without one, more than any machine."""
+    """Return the bytes left of a container's memory limit (cgroup v2); 2**62 without a limit."""
     unlimited = 1 << 62
     folder = Path("/sys/fs/cgroup")
     try:

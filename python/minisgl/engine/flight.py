@@ -15,10 +15,10 @@ from minisgl.engine.device import Device, Pending, out_of_memory
 
 @dataclass(slots=True, kw_only=True)
 class ForwardOutput(Flight):
-    """A launched step. Mutable: a step with late rows becomes sampled.
+    """A launched step. Mutable: `sample_late` sets `sampled`.
 
-    pending: the step, or its forward pass if it has late rows. sample: enqueues the sampling of a
-    step with late rows. is_alone: there is no other rank.
+    pending: the whole step, or only its forward pass if it has late rows. sample: enqueues the
+    sampling of a step with late rows. is_alone: there is no other rank.
     """
 
     plan: Plan
@@ -34,11 +34,11 @@ class ForwardOutput(Flight):
         self.sampled = self.sample(masks)
 
     def wait(self) -> StepOutcome:
-        """The outcome of the step.
+        """Wait for the step and return its outcome.
 
-        A failed allocation fails the step's newest requests. Any other error is a bug of ours and
-        ends the worker. With several ranks a failed allocation ends the worker too: the other ranks
-        wait in a collective that this rank left out.
+        A failed allocation fails the step's newest requests. Any other error is a bug and ends the
+        worker. With several ranks a failed allocation ends the worker too, because the other ranks
+        wait for this one in a collective.
         """
         assert self.sample is None or self.sampled is not None, "the late rows are not sampled"
         try:

@@ -1,4 +1,4 @@
-"""Plans the memory: how many pages the KV pools get.
+"""Memory planning: decides how many pages the KV pools get.
 
 ::
 
@@ -29,9 +29,10 @@ from minisgl.utils.text import counted, size_of
 class MemoryPlan:
     """How the memory of one device is divided.
 
-    free_bytes: before loading. activation_bytes: an upper bound for one step. groups: with their
-    numbers of pages. group_page_bytes: of one page, over all layers of the group. num_pages,
-    page_bytes, num_tokens: of the first group. chunk: the most prompt tokens of a step.
+    free_bytes: free memory before loading. activation_bytes: an upper bound for one step. groups:
+    the cache groups with their numbers of pages. group_page_bytes: bytes of one page of each group,
+    over all its layers. num_pages, page_bytes, num_tokens: those of the first group. chunk: the
+    most prompt tokens in a step.
     """
 
     free_bytes: int
@@ -62,7 +63,7 @@ class MemoryPlan:
 
     @property
     def num_requests(self) -> int:
-        """Requests at full length that fit."""
+        """The number of requests of full length that fit."""
         return min(
             self.num_tokens // self.max_seq_len
             if group.kind == "full"
@@ -71,7 +72,7 @@ class MemoryPlan:
         )
 
     def __str__(self) -> str:
-        """The table for people."""
+        """Return the memory table that the log shows."""
         from minisgl.engine.memory_table import memory_table
 
         return memory_table(self)
@@ -91,17 +92,17 @@ def plan_memory(
     max_running: int,
     num_pages: int | None,
 ) -> MemoryPlan:
-    """Size the KV pool. Raises ConfigError, with the numbers, when nothing useful fits.
+    """Size the KV pools. Raises ConfigError, with the sizes, if not even one page fits.
 
-    `num_pages` are the first group's. Without it, it gets as many as memory_ratio allows, but no
-    more than `max_running` requests at full length could fill. Each other group gets as many pages
-    as it needs to last as long as the first (`CacheGroup.pool_pages`).
+    num_pages: pages of the first group; None for as many as memory_ratio allows, up to what
+    `max_running` requests of full length can fill. Each other group gets as many pages as it needs
+    not to run out before the first (`CacheGroup.pool_pages`).
     """
 
     def sized(num_pages: int) -> tuple[CacheGroup, ...]:
         counts = [group.pool_pages(num_pages, max_running, chunk, page_size) for group in groups]
         if groups[0].kind == "window":
-            counts[0] = num_pages  # what no request needs holds cached prefixes
+            counts[0] = num_pages  # pages that no request needs hold cached prefixes
         return tuple(
             replace(group, num_pages=count) for group, count in zip(groups, counts, strict=True)
         )
@@ -153,9 +154,9 @@ def plan_engine_memory(
     device: Device,
     comm: DistributedCommunicator,
 ) -> MemoryPlan:
-    """Plan the memory of a model that is not loaded yet; `--dry-run` prints the table.
+    """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
 
-    All ranks get the smallest rank's number of pages.
+    All ranks use the smallest number of pages of any rank.
     """
     max_seq_len = model.max_context
     if config.max_seq_len is not None:
@@ -169,7 +170,7 @@ def plan_engine_memory(
     skeleton = build_model(
         model,
         dtype=dtype,
-        ops=Ops(),  # it computes nothing
+        ops=Ops(),  # the skeleton computes nothing
         comm=comm,
         max_context=max_seq_len,
         expert_parallel=config.ep,
@@ -216,9 +217,9 @@ def max_prompt_tokens(config: EngineConfig, device: Device) -> int:
 def _activation_bytes(
     config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
 ) -> int:
-    """An upper bound for one step: the widest layer's tensors, and three times the float32 logits,
-    because filters and noise work on copies. CUDA graphs share one memory pool, which steps outside
-    of graphs cannot use, so both are counted."""
+    """Return an upper bound of a step's activations: the tensors of the widest layer, and three
+    times the float32 logits, because filters and noise copy them. A step in a CUDA graph and a step
+    outside of graphs are both counted, because they use separate memory pools."""
     model = spec.config
     heads = max(
         (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in spec.layers

@@ -1,4 +1,4 @@
-"""What the engine keeps about each running request between steps: one table row per request.
+"""The request tables: what the engine keeps between steps, one row per running request.
 
 ::
 
@@ -8,8 +8,8 @@
     last  | 0  | 0 | 0 | 0 | 0|   | .    |     greedy: the row that padding rows use
           host and device         device only  host
 
-The last token is the id that the row's last step sampled. It is *promised*: the host does not have
-it yet, and the next step reads it here.
+The last token is the id that the row's last step sampled. The next step reads it here, because the
+host may not have it yet (the promise, `minisgl.core.req`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minisgl.engine.device import Device
 
 MIN_SHARED_ROWS = 4
 MIN_SHARED_TOKENS = 256
-"""Below either, reading a common prefix once saves less time than its launch costs."""
+"""With fewer rows or tokens, reading the common prefix once saves less time than it costs."""
 
 
 class RequestTables:
@@ -43,8 +43,8 @@ class RequestTables:
         max_pages: int,
         groups: Sequence[CacheGroup] = (FULL,),
     ) -> None:
-        """page_table: int32 [G * R, P], the tables of G cache groups one after another, with P page
-        indices. The last of a group's R rows belongs to padding."""
+        """page_table: int32 [G * R, P], the tables of G cache groups one after another, R rows of
+        P pages each. Padding rows use the last row of a group."""
         self.padding_idx = max_running
         self.groups = groups
         if len(groups) > 1:
@@ -64,14 +64,14 @@ class RequestTables:
         )
 
     def group_table(self, group: int) -> Tensor:
-        """The page table of a cache group on the device, int32 [R, P]: a view."""
+        """Return a view of a cache group's page table on the device, int32 [R, P]."""
         first = group * self._num_rows
         return self.page_table[first : first + self._num_rows]
 
     def update(self, plan: Plan) -> npt.NDArray[np.int64]:
-        """Copy the plan's new rows and pages to the host's side of the tables.
+        """Copy the plan's new rows and pages to the host copy of the tables.
 
-        Returns the pages for the device, [N, 3]: row of `page_table`, page index, page.
+        Returns the pages to write on the device, [N, 3]: row of `page_table`, page index, page.
         """
         for table_idx, sampling in plan.begins:
             values = sampling_row(sampling)
@@ -84,9 +84,10 @@ class RequestTables:
         return new_pages
 
     def shared_tokens(self, plan: Plan, page_size: int) -> int:
-        """Count the tokens at the front that all rows of a decode step have in the same pages.
+        """Return the length of the common prefix that all rows of a decode step have in the same
+        pages.
 
-        Returns 0 if reading them once is not worth a launch, or no group keeps them.
+        Returns 0 if it is too short or the rows are too few, or if the first group is not full.
         """
         if self.groups[0].kind != "full" or plan.num_rows < MIN_SHARED_ROWS:
             return 0
@@ -96,7 +97,7 @@ class RequestTables:
             return 0
         least = -(-MIN_SHARED_TOKENS // page_size) - 1  # the page of the last of these tokens
         if (self._pages[idxs, least] != self._pages[idxs[0], least]).any():
-            return 0  # the common case costs one column
+            return 0  # the usual case compares one column only
         pages = self._pages[idxs, :num_pages]
         same = (pages == pages[0]).all(axis=0)
         count = num_pages if same.all() else int(same.argmin())
@@ -109,7 +110,7 @@ class RequestTables:
         page_size: int,
         group: int = 0,
     ) -> npt.NDArray[np.int32]:
-        """int32 token slots in a cache group of positions of table rows."""
+        """Return the slot of each (table row, position) in a cache group, int32 [T]."""
         if group:
             table_idxs_T = table_idxs_T + np.int32(group * self._num_rows)
         pages = self._pages[table_idxs_T, positions_T // page_size]

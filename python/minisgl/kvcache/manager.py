@@ -1,14 +1,15 @@
-"""Who owns which page: the one place where pages move between free, request and prefix cache.
+"""Page ownership: only this module moves pages between free list, request and prefix cache.
 
 ::
 
     free ──extend──> private to a request ──publish──> prefix cache ──evict──> free
                              └───────────release (duplicates, partial pages)─────^
 
-`req.pages` is a request's page table. The prefix cache owns its front, which `req.handle` locks.
-The request owns the rest, and pages whose tokens the cache already had in other pages.
+`req.pages` lists a request's pages in order. The prefix cache owns those up to `req.handle`, which
+locks them. The request owns the others, and its duplicates: pages that it computed while the cache
+got other pages with the same tokens.
 
-`CacheManager` serves models with one full group, which is nearly all of them.
+`CacheManager` serves models with one full cache group, which are nearly all.
 `minisgl.kvcache.grouped` extends it to window and state groups.
 """
 
@@ -25,8 +26,8 @@ from minisgl.kvcache.pages import PageAllocator
 
 @dataclass(slots=True)
 class Holding:
-    """`req.handle`: a locked position in the prefix cache, and the request's own copies of pages
-    before it. Mutable: it moves forward as the request publishes pages.
+    """`req.handle`: a locked position in the prefix cache, and the request's duplicates of pages
+    before it. Mutable: the position moves forward as the request publishes pages.
     """
 
     position: BaseCacheHandle
@@ -58,31 +59,31 @@ class CacheManager:
 
     @property
     def _num_available(self) -> int:
-        """Pages that are free or that eviction would free."""
+        """Free pages, and pages that can be evicted."""
         return self._allocator.num_free + self._prefix_cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def num_cached(self, req: Req, ids: IdArray) -> int:
-        """The number of tokens that `attach` would find."""
+        """Return the number of tokens that `attach` would find."""
         return self._prefix_cache.num_cached(ids, req.namespace)
 
     def num_common(self, req: Req, other: Req) -> int:
-        """The number of leading prompt tokens whose pages the two requests could share.
+        """Return the number of leading prompt tokens whose pages the two requests could share.
 
-        At least one token of `req` is not counted: a request computes its last token itself.
+        The last token of `req` is not counted, because a request computes it itself.
         """
         if req.namespace != other.namespace:
             return 0
         return self._prefix_cache.num_common(req.prompt[: req.num_tokens - 1], other.prompt)
 
     def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
-        """Give `req`, which holds nothing, the cached prefix of `ids`. Returns its length.
+        """Give `req`, which holds no pages, the cached prefix of `ids`. Returns its length.
 
-        None, and the request holds nothing, if a step after `step` can use a longer prefix.
+        Returns None, and gives nothing, if a later step than `step` can use a longer prefix.
         """
-        assert req.handle is None, "it holds pages already"
+        assert req.handle is None, "the request holds pages already"
         position = self._prefix_cache.match(ids, req.namespace)
         self._prefix_cache.lock(position)
         req.handle = Holding(position)
@@ -93,27 +94,29 @@ class CacheManager:
     def has_room(
         self, req: Req, end: int, unfinished: Sequence[Req], others: int, growth: int
     ) -> bool:
-        """Whether `req` can grow to `end` tokens, `unfinished` requests to the end of their known
-        tokens, and `others` requests by `growth` tokens each."""
+        """Return whether the pages suffice for all of these: `req` with `end` tokens, the known
+        tokens of `unfinished` requests, and `growth` more tokens for each of `others` requests."""
         need = self.pages_for(end) - len(req.pages)
         for other in unfinished:
             need += max(self.pages_for(other.num_known + 1) - len(other.pages), 0)
         return need + others * self.pages_for(growth) <= self._num_available
 
     def chunk_end(self, req: Req, start: int, end: int) -> int:
-        """Where a chunk that starts at `start` and may reach `end` should end. A chunk that is not
-        its prompt's last ends with a whole page, as only these can be shared."""
+        """Return where a chunk from `start` to at most `end` should end. A chunk that is not the
+        prompt's last ends at a page boundary, because only whole pages can be shared."""
         aligned = end - end % self.page_size
         return aligned if end < req.num_known and aligned > start else end
 
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
-        """Append all pages of a request that has just got its row of the page table."""
+        """Append all pages of a request that has just got its table row."""
         row = req.table_idx
         new_pages += [(0, row, index, page) for index, page in enumerate(req.pages)]
 
     def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
-        """Make room for the tokens [start, end) of `req`, which come next, and append the pages
-        that this takes. False, and nothing taken, when pages run out."""
+        """Allocate pages for the next tokens [start, end) of `req` and append them to `new_pages`.
+
+        Evicts cached pages if necessary. Returns False, and allocates nothing, if pages run out.
+        """
         first = len(req.pages)
         count = -(-end // self.page_size) - first
         if count <= 0:
@@ -132,10 +135,10 @@ class CacheManager:
         return True
 
     def publish(self, req: Req, end: int, step: int) -> None:
-        """Let others share the whole pages of `req` below `end`.
+        """Add the whole pages of `req` below `end` to the prefix cache.
 
-        Their ids are committed. The step that writes them, `step` at the latest, is launched or
-        about to be, so in stream order later steps can read them.
+        The ids of these tokens must be committed. `step` or an earlier step writes the pages. It is
+        launched before any step that reads them, so stream order makes them readable.
         """
         holding: Holding = req.handle
         start = holding.position.num_tokens
@@ -152,8 +155,8 @@ class CacheManager:
         holding.duplicates += duplicates
 
     def release(self, req: Req) -> None:
-        """Take back all pages of `req`. Those that it published stay in the prefix cache,
-        evictable."""
+        """Take all pages from `req`. Pages that it published stay in the prefix cache, where they
+        can be evicted."""
         holding: Holding = req.handle
         first_private = holding.position.num_tokens // self.page_size
         self._allocator.free(req.pages[first_private:] + holding.duplicates)
@@ -163,7 +166,7 @@ class CacheManager:
         req.num_stored = 0
 
     def drop(self, step: int) -> None:
-        """Forget the pages that `step` or a later one was to write. No request may hold them."""
+        """Free the cached pages that `step` or a later step writes. No request may hold them."""
         self._allocator.free(self._prefix_cache.drop(step))
 
     def check(self, holders: list[Req]) -> None:

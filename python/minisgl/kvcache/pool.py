@@ -1,9 +1,9 @@
-"""The tensors behind the pages: where keys and values live, layer by layer.
+"""The KV pools: the tensors that hold keys and values, layer by layer.
 
-The host half of this package hands out pages and never sees these tensors. Memory is left
-uninitialised: a slot is read only after a step has stored into it. The exception is a window group,
-whose pools start as zeros: some attention kernels read a block that begins behind the window, mask
-its scores, and then multiply its values by 0, which must not be NaN.
+The other modules of this package manage page ids and never see these tensors. Memory is not
+initialised, because a slot is read only after a step has stored into it. The pools of window groups
+are an exception and start as zeros: some attention kernels read blocks that begin before the
+window, mask their scores, and multiply their values by 0, so the values must not be NaN.
 
 Axes: L layers, 2 keys and values, P pages, Z page size, K local key/value heads, H head dim.
 """
@@ -26,7 +26,7 @@ class LayerPool:
 
 
 class BaseKVCachePool(ABC):
-    """What the engine and the attention backends know of a pool."""
+    """The interface of a pool for the engine and the attention backends."""
 
     num_pages: int
     page_size: int
@@ -34,7 +34,7 @@ class BaseKVCachePool(ABC):
 
     @abstractmethod
     def layer(self, layer_id: int) -> LayerPool:
-        """The cache of one layer, always the same tensors."""
+        """Return the cache of one layer. The tensors never change."""
 
 
 class MHAKVCache(BaseKVCachePool):
@@ -71,7 +71,7 @@ class MHAKVCache(BaseKVCachePool):
         head_dim: int,
         dtype: torch.dtype,
     ) -> int:
-        """Bytes that one page takes over all layers."""
+        """Return the bytes of one page over all layers."""
         return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
 
 
@@ -86,7 +86,7 @@ def create_kvcache_pool(
     device: torch.device,
     zeroed: bool = False,
 ) -> BaseKVCachePool:
-    """The pool of layers that all cache `num_kv_heads` (local) heads of `head_dim`."""
+    """Return a pool for layers with `num_kv_heads` local key/value heads of size `head_dim`."""
     return MHAKVCache(
         num_layers=num_layers,
         num_pages=num_pages,

@@ -15,7 +15,7 @@ from minisgl.kvcache.radix import RadixPrefixCache
 
 
 def create_prefix_cache(kind: CacheKind, page_size: int) -> BasePrefixCache:
-    """Raises ConfigError for an unknown kind."""
+    """Return the prefix cache of this kind. Raises ConfigError for an unknown kind."""
     if kind not in get_args(CacheKind):
         raise ConfigError(f"cache must be one of {', '.join(get_args(CacheKind))}, got {kind!r}")
     if kind == "radix":
@@ -28,7 +28,7 @@ def create_prefix_cache(kind: CacheKind, page_size: int) -> BasePrefixCache:
 def create_cache_manager(
     groups: Sequence[CacheGroup], kind: CacheKind, page_size: int, chunk: int
 ) -> CacheManager:
-    """The page bookkeeping of a model with these groups. chunk: prompt tokens a step at most."""
+    """Return the cache manager for these groups. chunk: the most prompt tokens in a step."""
     if len(groups) == 1 and groups[0].kind == "full":
         return CacheManager(groups[0].num_pages, create_prefix_cache(kind, page_size))
     from minisgl.kvcache.grouped import GroupedCacheManager, GroupedPrefixCache

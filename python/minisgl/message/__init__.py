@@ -1,8 +1,9 @@
 """The records that cross process boundaries: one tagged union per receiver, and their encoding.
 
-What it is for: one file says what may travel. Decoding is strict: an unknown tag, an unknown field
-or a wrong type is an error at the receiver. What it does not know: sockets (see
-`minisgl.utils.zmq`) and what a receiver does with a record. Read next: `minisgl.tokenizer`.
+What it is for: this file declares every record that processes exchange. Decoding is strict: an
+unknown tag, an unknown field or a wrong type is an error at the receiver. What it does not know:
+sockets (see `minisgl.utils.zmq`) and what a receiver does with a record. Read next:
+`minisgl.tokenizer`.
 
 ::
 
@@ -11,7 +12,7 @@ or a wrong type is an error at the receiver. What it does not know: sockets (see
         |<-------UserReply---------+                            +--------StopMsg-----------+    |
         |<-------UserReply----------------------------------------------------------------------+
 
-    scheduler rank 0 --BeatMsg--> every other rank
+    scheduler rank 0 --StepBroadcastMsg--> every other rank
 
 The events of `minisgl.core.event` are records too. A uid names one request for the lifetime of the
 server; the API server counts them up. The messages of a uid keep their order, because one tokenizer
@@ -45,7 +46,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TextPrompt(_Record, frozen=True, kw_only=True):
-    """Text to encode as it is. The tokenizer adds the special tokens that it is configured to."""
+    """Text to encode unchanged. The tokenizer adds the special tokens that it is configured to."""
 
     text: str
 
@@ -96,8 +97,8 @@ class AbortMsg(_Record, frozen=True, kw_only=True):
 
 
 class PingMsg(_Record, frozen=True, kw_only=True):
-    """Goes round the whole pipeline and comes back as one `PongMsg` from each rank of node 0: a
-    proof that the loops make progress."""
+    """Passes through all processes. Each rank of node 0 answers with a `PongMsg`, which shows that
+    its loop makes progress."""
 
     seq: int
 
@@ -144,16 +145,17 @@ class ExitMsg(_Record, frozen=True, kw_only=True):
 
 
 SchedulerMsg = UserMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
-"""What the loop handles. A `ProfileMsg` comes the same way and is handled by its inbox."""
+"""The messages that the loop handles. Its inbox receives `ProfileMsg` too, and handles it."""
 
 
 # --- from rank 0 to the others -----------------------------------------------------------------
 
 
-class Beat(_Record, frozen=True, kw_only=True):
+class StepBroadcast(_Record, frozen=True, kw_only=True):
     """The messages that rank 0 received in one turn of its loop, often none.
 
-    step: the turn's number, from 0. now: rank 0's clock in seconds. digest: of all earlier plans.
+    step: the turn's number, from 0. now: rank 0's clock in seconds. digest: the digest of all
+    earlier plans (`minisgl.scheduler.step_broadcast`).
     """
 
     step: int
@@ -169,7 +171,7 @@ class PlanCheck(_Record, frozen=True, kw_only=True):
     digest: int
 
 
-BeatMsg = Beat | PlanCheck
+StepBroadcastMsg = StepBroadcast | PlanCheck
 
 
 # --- to the detokenizer ------------------------------------------------------------------------
@@ -181,8 +183,7 @@ class StatusReply(_Record, frozen=True, kw_only=True):
     num_used_pages: held by running requests. num_cached_pages: held only by the prefix cache.
     num_prompt_tokens, num_cached_tokens: counted when a request first starts. num_prefill_tokens:
     prompt tokens computed, again after a retraction. part_s: seconds of the loop by part, in the
-    order of `minisgl.scheduler.meter.PARTS`. peak_memory_bytes: the most memory of the rank's
-    device that was in use at a time (`Device.peak_memory_bytes`).
+    order of `minisgl.scheduler.loop.PARTS`. peak_memory_bytes: see `Device.peak_memory_bytes`.
     """
 
     rank: int
@@ -263,7 +264,7 @@ T = TypeVar("T")
 
 
 def encode(batch: list[Any]) -> bytes:
-    """Records of one union as one frame: the messages of a turn travel together."""
+    """Encode records of one union as one frame, so that the messages of a turn travel together."""
     return msgspec.msgpack.encode(batch)
 
 

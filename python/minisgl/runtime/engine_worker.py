@@ -18,7 +18,7 @@ from minisgl.engine.memory import plan_engine_memory
 from minisgl.engine.startup import start_engine
 from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
-from minisgl.message import BeatMsg, ProfileMsg, ProfileReply, StatusReply
+from minisgl.message import ProfileMsg, ProfileReply, StatusReply, StepBroadcastMsg
 from minisgl.models import ModelConfig, check_model
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduler_config import scheduler_config
@@ -160,13 +160,15 @@ def _links(
     """This rank's source of messages, the executor of its plans, and its scheduler's clock."""
     check_every = 1 if env.check_plans() else CHECK_EVERY
     if ranks.rank > 0:
-        beats: PullQueue[BeatMsg] = PullQueue(endpoints.beats(ranks.rank), BeatMsg)
-        follower = Follower(beats, engine, check_every=check_every)
+        broadcasts: PullQueue[StepBroadcastMsg] = PullQueue(
+            endpoints.broadcasts(ranks.rank), StepBroadcastMsg
+        )
+        follower = Follower(broadcasts, engine, check_every=check_every)
         return follower, follower, lambda: follower.now
     source: PullQueue[Message] = PullQueue(endpoints.scheduler, Message)
     if ranks.size == 1:
         return source, engine, time.monotonic
-    followers = [PushQueue(endpoints.beats(rank)) for rank in range(1, ranks.size)]
+    followers = [PushQueue(endpoints.broadcasts(rank)) for rank in range(1, ranks.size)]
     leader = Leader(source, engine, followers, check_every=check_every)
     return leader, leader, time.monotonic
 

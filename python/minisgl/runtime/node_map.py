@@ -28,14 +28,14 @@ def store_port(args: RuntimeArgs) -> int:
     return split_address(args)[1] + 1
 
 
-def beats_port(args: RuntimeArgs, rank: int) -> int:
+def broadcast_port(args: RuntimeArgs, rank: int) -> int:
     """Where a rank of another node hears rank 0. The ranks of node 0 need no port."""
     return store_port(args) + rank
 
 
 def ports_of_nodes(args: RuntimeArgs) -> list[int]:
     others = [rank for node in range(1, args.nnodes) for rank in ranks_of(args, node)]
-    return [split_address(args)[1], store_port(args), *(beats_port(args, r) for r in others)]
+    return [split_address(args)[1], store_port(args), *(broadcast_port(args, r) for r in others)]
 
 
 def is_interface(host: str) -> bool:

@@ -8,7 +8,7 @@
 Each node's supervisor has one TCP connection to node 0's (`minisgl.runtime.node_link`). The ranks
 meet as on one machine, but over TCP::
 
-    PORT        this connection          PORT + 1 + r   rank 0's beats, at the node of rank r
+    PORT        this connection          PORT + 1 + r   rank 0's broadcasts, at the node of rank r
     PORT + 1    torch's store
 
 Nothing is encrypted or authenticated: use it only on a network where every machine is trusted. All
@@ -38,7 +38,7 @@ from minisgl.runtime.node_link import (
     Welcome,
 )
 from minisgl.runtime.node_map import (
-    beats_port,
+    broadcast_port,
     is_interface,
     ranks_of,
     split_address,
@@ -119,7 +119,7 @@ def join_node_0(args: RuntimeArgs, settings: dict[str, str]) -> NodeLink:
     link = NodeLink("node 0", _connect(host, port))
     try:
         for rank in ranks_of(args, args.node_rank):
-            _check_free(link.own_address, beats_port(args, rank))
+            _check_free(link.own_address, broadcast_port(args, rank))
     except ConfigError:
         link.close()
         raise
@@ -150,14 +150,14 @@ def with_network(endpoints: Endpoints, args: RuntimeArgs, links: list[NodeLink])
     links: on node 0 those to all other nodes, in order; elsewhere the one to node 0.
     """
     leader = links[0].own_address if args.node_rank == 0 else links[0].address
-    beats: dict[int, str] = {}
+    broadcasts: dict[int, str] = {}
     for node in range(1, args.nnodes):
         if args.node_rank in (0, node):  # this node needs no other addresses
             at = links[node - 1].address if args.node_rank == 0 else links[0].own_address
-            ports = {rank: beats_port(args, rank) for rank in ranks_of(args, node)}
-            beats |= {rank: f"tcp://{at}:{port}" for rank, port in ports.items()}
+            ports = {rank: broadcast_port(args, rank) for rank in ranks_of(args, node)}
+            broadcasts |= {rank: f"tcp://{at}:{port}" for rank, port in ports.items()}
     store_url = f"tcp://{leader}:{store_port(args)}"
-    return dataclasses.replace(endpoints, store_url=store_url, beat_urls=beats)
+    return dataclasses.replace(endpoints, store_url=store_url, broadcast_urls=broadcasts)
 
 
 @contextlib.contextmanager

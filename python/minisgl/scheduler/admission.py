@@ -1,4 +1,4 @@
-"""Whether a request can be served at all, decided before it is queued, with the numbers."""
+"""Admission: checks before queueing that a request can be served, and refuses it otherwise."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from minisgl.utils.text import counted
 def admissible_max_tokens(
     config: SchedulerConfig, prompt: IdArray, sampling: SamplingParams, *, num_waiting: int
 ) -> int:
-    """Output tokens that the request may make: those it asks for, or what context and pool leave.
+    """Return the most output tokens of the request: its `max_tokens`, or all that fit.
 
-    Raises RequestError if the request can never fit, or if the queue is full.
+    Raises RequestError, with the limit, if the request can never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
     if num_prompt == 0:

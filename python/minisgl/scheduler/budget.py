@@ -1,4 +1,7 @@
-"""How many prompt tokens a step may compute: a chunk size, and a time while streams run."""
+"""How many prompt tokens a step may compute: the chunk size, and the stall bound.
+
+The stall bound limits how long the prompts of a step may delay the streams that decode in it.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,19 @@ class PromptBudget:
         self._num_decodes = num_decodes
         self._tokens = config.max_prefill_tokens
         self._num_taken = 0
-        self._attend_s = 0.0  # of the chunks taken, to the tokens before them
+        self._attend_s = 0.0  # attention of the chunks taken to the tokens before them
         self._bound_s = config.max_stall_s if num_decodes else None
 
     def fitting(self, start: int, share: float = 1.0) -> int:
-        """Return how many tokens fit of a prompt whose first `start` tokens are computed.
+        """Return how many tokens fit, for a prompt whose first `start` tokens are computed.
 
-        share: the part of the whole budget that this chunk and those before may use.
+        share: the part of the whole budget that this chunk and the chunks taken may use together.
         """
         most = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
         if self._bound_s is None or most <= 0:
             return max(most, 0)
-        # The first token makes the step another kind; what the bound leaves after it is shared.
+        # The first prompt token has a fixed cost, because steps with prompts run differently. Only
+        # the rest of the bound is shared.
         first_s = self._stall_s(1, 0)
         limit_s = first_s + share * (self._bound_s - first_s)
         low, high = 0, most
@@ -47,7 +51,7 @@ class PromptBudget:
             self._attend_s += self._attention_s(num_tokens, start)
 
     def _stall_s(self, num_tokens: int, start: int) -> float:
-        """Return what the step's prompts add to its decode rows, with one more chunk."""
+        """Return the time that the chunks taken and one more chunk add to the decode rows."""
         tuning, rows = self._config.tuning, self._num_decodes
         assert tuning is not None
         with_prompts_s = tuning.step_s(rows, prompt_tokens=self._num_taken + num_tokens)

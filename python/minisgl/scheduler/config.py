@@ -12,18 +12,17 @@ from minisgl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Sizes are of the engine's cache and model.
+    """The scheduler's settings.
 
-    num_pages: of the KV pool of a model with one full cache group. groups: the cache groups with
-    their pages, instead of num_pages. page_size: tokens per page, in all groups. max_seq_len:
-    largest number of prompt and output tokens of one request. max_prefill_tokens: largest number of
-    prompt tokens in one step; decode rows come on top. max_stall_s: how long the prompts of a step
-    may hold up its decode rows, by `tuning`, the model of a step's time; None for no bound.
-    eos_ids: the model's end-of-sequence tokens. max_queued: largest number of waiting requests,
-    None for no limit. watermark_tokens: growth, per running request, that must still have room
-    after an admission; without it a full pool admits a request only to retract it at the next page
-    boundary. `python -m benchmarks watermark` compares: 8 to 32 cost least, of which 32 retracts
-    least.
+    num_pages: pages of the KV pool, for a model with one full cache group. groups: the cache groups
+    with their pages, instead of num_pages. page_size: tokens per page, in all groups. max_seq_len:
+    the most prompt and output tokens of one request. max_prefill_tokens: the most prompt tokens in
+    one step; decode rows come on top. max_stall_s: how long the prompts of a step may delay its
+    decode rows, as predicted by `tuning`; None for no bound. eos_ids: the model's end-of-sequence
+    tokens. max_queued: the most waiting requests, None for no limit. watermark_tokens: a request
+    starts only if the pool then still has room for this many more tokens of each running request;
+    otherwise a full pool would start a request and retract it at the next page boundary.
+    `python -m benchmarks watermark` compares values: 8 to 32 cost least, and 32 retracts least.
     """
 
     num_pages: int = 0
@@ -52,7 +51,7 @@ class SchedulerConfig:
         if self.max_stall_s is not None and not self.max_stall_s > 0:
             raise ConfigError(f"max_stall_s must be above 0 or None, got {self.max_stall_s}")
         if self.max_stall_s is not None and self.tuning is None:
-            raise ConfigError("max_stall_s needs a tuning: the bound is checked with its times")
+            raise ConfigError("max_stall_s needs a tuning, which predicts the time of a step")
         _ = self.num_pool_tokens  # raises ConfigError for a group that no request fits
 
     @property

@@ -3,15 +3,15 @@
 Every rank runs the same loop over a scheduler of its own. A plan is a pure function of the messages
 and outcomes so far, so the ranks only need to agree on which message came in which turn::
 
-    rank 0   | take | --beat n--> | plan | --check--> | launch | settle | take | --beat n+1--> ...
-    rank r   |      <--beat n-- take | plan | <--check-- launch | settle |  <--beat n+1-- take ...
+    rank 0   | take | --turn n--> | plan | --check--> | launch | settle | take | --turn n+1--> ...
+    rank r   |      <--turn n-- take | plan | <--check-- launch | settle |  <--turn n+1-- take ...
 
-A beat is the broadcast of one turn. Sending plans instead would not be simpler: they are larger
-than the messages, and each rank would still have to keep the state that a commit changes. The
-price is that planning must depend on nothing else. If it did, ranks would launch different steps,
-and their collectives would wait for each other without end. So each beat has a digest of all plans
-before it. With overlap it arrives before a rank waits for the outcome of the last of them. A
-`PlanCheck` arrives before the launch itself. A follower has to wait for it, so few steps have one.
+Sending plans instead would not be simpler: they are larger than the messages, and each rank would
+still have to keep the state that a commit changes. The price is that planning must depend on
+nothing else. If it did, ranks would launch different steps, and their collectives would wait for
+each other without end. So each broadcast has a digest of all plans before it. With overlap it
+arrives before a rank waits for the outcome of the last of them. A `PlanCheck` arrives before the
+launch itself. A follower has to wait for it, so only every 64th step has one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 from minisgl.core.executor import Executor, Flight
 from minisgl.core.plan import Plan
 from minisgl.errors import EngineError
-from minisgl.message import Beat, BeatMsg, PlanCheck
+from minisgl.message import PlanCheck, StepBroadcast, StepBroadcastMsg
 from minisgl.scheduler.io import Message, Source
 from minisgl.utils.zmq import PullQueue, PushQueue
 
@@ -55,16 +55,19 @@ class Leader:
         self._executor = executor
         self._followers = followers
         self._check_every = check_every
-        self._num_beats = 0
+        self._num_turns = 0
         self._digest = 0
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
-        """Return what has arrived (`Source`), and send it to the other ranks as this turn's."""
+        """Return the messages that have arrived (`Source`), and broadcast them."""
         messages = self._source.get(timeout_s)
         now = time.monotonic()
-        beat = Beat(step=self._num_beats, now=now, digest=self._digest, messages=list(messages))
-        self._send(beat)
-        self._num_beats += 1
+        self._send(
+            StepBroadcast(
+                step=self._num_turns, now=now, digest=self._digest, messages=list(messages)
+            )
+        )
+        self._num_turns += 1
         return messages
 
     def launch(self, plan: Plan) -> Flight:
@@ -78,7 +81,7 @@ class Leader:
         for follower in self._followers:
             follower.close()
 
-    def _send(self, message: BeatMsg) -> None:
+    def _send(self, message: StepBroadcastMsg) -> None:
         for follower in self._followers:
             follower.put([message])
 
@@ -86,47 +89,50 @@ class Leader:
 class Follower:
     """Another rank's source of messages and its executor. Mutable: it counts turns.
 
-    now: rank 0's clock, as the last beat has it.
+    now: rank 0's clock in seconds, from the last broadcast.
     """
 
     def __init__(
         self,
-        beats: PullQueue[BeatMsg],
+        broadcasts: PullQueue[StepBroadcastMsg],
         executor: Executor,
         *,
         check_every: int = CHECK_EVERY,
     ) -> None:
         self.now = 0.0
-        self._beats = beats
+        self._broadcasts = broadcasts
         self._executor = executor
         self._check_every = check_every
-        self._num_beats = 0
+        self._num_turns = 0
         self._digest = 0
-        self._arrived: deque[BeatMsg] = deque()
+        self._arrived: deque[StepBroadcastMsg] = deque()
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
-        """Wait for this turn's beat and return its messages. Rank 0 knows when to sleep.
+        """Wait for this turn's broadcast and return its messages. Ignores `timeout_s`: rank 0
+        decides how long to sleep.
 
-        Raises EngineError if another beat comes, or if rank 0 has launched other plans.
+        Raises EngineError if a broadcast is missing, or if rank 0 has launched other plans.
         """
-        beat = self._next()
-        if isinstance(beat, PlanCheck):
+        broadcast = self._next()
+        if isinstance(broadcast, PlanCheck):
             raise EngineError(
-                f"the ranks' plans differ: rank 0 planned step {beat.step}, this rank did not"
+                f"the ranks' plans differ: rank 0 planned step {broadcast.step}, this rank did not"
             )
-        if beat.step != self._num_beats:
-            raise EngineError(f"beat {beat.step} came where {self._num_beats} was expected")
-        if beat.digest != self._digest:
+        if broadcast.step != self._num_turns:
             raise EngineError(
-                f"the ranks' plans differ: rank 0 comes to beat {beat.step} with digest "
-                f"{beat.digest:08x}, this rank with {self._digest:08x}"
+                f"step broadcast {broadcast.step} arrived where {self._num_turns} was expected"
             )
-        self._num_beats += 1
-        self.now = beat.now
-        return beat.messages
+        if broadcast.digest != self._digest:
+            raise EngineError(
+                f"the ranks' plans differ: before step broadcast {broadcast.step} rank 0 has "
+                f"digest {broadcast.digest:08x}, this rank {self._digest:08x}"
+            )
+        self._num_turns += 1
+        self.now = broadcast.now
+        return broadcast.messages
 
     def launch(self, plan: Plan) -> Flight:
-        """Launch the step. Raises EngineError if rank 0 has planned another."""
+        """Launch the step. Raises EngineError if rank 0's check has a different digest."""
         self._digest = digest(plan, self._digest)
         if plan.step % self._check_every == 0:
             ours, theirs = PlanCheck(step=plan.step, digest=self._digest), self._next()
@@ -143,11 +149,11 @@ class Follower:
         return self._executor.launch(plan)
 
     def close(self) -> None:
-        self._beats.close()
+        self._broadcasts.close()
 
-    def _next(self) -> BeatMsg:
+    def _next(self) -> StepBroadcastMsg:
         while not self._arrived:
-            self._arrived.extend(self._beats.get(None))
+            self._arrived.extend(self._broadcasts.get(None))
         return self._arrived.popleft()
 
 

@@ -45,12 +45,12 @@ MAX_RECORDS_PER_GET = 8192
 class Endpoints:
     """The addresses of one server: sockets in a private folder, so two servers never meet.
 
-    store_url, beat_urls (by rank): TCP addresses, for ranks on several machines.
+    store_url, broadcast_urls (by rank): TCP addresses, for ranks on several machines.
     """
 
     folder: Path
     store_url: str | None = None
-    beat_urls: Mapping[int, str] = field(default_factory=dict)
+    broadcast_urls: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def create(cls) -> Endpoints:
@@ -79,9 +79,9 @@ class Endpoints:
     def scheduler(self) -> str:
         return f"ipc://{self.folder}/scheduler"
 
-    def beats(self, rank: int) -> str:
+    def broadcasts(self, rank: int) -> str:
         """Where another rank receives what rank 0 broadcasts."""
-        return self.beat_urls.get(rank) or f"ipc://{self.folder}/beats-{rank}"
+        return self.broadcast_urls.get(rank) or f"ipc://{self.folder}/broadcasts-{rank}"
 
     @property
     def store(self) -> str:

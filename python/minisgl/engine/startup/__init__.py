@@ -1,7 +1,7 @@
 """Starts an engine: builds it, compiles kernels, measures steps, captures graphs.
 
-What it is for: `start_engine`, the one place that builds an engine to serve with. What it does not
-know: requests. It uses the engine through `launch`; the engine does not import it. Read
+What it is for: `start_engine`, the only function that builds an engine for serving. What it does
+not know: requests. It uses the engine through `launch`; the engine does not import it. Read
 `start.py` first.
 """
 

@@ -16,10 +16,10 @@ logger = get_logger(__name__)
 
 
 def choose_prompt_graphs(engine: Engine) -> int:
-    """Return the most tokens of a step with prompts that is padded and replayed from a graph.
+    """Return the largest number of tokens for which a step with prompts is replayed from a graph.
 
-    Below it, launching a step kernel by kernel takes the host longer than computing it takes the
-    device. Above it, launching delays nothing, and padding would take device time.
+    A smaller step takes the host longer to launch kernel by kernel than the device to compute. A
+    larger step does not wait for its launches, and padding it would only cost device time.
     """
     runner = engine.runner
     most = min(engine.max_seq_len, engine.memory.num_tokens)
@@ -27,7 +27,7 @@ def choose_prompt_graphs(engine: Engine) -> int:
     if not sizes:
         return 0
     runner.max_tokens = 0
-    launching_us = _prompt_us(engine, sizes[0], rounds=8)  # all else is compared with it
+    launching_us = _prompt_us(engine, sizes[0], rounds=8)  # the sizes below are compared with it
     chosen, us = 0.0, 0
     for size in sizes:
         runner.max_tokens = size
@@ -51,8 +51,7 @@ def choose_prompt_graphs(engine: Engine) -> int:
 
 
 def capture_prompts(engine: Engine) -> None:
-    """Capture the graphs of steps with prompts, which a busy server would need in its first
-    seconds of work."""
+    """Capture the graphs of steps with prompts. A busy server needs them in its first seconds."""
     for size in engine.runner.prompt_sizes:
         for rows in engine.runner.beside_prompts:
             rows = min(rows, engine.max_running - 1)
@@ -81,7 +80,7 @@ def capture_decodes(engine: Engine) -> None:
 
 
 def _prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:
-    """The slowest rank's time of a step with one prompt, without the first run of its shape."""
+    """Return the slowest rank's time of a step with one prompt, after one untimed run."""
     plan = probe_plan(engine, 0, [num_tokens], sampling=GREEDY)
     run_probe(engine, plan)
     return max(slowest_us(engine, [plan], rounds - 1)[0], 1)

@@ -1,4 +1,4 @@
-"""Measures how long steps take: what the scheduler needs to bound the stalls of running streams."""
+"""Measures how long steps take, from which the scheduler predicts stalls (the stall bound)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from minisgl.engine.engine import Engine
 
 LONG_STEP_US = 100_000
-"""No larger prompt is measured after one that takes longer: larger ones are extrapolated. A model
-of 0.6 B on 2 CPU cores gets to 64 tokens, where a start takes 1 s for it."""
+"""After a prompt that takes longer, larger ones are extrapolated. A model of 0.6 B on 2 CPU cores
+is measured up to 64 tokens, which takes 1 s of the start."""
 NUM_ROUNDS = 3
-"""Each step counts with the shortest of its times. Where graphs replay steps, the first round runs
-them kernel by kernel, the second captures them, and the third replays them."""
+"""The shortest time of each step counts. With CUDA graphs the first round runs the steps kernel by
+kernel, the second captures them, and the third replays them."""
 DECODE_ROWS = 16
 CONTEXT_ROWS = 3  # below `MIN_SHARED_ROWS`: rows that read one common prefix are cheaper
 START_PAGES_TOKENS = 4096  # cached before a prompt chunk; at most half of the context
 
 
 def measure_step_times(engine: Engine, tuning: Tuning) -> Tuning:
-    """Return `tuning` with the times of this engine's steps; the slowest rank's, on all ranks."""
+    """Return `tuning` with the times of this engine's steps. All ranks get the slowest rank's."""
     prompt_us = _prompt_times(engine)
     num_tokens = prompt_us[-1][0]
     rows = min(DECODE_ROWS, engine.max_running)
@@ -59,7 +59,7 @@ def measure_step_times(engine: Engine, tuning: Tuning) -> Tuning:
 
 
 def _prompt_times(engine: Engine) -> list[tuple[int, float]]:
-    """(tokens, microseconds) of steps with one prompt; a longer prompt never takes less time."""
+    """Return (tokens, microseconds) of steps with one prompt. The times never decrease."""
     room = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
     sizes, plans = [], []
     for size in sorted({min(size, room) for size in engine.device.measured_sizes}):
@@ -79,9 +79,9 @@ def _prompt_times(engine: Engine) -> list[tuple[int, float]]:
 
 
 def slowest_us(engine: Engine, plans: Sequence[Plan], rounds: int = NUM_ROUNDS) -> list[int]:
-    """Return the shortest time of each step in microseconds: the slowest rank's, on all ranks.
+    """Return the shortest time of each step in microseconds. All ranks get the slowest rank's.
 
-    The rounds are interleaved: what else runs on the machine changes.
+    Each round times every step once, so that other load on the machine affects all of them.
     """
     best = [1e9] * len(plans)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Steps that serve no request, run at the start: to compile, to measure, to capture.
+"""Probes: steps without requests that start-up runs to compile, to measure and to capture.
 
 All ranks run the same steps.
 """
@@ -36,8 +36,8 @@ def probe_plan(
 ) -> Plan:
     """Return a plan of `num_decodes` decode rows, and of prompts with these numbers of tokens.
 
-    It uses pages that no request owns yet. before: tokens before those of each row, in the same
-    pages for all rows; no step has computed them.
+    It uses pages from 0 on, since no request owns pages yet. before: the length of a common prefix
+    of all rows, in the same pages; its KV is not computed.
     """
     num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
     pages = [(row, index, index) for row in range(num_rows) for index in range(num_before)]

@@ -1,4 +1,4 @@
-"""From settings to an engine that is ready to serve."""
+"""Builds an engine from its settings and makes it ready to serve."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ def start_engine(
     clock: StartClock | None = None,
     measure_steps: bool = False,
 ) -> Engine:
-    """Build the engine, then measure what is best measured on this machine.
+    """Build the engine, then compile, measure and capture. Returns when all ranks are ready.
 
-    measure_steps: whether the scheduler needs a model of a step's time (`Engine.tuning`), which it
-    does to bound stalls. progress, clock and errors are as of `Engine`. Returns when all ranks are
-    ready.
+    measure_steps: also measure how long steps take (`Engine.tuning`), for the stall bound.
+    progress, clock and errors are those of `Engine`.
     """
     clock = clock or StartClock()
     engine = Engine(config, progress=progress, clock=clock)
@@ -33,7 +32,7 @@ def start_engine(
 
 
 def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
-    """Run steps that serve no request. Returns what they show, as it is applied to the engine."""
+    """Run probes and apply the settings that they give. Returns these settings."""
     if engine.device.warm_up_rows(engine.max_running):
         from minisgl.engine.startup.warm_up import compile_kernels
 

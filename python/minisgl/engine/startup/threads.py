@@ -1,7 +1,7 @@
-"""Whether a CPU's steps run on one thread or on all: a small model decodes faster on one.
+"""Chooses whether a CPU's steps run on one thread or on all: a small model decodes faster on one.
 
-A GEMM of a small model takes less time than waking the other threads. Where a decode step takes
-much longer than that, all threads are faster, and nothing is timed.
+A GEMM of a small model takes less time than waking the other threads. If a decode step takes much
+longer than that, all threads are faster, and one thread is not timed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 LONG_STEP_S = 0.02
-"""A decode step on all threads that takes longer needs no timing. Waking a thread takes some 5 to
+"""If a decode step on all threads takes longer, one thread is not timed. Waking a thread takes 5 to
 50 us, and a step wakes threads for 4 to 8 GEMMs per layer: 1 to 10 ms in all for 28 layers."""
 NUM_ROUNDS = 31
-"""Of one decode step on all threads and one on a single thread: 0.2 s for the built-in model. With
-20 % noise the median ratio of 2 ms to 3 ms is on the wrong side of MARGIN less than once in a
-million starts."""
+"""A round times one decode step on all threads and one on a single thread: 0.2 s in all for the
+built-in model. With 20 % noise the median ratio of 2 ms to 3 ms is on the wrong side of MARGIN less
+than once in a million starts."""
 MARGIN = 0.9
 """One thread is chosen if its median time is below this share of that of all threads."""
 AGREEMENT = 0.7
@@ -34,7 +34,7 @@ AGREEMENT = 0.7
 
 
 def choose_threads(engine: Engine) -> int:
-    """Return how many threads the engine's steps are to run on."""
+    """Return the number of threads for the engine's steps."""
     plan = probe_plan(engine, 1, sampling=GREEDY)
     return fastest_threads(
         engine.device.num_threads, engine.device.set_threads, lambda: run_probe(engine, plan)
@@ -49,7 +49,7 @@ def fastest_threads(
 ) -> int:
     """Return 1 or `most`: the number of threads on which `decode` is faster.
 
-    `most` unless one thread is clearly faster: noise on a busy machine must not decide.
+    Returns `most` unless one thread is clearly faster, so that noise does not decide.
     """
     if most == 1:
         logger.info("steps run on 1 thread")
@@ -67,7 +67,7 @@ def fastest_threads(
         logger.info("steps run on %d threads (a decode step takes %.0f ms)", most, all_s * 1e3)
         return most
     ones, alls = [], []
-    for _ in range(NUM_ROUNDS):  # in turns: what else runs on the machine changes
+    for _ in range(NUM_ROUNDS):  # alternating, so that other load affects both
         ones.append(time_on(1))
         alls.append(time_on(most))
     ratio = statistics.median(one / all_ for one, all_ in zip(ones, alls, strict=True))
