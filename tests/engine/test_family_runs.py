@@ -20,8 +20,22 @@ from minisgl.engine import Engine, EngineConfig
 LENGTHS = (1, 5, 61, 200, 600)
 NUM_TOKENS = 12
 NEAR_TIE = 1e-4
-RUNS = ("phi3-window-old", "phi3-longrope", "seed-oss", "smollm3", "granite", "olmo2", "olmo3-yarn",
-        "glm", "glm4", "exaone4-window-old", "cohere", "cohere2", "ministral3-window")  # fmt: skip
+RUNS = (
+    "phi3-window-old",
+    "phi3-longrope",
+    "seed-oss",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3-yarn",
+    "glm",
+    "glm4",
+    "exaone4-window-old",
+    "cohere",
+    "cohere2",
+    "gemma3",
+    "ministral3-window",
+)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -11,6 +11,7 @@ from transformers import (
     Cohere2Config,
     CohereConfig,
     Exaone4Config,
+    Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
@@ -32,6 +33,7 @@ YARN = {
     "llama_4_scaling_beta": 0.3,
     **THETA,
 }
+GEMMA = {"sliding_window": 9, "head_dim": 16, "query_pre_attn_scalar": 20}
 
 
 def long_rope(pairs: int) -> dict[str, Any]:
@@ -172,6 +174,24 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
         {"sliding_window": 13, "layer_types": ["full_attention", "sliding_attention"]},
         1,
         True,
+    ),
+    "gemma3": (Gemma3TextConfig, {"num_hidden_layers": 7, **GEMMA}, 4, False),
+    "gemma3-layer-types": (
+        Gemma3TextConfig,
+        {
+            **GEMMA,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": PLAIN,
+            },
+            "head_dim": 10,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+        1,
+        False,
     ),
     "ministral3": (Ministral3Config, {"head_dim": 16, "rope_parameters": YARN}, 4, False),
     "ministral3-window": (

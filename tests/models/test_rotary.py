@@ -73,6 +73,23 @@ def test_original_length_outside_of_the_rope_settings_wins(tmp_path: Any) -> Non
     torch.testing.assert_close(frequencies(ours, 2048)[0], expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("length", [64, 65])
+def test_longrope_takes_the_factors_of_the_length_served(length: int, tmp_path: Any) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.05 * i for i in range(24)],
+        "long_factor": [2.0 + 0.5 * i for i in range(24)],
+        "original_max_position_embeddings": 64,
+    }
+    theirs, ours = configs(tmp_path, rope)
+    assert ours.max_context == 2048
+    inv_freq, scale = frequencies(ours, length)
+    expected, expected_scale = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=length)
+    torch.testing.assert_close(inv_freq, expected, rtol=1e-6, atol=0)
+    assert scale == pytest.approx(expected_scale)
+    assert scale > 1
+
+
 def test_dynamic_beyond_the_trained_length_is_fixed_for_the_length_served(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -129,8 +129,11 @@ def check_model(
 
 
 def _open(folder: Path, config: ModelConfig) -> Checkpoint:
-    read = config.family.checkpoint
-    return read(folder, config) if read else Checkpoint(folder)
+    if config.family.view is None and not config.is_wrapped:
+        return Checkpoint(folder)
+    from minisgl.models.view import open_view
+
+    return open_view(folder, config)
 
 
 def _heads_differ(

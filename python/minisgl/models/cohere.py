@@ -15,7 +15,7 @@ from minisgl.models.decoder import Block
 from minisgl.models.post_norm import NoNorm
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import interleaved_checkpoint
+from minisgl.models.view import interleaved
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
@@ -97,6 +97,6 @@ FAMILY = Family(
         "tie_word_embeddings": True,
         "max_position_embeddings": 8192,
     },
-    checkpoint=interleaved_checkpoint,
+    view=interleaved,
     renames={"layer_norm_eps": "rms_norm_eps"},
 )

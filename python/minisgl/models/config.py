@@ -87,7 +87,8 @@ class ModelConfig:
     """The sizes of a decoder. fields: the whole config.json, for the family to read.
 
     max_context: positions that the checkpoint was made for, stretched rotary embedding included.
-    dtype: of the checkpoint. formats: of its weights.
+    dtype: of the checkpoint. formats: of its weights. is_wrapped: the
+    decoder is the text model of a larger one.
     """
 
     architecture: str
@@ -105,6 +106,7 @@ class ModelConfig:
     dtype: torch.dtype
     fields: Fields
     formats: Formats
+    is_wrapped: bool = False
 
     @property
     def max_context(self) -> int:
@@ -124,6 +126,12 @@ class ModelConfig:
         file = folder / "config.json"
         values = read_json(file)
         config = Fields(values, str(file))
+        is_wrapped = False
+        if isinstance(values.get("text_config"), dict):
+            from minisgl.models.wrapper import text_values
+
+            whole, values = values, text_values(values, str(file))
+            is_wrapped, config = values is not whole, Fields(values, str(file))
         architectures = values.get("architectures")
         if not isinstance(architectures, list) or not architectures:
             raise config.error("architectures", "a list with one name, as in ['LlamaForCausalLM']")
@@ -169,6 +177,7 @@ class ModelConfig:
             dtype=_dtype(config, folder),
             fields=config,
             formats=_formats(config, folder),
+            is_wrapped=is_wrapped,
         )
 
 
@@ -235,6 +244,9 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
     original = config.optional_integer("original_max_position_embeddings")
     original = original or rope.integer("original_max_position_embeddings", max_position)
     default_factor = max_position / original if rope_type in ("yarn", "longrope") else None
+    factor = 1.0 if rope_type == "default" else rope.number("factor", default_factor)
+    if kind is not None and rope_type == "linear":
+        max_position = max(int(max_position / factor), 1)
     lists: dict[str, tuple[float, ...]] = {}
     if rope_type == "longrope":
         from minisgl.models.rotation import long_factors
@@ -246,7 +258,7 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
         rotary_dim=rotary_dim,
         max_position=max_position,
         original_max_position=original,
-        factor=1.0 if rope_type == "default" else rope.number("factor", default_factor),
+        factor=factor,
         low_freq_factor=low,
         high_freq_factor=high,
         beta_fast=rope.number("beta_fast", 32.0),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import interleaved_checkpoint
+from minisgl.models.view import interleaved
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -25,7 +25,7 @@ def spec(config: ModelConfig, block: type[Block] | None = None) -> ModelSpec:
 FAMILY = Family(
     architectures=("GlmForCausalLM",),
     spec=spec,
-    checkpoint=interleaved_checkpoint,
+    view=interleaved,
     defaults={
         "num_key_value_heads": 2,
         "head_dim": 128,

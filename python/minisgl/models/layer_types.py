@@ -53,6 +53,7 @@ def layers_of_types(
     *,
     ropes: Sequence[RotaryConfig] | None = None,
     block: type[Block] | None = None,
+    scale: float | None = None,
 ) -> tuple[LayerSpec, ...]:
     """Returns layers of these types. ropes: None is the config's for each layer. The window is the
     field `sliding_window`."""
@@ -60,5 +61,6 @@ def layers_of_types(
     layers = layers_of(config, windows(config, types, window))
     ropes = ropes or [config.rope] * len(layers)
     return tuple(
-        replace(layer, rope=rope, block=block) for layer, rope in zip(layers, ropes, strict=True)
+        replace(layer, rope=rope, block=block, scale=scale)
+        for layer, rope in zip(layers, ropes, strict=True)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import fused_checkpoint
+from minisgl.models.view import fused
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -19,7 +19,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     spec=spec,
-    checkpoint=fused_checkpoint,
+    view=fused,
     defaults={
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,

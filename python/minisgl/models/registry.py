@@ -11,6 +11,7 @@ _MODULES = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "Exaone4ForCausalLM": "exaone4",
+    "Gemma3ForCausalLM": "gemma3",
     "Glm4ForCausalLM": "glm4",
     "GlmForCausalLM": "glm",
     "GraniteForCausalLM": "granite",
@@ -35,6 +36,10 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(sorted(_MODULES))
 
 
+def module_of(architecture: str) -> str:
+    return f"minisgl.models.{_MODULES[architecture]}"
+
+
 def get_model_class(architecture: str) -> Family:
     """Returns the family that builds `architecture`. Raises UnsupportedModel with the names of
     those that there are."""
@@ -48,6 +53,6 @@ def get_model_class(architecture: str) -> Family:
             f"{f'; did you mean {nearest[0]}?' if nearest else ''} "
             "(docs/adding-a-model.md says how to add one)"
         )
-    family = import_module(f"minisgl.models.{_MODULES[architecture]}").FAMILY
+    family = import_module(module_of(architecture)).FAMILY
     assert isinstance(family, Family)
     return family

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from minisgl.core.groups import FULL, CacheGroup
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from minisgl.layers.base import BuildContext
     from minisgl.layers.moe import ExpertNames
     from minisgl.layers.rotary import RotaryConfig
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, Decoder
-    from minisgl.models.weight import Checkpoint
+    from minisgl.models.view import CheckpointView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +159,7 @@ class Family:
     defaults: what a field means that is not in the file, as in Hugging Face's config class.
     renames: the family's own name of a field -> the name here. layer_ropes: `rope_parameters` may
     have one object for each type of layer; `ModelConfig.rope` is that of full attention.
-    checkpoint: how the tensors in the files become those that the layers declare; None is as they
+    view: makes the tensors that the layers declare from those in the files; None takes them as they
     are.
     """
 
@@ -170,4 +168,4 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     layer_ropes: bool = False
-    checkpoint: Callable[[Path, ModelConfig], Checkpoint] | None = None
+    view: Callable[[CheckpointView, ModelConfig], CheckpointView] | None = None

@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from minisgl.errors import ConfigError
 from minisgl.models.weight import Checkpoint
-from minisgl.quantization import Part
+from minisgl.models.wrapper import OTHER_PARTS, text_name
+from minisgl.quantization import UNQUANTISED, Part
+from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+
+logger = get_logger(__name__)
 
 
 class CheckpointView(Checkpoint):
@@ -33,6 +38,13 @@ class CheckpointView(Checkpoint):
         for name in self.names:
             if declared := rename(name) if rename else name:
                 self._places[declared] = (name, None)
+        if skipped := len(self.names) - len(self._places):
+            logger.info(
+                "%s: only the text model is served; skipped %d tensors of %s",
+                folder,
+                skipped,
+                " and ".join(OTHER_PARTS),
+            )
         self._interleaved: Callable[[Tensor], Tensor] | None = None
         self.names = set(self._places)
 
@@ -86,14 +98,25 @@ def deinterleave(rows: Tensor, *, head_dim: int, rotary_dim: int) -> Tensor:
     return torch.cat((rotary[:, 0::2], rotary[:, 1::2], heads[:, rotary_dim:]), 1).flatten(0, 1)
 
 
-def fused_checkpoint(folder: Path, config: ModelConfig) -> CheckpointView:
-    """Returns the view of files that have q, k and v, or gate and up, as one linear layer."""
+def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
+    """Returns the view that the model of `config` needs."""
+    view = CheckpointView(folder, text_name if config.is_wrapped else None)
+    return config.family.view(view, config) if config.family.view else view
+
+
+def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """For files that have q, k and v, or gate and up, as one linear layer."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    view = CheckpointView(folder)
     view.split("qkv_proj", ("q_proj", "k_proj", "v_proj"), (q_rows, kv_rows, kv_rows))
     return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)
 
 
-def interleaved_checkpoint(folder: Path, config: ModelConfig) -> CheckpointView:
-    """Returns `fused_checkpoint` for heads that rotate interleaved pairs."""
-    return fused_checkpoint(folder, config).interleaved(config)
+def interleaved(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """`fused`, for heads that rotate interleaved pairs. Raises ConfigError for a quantised
+    checkpoint: its scales and packed rows would need the new order too."""
+    if config.formats is not UNQUANTISED:
+        raise ConfigError(
+            f"{config.fields.where}: {config.architecture} rotates interleaved pairs, which is "
+            "supported only without quantization_config; use the unquantised checkpoint"
+        )
+    return fused(view, config).interleaved(config)

@@ -1,0 +1,49 @@
+"""docs/models.md, from the registry: `python -m minisgl.models.page > docs/models.md`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from minisgl.models.registry import module_of, supported_architectures
+from minisgl.models.wrapper import OTHER_PARTS, TEXT_MODELS, WRAPPERS
+
+HEAD = """# Models
+
+The architectures (`architectures` in config.json) that are served.
+`python -m minisgl.models.page` prints this page.
+
+Each was compared with transformers on tiny random float32 checkpoints: logits within 1e-4, the same
+greedy tokens. The families that are not named Llama, Mistral, Mixtral or Qwen were not tried on
+released checkpoints.
+
+| architecture | what it is |
+|---|---|
+"""
+
+WRAPPED = """
+## Inside models of text and images
+
+The text model is served. Tensors of {parts} are skipped, which one log line says.
+
+| architecture | text model |
+|---|---|
+"""
+
+
+def page() -> str:
+    """Returns the text of docs/models.md."""
+    rows = []
+    for architecture in supported_architectures():
+        module = import_module(module_of(architecture))
+        about = " ".join((module.__doc__ or "").split("\n\n")[0].split())
+        rows.append(f"| `{architecture}` | {about} |\n")
+    wrapped = [
+        f"| `{name}` | {', '.join(f'`{TEXT_MODELS[kind]}`' for kind in kinds)} |\n"
+        for name, kinds in WRAPPERS.items()
+    ]
+    head = WRAPPED.format(parts=" and ".join(f"`{part}`" for part in OTHER_PARTS))
+    return HEAD + "".join(rows) + head + "".join(wrapped)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,56 @@
+"""The text model inside a model of text and images: its config, and its tensors' names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl.errors import UnsupportedModel
+from minisgl.models.registry import supported_architectures
+
+TEXT_MODELS = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+"""`model_type` of a text_config -> its architecture."""
+WRAPPERS = {
+    "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+}
+"""Architecture -> the text models that it is known to have."""
+
+_OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+"""Fields that a file may have beside its text_config; these win, as in Hugging Face."""
+OTHER_PARTS = ("vision_tower", "multi_modal_projector")
+"""Modules beside the text model, which are not read."""
+
+
+def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns config.json of the text model. Raises UnsupportedModel where none is served."""
+    text: dict[str, Any] = values["text_config"]
+    architectures = values.get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if name in supported_architectures():
+        return values
+    model_type = text.get("model_type", WRAPPERS.get(name, ("",))[0])
+    if name not in WRAPPERS or model_type not in WRAPPERS[name]:
+        raise UnsupportedModel(
+            f"{where}: no model family here builds {name!r} around a text model of type "
+            f"{model_type!r}; served around a text model are {', '.join(WRAPPERS)}"
+        )
+    shared = {field: values[field] for field in _OF_ALL if values.get(field) is not None}
+    return {**text, **shared, "architectures": [TEXT_MODELS[model_type]]}
+
+
+def text_name(name: str) -> str | None:
+    """Returns what the text model alone calls a tensor; None for one of the other parts.
+
+    transformers 5 writes `model.language_model.layers`, older files have
+    `language_model.model.layers`.
+    """
+    bare = name.removeprefix("model.")
+    if bare.split(".")[0] in OTHER_PARTS:
+        return None
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")

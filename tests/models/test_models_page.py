@@ -1,0 +1,17 @@
+"""docs/models.md is what the registry says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minisgl.models.page import page
+from minisgl.models.wrapper import TEXT_MODELS, WRAPPERS
+
+
+def test_the_page_is_generated() -> None:
+    file = Path(__file__).parents[2] / "docs" / "models.md"
+    assert file.read_text() == page(), "python -m minisgl.models.page > docs/models.md"
+
+
+def test_wrappers_name_known_text_models() -> None:
+    assert {kind for kinds in WRAPPERS.values() for kind in kinds} == TEXT_MODELS.keys()

@@ -1,0 +1,172 @@
+"""Text models inside models of text and images, and tensors that files hold in another form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_model_families import SIZES, check_case
+from transformers import (
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma3TextConfig,
+    Mistral3Config,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from helpers.dense_cases import DENSE_CASES, GEMMA, YARN
+from helpers.model_harness import Runner, load, make_reference
+from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def save_wrapped(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
+    """A random model of text and images, saved. Returns its text model with a head."""
+    torch.manual_seed(0)
+    whole = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
+            parameter.normal_(1.0 if "norm" in name else 0.0, scale)
+    whole.save_pretrained(folder)
+    return whole
+
+
+def wrapped(kind: str) -> PreTrainedConfig:
+    if kind == "gemma3":
+        text = {**SIZES, **GEMMA, "num_hidden_layers": 7}
+        return Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)
+    text = {**SIZES, "model_type": kind, "head_dim": 16}
+    if kind == "ministral3":
+        text["rope_parameters"] = YARN
+    vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
+    return Mistral3Config(text_config=text, vision_config=vision)
+
+
+def rename(folder: Path, prefix: str, new: str) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name.replace(prefix, new): tensor for name, tensor in tensors.items()}, file)
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["transformers-5", "released"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral", "ministral3"])
+@torch.inference_mode()
+def test_the_text_model_of_a_wrapper_is_served(
+    kind: str, released: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = save_wrapped(wrapped(kind), tmp_path)
+    names = set(load_file(tmp_path / "model.safetensors"))
+    now, before = "model.language_model.", "language_model.model."
+    old = any(name.startswith(before) for name in names)
+    assert old or any(name.startswith(now) for name in names)
+    if released != old:
+        rename(tmp_path, *((now, before) if released else (before, now)))
+    with caplog.at_level(logging.INFO):
+        model = load(tmp_path)
+    lines = [line for line in caplog.messages if "only the text model is served" in line]
+    assert len(lines) == 1
+    assert "vision_tower" in lines[0]
+    check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+def test_a_text_tensor_is_not_skipped(tmp_path: Path) -> None:
+    save_wrapped(wrapped("gemma3"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    tensors[name.replace("up_proj", "extra")] = tensors.pop(name)
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError) as error:
+        load(tmp_path)
+    assert "missing: model.layers.0.mlp.up_proj.weight" in str(error.value)
+    assert "extra: model.layers.0.mlp.extra.weight" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration"]
+)
+def test_another_text_model_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    values = {"architectures": [name], "text_config": {"model_type": "opt"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel, match=f"{name}.*'opt'.*Gemma3ForConditionalGeneration"):
+        load(tmp_path)
+
+
+@torch.inference_mode()
+def test_gemma3_as_its_released_files_spell_it(tmp_path: Path) -> None:
+    """Flat rotation fields, no layer types, and `max_position_embeddings` as it is served."""
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+    }
+    sizes = {**SIZES, **GEMMA, "num_hidden_layers": 7, "rope_parameters": rope}
+    reference = make_reference(Gemma3TextConfig(**sizes))
+    reference.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values: dict[str, Any] = json.loads(file.read_text())
+    del values["rope_parameters"], values["layer_types"]
+    values |= {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 5e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "sliding_window_pattern": 6,
+    }
+    file.write_text(json.dumps(values))
+    model = load(tmp_path)
+    assert model.config.max_context == 128
+    check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+@torch.inference_mode()
+def test_fused_families_load_tensors_that_are_apart(tmp_path: Path) -> None:
+    reference = make_reference(Phi3Config(**SIZES))
+    reference.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if "qkv_proj" in name]:
+        parts = tensors.pop(name).split([48, 24, 24])
+        for part, letter in zip(parts, "qkv", strict=True):
+            tensors[name.replace("qkv", letter)] = part.contiguous()
+    save_file(tensors, file)
+    check_case(reference, Runner(load(tmp_path)), num_outputs=8)
+
+
+def test_interleaved_heads_are_refused_when_quantised(tmp_path: Path) -> None:
+    config_class, changes, _, _ = DENSE_CASES["glm"]
+    make_reference(config_class(**{**SIZES, **changes})).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    values["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    file.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="GlmForCausalLM rotates interleaved pairs"):
+        load(tmp_path)
+
+
+def test_a_fused_tensor_of_another_size_is_named(tmp_path: Path) -> None:
+    config_class, changes, _, _ = DENSE_CASES["glm"]
+    make_reference(config_class(**{**SIZES, **changes})).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.gate_up_proj.weight"
+    tensors[name] = tensors[name][:-2].contiguous()
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError) as error:
+        load(tmp_path)
+    assert f"extra: {name} [142, 48]" in str(error.value)
+    assert "missing: model.layers.0.mlp.gate_proj.weight [72, 48]" in str(error.value)
