@@ -17,6 +17,7 @@
        ├─ WorkerHung              a process of the server is stopped or hangs
        ├─ StartupFailed           a process of the server could not start
        ├─ PeerLost                a rank cannot reach another rank
+       ├─ NonFiniteLogits         the model computed NaN or infinity for one request
        └─ OutOfDeviceMemory       an allocation failed; the message says which option to change
 
 `assert` states our own invariants. User input never meets an assert.
@@ -148,6 +149,18 @@ class StartupFailed(EngineError):
 
 class PeerLost(EngineError):
     """A rank cannot reach another rank, most likely because that rank ended."""
+
+
+class NonFiniteLogits(EngineError):
+    """The model computed NaN or infinity for one request, which fails; the engine goes on."""
+
+    code = "non_finite_logits"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computed NaN or infinity instead of logits for this request: its weights "
+            "are damaged, or a value overflowed the number format (try --dtype bfloat16 or float32)"
+        )
 
 
 class OutOfDeviceMemory(EngineError):

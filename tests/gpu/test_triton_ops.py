@@ -122,7 +122,7 @@ def test_greedy(num_vocab: int, dtype: torch.dtype, device: torch.device) -> Non
 @pytest.mark.parametrize("num_vocab", [5, 4097, 10_001])
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("temperature", [None, 0.0, 1.0])
-def test_of_nan_logits_some_id_is_chosen(
+def test_of_nan_logits_no_id_is_chosen(
     temperature: float | None, filtered: bool, num_vocab: int, device: torch.device
 ) -> None:
     rows = 4
@@ -139,8 +139,10 @@ def test_of_nan_logits_some_id_is_chosen(
             seeds=torch.arange(rows, device=device),
             output_idxs=torch.arange(rows, device=device),
         )
+    logits[3] = torch.inf
     got = FAST.sample(logits, args)
-    assert all(0 <= token_id < num_vocab for token_id in got.tolist())
+    assert got[0] == got[3] == -1
+    assert all(-1 <= token_id < num_vocab for token_id in got.tolist())
 
 
 @pytest.mark.parametrize("num_vocab", [5, 4097, 9000])

@@ -88,6 +88,22 @@ def test_noise_of_the_twins_is_the_reference(ops: Ops) -> None:
     assert torch.equal(ids.long(), gumbel_noise(seeds, indices, num_vocab).argmax(-1))
 
 
+@TWINS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("filters", [None, {}, {"top_ks": 5, "top_ps": 0.9, "min_ps": 0.1}])
+def test_a_row_that_is_not_finite_has_no_id(
+    ops: Ops, dtype: torch.dtype, filters: dict[str, float] | None
+) -> None:
+    logits = torch.randn(6, 77).to(dtype)
+    alone = BatchSamplingArgs(all_greedy=True)
+    sampling = alone if filters is None else args(6, **filters)
+    want = ops.sample(logits, sampling)
+    assert (want >= 0).all()
+    logits[1], logits[3], logits[4, 9] = torch.nan, -torch.inf, torch.inf
+    want[1] = want[3] = want[4] = -1
+    assert torch.equal(ops.sample(logits, sampling), want)
+
+
 # --- greedy ------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,22 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from minisgl.core import Accepted, Failed, Finished, Plan, SamplingParams, StepOutcome, Token
+from minisgl.core import (
+    Accepted,
+    Failed,
+    Finished,
+    Plan,
+    SamplingParams,
+    StepOutcome,
+    StepResult,
+    Token,
+)
+from minisgl.core.executor import Flight
 from minisgl.core.groups import CacheGroup
 from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
@@ -220,6 +231,39 @@ def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
     return cases
 
 
+class DamagedExecutor(FakeExecutor):
+    """In some steps the logits of a row are not finite.
+
+    damaged_steps: maps such a step to the row, which counts on from the last to the first.
+    """
+
+    def __init__(self, *, damaged_steps: dict[int, int], **options: Any) -> None:
+        super().__init__(**options)
+        self._damaged_steps = damaged_steps
+
+    def launch(self, plan: Plan) -> Flight:
+        flight = super().launch(plan)
+        row = self._damaged_steps.get(plan.step)
+        return flight if row is None else DamagedFlight(flight, row)
+
+
+@dataclass(slots=True)
+class DamagedFlight(Flight):
+    flight: Flight
+    row: int
+
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        self.flight.sample_late(masks)
+
+    def wait(self) -> StepOutcome:
+        outcome = self.flight.wait()
+        if not isinstance(outcome, StepResult) or not outcome.next_ids:
+            return outcome
+        ids = outcome.next_ids[:]
+        ids[self.row % len(ids)] = -1
+        return replace(outcome, next_ids=ids)
+
+
 def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
     rng = random.Random(seed)
     config = random_config(rng)
@@ -232,7 +276,8 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
         config,
         create_masker=lambda message: FakeMasker() if cases[message.uid].is_masked else None,
     )
-    executor = FakeExecutor(
+    executor = DamagedExecutor(
+        damaged_steps={rng.randint(0, 30): rng.randint(0, 9) for _ in range(3)} if fail else {},
         groups=config.cache_groups,
         page_size=config.page_size,
         max_running=config.max_running,

@@ -86,7 +86,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The output of a step. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``.
+    """The output of a step. ``next_ids[j]`` belongs to row ``plan.sample_rows[j]``; it is -1 if the
+    row's logits are not finite.
 
     logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. tops: for
     each j of ``plan.top_rows`` the most likely tokens as (id, log-probability), the likeliest

@@ -53,6 +53,7 @@ class Req:
     pages are released. Then it is deleted if it has ended, or waits again if it was retracted.
     num_cached: tokens that the prefix cache had when the request first started.
     num_chunks: steps in which prompt tokens were computed.
+    first_step: the step in which the request first ran.
     num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
     when the scheduler last looked; None if it has not looked. prefix_source: that other request.
     """
@@ -81,6 +82,7 @@ class Req:
     num_cached: int = 0
     num_chunks: int = 0
     num_retractions: int = 0
+    first_step: int = 0
     num_reusable: int | None = None
     prefix_source: Req | None = None
     accepted_at: float = 0.0

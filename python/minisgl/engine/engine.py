@@ -340,7 +340,8 @@ class Engine:
 
         Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
         [2, S]: the ids, and the bits of the float32 log-probabilities. If rows ask for the most
-        likely tokens, returns these values flat, and then ids and bits of [M, K].
+        likely tokens, returns these values flat, and then ids and bits of [M, K]. The id of a row
+        whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
 
         If S is large, each rank samples its share R of the rows and the ranks gather the ids. If S
         is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
@@ -360,12 +361,14 @@ class Engine:
             masked_RV = self._ops.mask(masked_RV, inputs.mask_rows, inputs.masks)
         ids_R = self._ops.sample(masked_RV, inputs.args.take(rows))
         ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
-        self._tables.last_token[inputs.table_idxs] = ids_S
+        known_S = ids_S.clamp(min=0)
+        self._tables.last_token[inputs.table_idxs] = known_S
         if options and plan:
-            options.append(plan, ids_S)
+            options.append(plan, known_S)
         if not inputs.has_logprobs:
             return ids_S
-        logprobs_R = self._ops.logprobs(logits_RV, ids_S[rows.start : rows.stop]).view(torch.int32)
+        known_R = known_S[rows.start : rows.stop]
+        logprobs_R = self._ops.logprobs(logits_RV, known_R).view(torch.int32)
         logprobs_S = self.comm.all_gather(logprobs_R, 0) if is_shared else logprobs_R
         if inputs.top_rows is None:
             return torch.stack((ids_S, logprobs_S))

@@ -181,13 +181,17 @@ class Ops:
 
         The noise of an entry is a function of (seed, output index, vocabulary id) alone: it does
         not depend on the row, the other rows, or V.
-        """
-        greedy_S = logits_SV.argmax(-1)
-        if args.all_greedy:
-            return greedy_S.int()
-        from minisgl.kernel.sampling import sample_random
 
-        return sample_random(logits_SV, greedy_S, args)
+        A row has -1 if its largest logit is infinite, or if all of its logits are NaN. If only some
+        are NaN, it has -1 or any id.
+        """
+        ids_S = greedy_S = logits_SV.argmax(-1)
+        if not args.all_greedy:
+            from minisgl.kernel.sampling import sample_random
+
+            ids_S = sample_random(logits_SV, greedy_S, args)
+        largest_S = logits_SV.gather(1, greedy_S[:, None])[:, 0]
+        return ids_S.where(largest_S.isfinite(), -1).int()
 
     def mask(self, logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
         """A copy of the logits with -inf for the tokens that a mask forbids.

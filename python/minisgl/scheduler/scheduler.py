@@ -31,7 +31,7 @@ from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, 
 from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
 from minisgl.core.req import IdArray, Req
-from minisgl.errors import RequestError
+from minisgl.errors import EngineError, NonFiniteLogits, RequestError
 from minisgl.kvcache import create_cache_manager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes, ids_to_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
@@ -346,6 +346,7 @@ class Scheduler:
         plan.begins.append((req.table_idx, req.sampling))
         self._cache.list_pages(req, plan.new_pages)
         if req.num_retractions == 0:
+            req.first_step = plan.step
             req.num_cached = num_cached
             req.launched_at = self._clock()
             self.stats.num_prompt_tokens += req.num_prompt
@@ -388,10 +389,11 @@ class Scheduler:
                 self._void_from = plan.step
                 for uid in outcome.uids:
                     if not requests[uid].ended:
-                        events.append(self._fail(requests[uid], outcome))
+                        events.append(self._fail(requests[uid], outcome.error))
         elif self._void_from is None:
             now = self._clock()
             num_past_end = 0
+            damaged: list[Req] = []
             logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
             if plan.logprob_rows:
                 logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
@@ -405,6 +407,9 @@ class Scheduler:
                 if req.ended:
                     num_past_end += 1  # overlap: the row was launched before the end was known
                     continue
+                if token < 0:
+                    damaged.append(req)
+                    continue
                 output = req.output
                 output.append(token)
                 if len(output) == 1:
@@ -417,7 +422,10 @@ class Scheduler:
                     is_match = stop and token in req.sampling.stop_token_ids
                     end = self._end(req, "stop" if stop else "length", token if is_match else None)
                     events.append(end)
-            self.stats.num_output_tokens += len(plan.sample_rows) - num_past_end
+            self.stats.num_output_tokens += len(plan.sample_rows) - num_past_end - len(damaged)
+            if damaged:  # its KV may be damaged since its first step, and in the prefix cache
+                self._void_from = min(req.first_step for req in damaged)
+                events += [self._fail(req, NonFiniteLogits()) for req in damaged]
         if self._leaving:
             for req in rows:
                 if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
@@ -448,11 +456,11 @@ class Scheduler:
             decode_s=now - first_token_at,
         )
 
-    def _fail(self, req: Req, outcome: StepFailed) -> Failed:
+    def _fail(self, req: Req, error: EngineError) -> Failed:
         """End an accepted request with an error. No other method does."""
         req.ended = True
         self._stop_planning(req)
-        return Failed.of(req.uid, outcome.error)
+        return Failed.of(req.uid, error)
 
     def _retract(self, req: Req) -> None:
         """Take the pages of a running request. It resumes later with the same tokens."""

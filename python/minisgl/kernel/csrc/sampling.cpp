@@ -222,7 +222,7 @@ int draw(const Row<T>& row, int top_id, float least, uint64_t seed, uint64_t ind
 
 }  // namespace
 
-// logits [S, V], out int32 [S]; the others as in minisgl.core.BatchSamplingArgs, None where absent.
+// logits [S, V], out int32 [S], -1 for a row without a finite largest logit; the others as in minisgl.core.BatchSamplingArgs, None where absent.
 // Without temperatures every row is greedy.
 void sample(TensorView logits, tvm::ffi::Optional<TensorView> temperatures,
             tvm::ffi::Optional<TensorView> top_ks, tvm::ffi::Optional<TensorView> top_ps,
@@ -247,6 +247,10 @@ void sample(TensorView logits, tvm::ffi::Optional<TensorView> temperatures,
     for (int r = 0; r < num_rows; r++) {
       Row<T> row{base + r * stride, V, 0, 1};
       ids[r] = argmax(row, row.top);
+      if (!std::isfinite(row.top)) {  // argmax ignores NaN: of a row of NaN it is -infinity
+        ids[r] = -1;
+        continue;
+      }
       if (!temperature || temperature[r] == 0) continue;
       row.temperature = temperature[r];
       float least = -INFINITY;

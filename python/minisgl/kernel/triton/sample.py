@@ -33,7 +33,8 @@ def choose(
     output_idxs_S: Tensor | None = None,
     limits: Limits | None = None,
 ) -> Tensor:
-    """int32 [S]: the first largest logit; with temperatures, see `Ops.sample`.
+    """int32 [S]: the first largest logit; with temperatures, see `Ops.sample`. -1 for a row whose
+    best score is not finite.
 
     limits: what the filters leave.
     """
@@ -120,9 +121,10 @@ def _best_of_row(
     row = tl.program_id(0)
     chunk = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=-float("inf"))
-    _, first = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
+    top, first = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
     first = tl.minimum(first, CHUNKS - 1)
-    tl.store(out_ptr + row, tl.load(where_ptr + row * CHUNKS + first))
+    is_finite = tl.abs(top) < float("inf")  # not true of NaN
+    tl.store(out_ptr + row, tl.where(is_finite, tl.load(where_ptr + row * CHUNKS + first), -1))
 
 
 _launch_chunks = Launcher(_best_of_chunk)
