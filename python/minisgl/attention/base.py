@@ -1,4 +1,4 @@
-"""What a layer asks of attention, and what a backend must hold to.
+"""The interface between attention layers and attention backends.
 
 Axes: T tokens of this step, N query heads, K key/value heads, H head dim (all local to the rank).
 """
@@ -33,10 +33,10 @@ class AttnLayer:
 
 
 class QKVSteps(Protocol):
-    """What happens to projected queries, keys and values before attention, and the parts of it.
+    """The work between q/k/v projection and attention: `split`, and its weights for fused kernels.
 
-    q_norm_weight, k_norm_weight: [H], or None where the family has no norm of queries and keys.
-    norm_eps: theirs. cos_sin: float32 [P, R], see `Ops.apply_rope`.
+    q_norm_weight, k_norm_weight: [H], or None if the family does not norm queries and keys.
+    norm_eps: the epsilon of these norms. cos_sin: float32 [P, R], see `Ops.apply_rope`.
     """
 
     layer: AttnLayer
@@ -55,15 +55,15 @@ class QKVSteps(Protocol):
 
 
 class BaseAttnMetadata:
-    """What a backend derives from a plan once per step, for all layers."""
+    """Data that a backend derives from a plan once per step, for all layers."""
 
 
 class BaseAttnBackend(ABC):
-    """One way to attend over the paged cache. Holds no state of a step: that is the metadata.
+    """Attention over the paged KV cache. It keeps no state of a step: that is the metadata.
 
-    graph_safe: decode reads what changes from step to step on the device, so that its launches
-    can be captured once and replayed. prompts_graph_safe: the others do so too, see `prepare_any`.
-    reads_window_only: no key behind a layer's window is read, not even to be masked.
+    graph_safe: decode rows read everything that changes between steps from device memory, so that
+    their launches can be captured and replayed. prompts_graph_safe: so do prompt rows, see
+    `prepare_any`. reads_window_only: keys before a layer's window are never read, even masked.
     """
 
     name: str
@@ -73,21 +73,21 @@ class BaseAttnBackend(ABC):
 
     @abstractmethod
     def prepare(self, plan: Plan) -> BaseAttnMetadata:
-        """The step's metadata, for `Batch.attn_metadata`."""
+        """Return the step's metadata, for `PoolBatch.attn_metadata`."""
 
     def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> BaseAttnMetadata:
-        """Metadata for every step with at most so many rows after the decode rows, tokens of these
-        and of one's context: what a graph is captured with. Such a step is padded with rows of no
-        tokens, and with tokens of no row behind them; what is attended for those is 0.
+        """Return metadata with which a graph is captured, valid for every step up to this size.
 
-        Only where prompts_graph_safe.
+        num_rows, num_tokens: the most prompt rows and prompt tokens. longest: the longest context.
+        Such a step is padded with rows without tokens, then with tokens without a row, whose output
+        is 0. Only for backends with `prompts_graph_safe`.
         """
         raise AssertionError(f"{self.name} is not prompts_graph_safe: no graph is captured")
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
-        """From projected q, k, v, side by side, to attended heads, [T, N * H].
+        """Attend with the projected q, k and v, side by side. Returns [T, N * H].
 
-        A backend that norms, rotates and stores in one kernel of its own replaces this.
+        A backend that norms, rotates and stores in one fused kernel overrides this.
         """
         q_TNH, k_TKH, v_TKH = steps.split(qkv, batch.positions)
         return self.forward(q_TNH, k_TKH, v_TKH, steps.layer, batch).flatten(1)
@@ -96,11 +96,11 @@ class BaseAttnBackend(ABC):
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
-        """Store k and v at `batch.slots`, attend causally; [T, N, H] in q's dtype.
+        """Store k and v at `batch.slots` and attend causally. Returns [T, N, H] in q's dtype.
 
-        T is the plan's tokens, rows one after another. All of k and v are stored before any row
-        attends: a row may read pages that another row of the same step writes. Row r's keys are
-        at positions [0, ends[r]) of the pages in `batch.context.page_table[table_idxs[r]]`;
-        nothing past them is read. Pages and slots are trusted. Raises ValueError when k and v do
+        The tokens are those of row 0, then row 1, ... All of k and v are stored before any row
+        attends, because a row may read pages that another row of the step writes. Row r's keys are
+        at positions [0, ends[r]) of the pages in `batch.context.page_table[table_idxs[r]]`; no
+        later positions are read. Pages and slots are not checked. Raises ValueError if k and v do
         not fit the pool.
         """

@@ -1,4 +1,4 @@
-"""Chooses the attention backend by name: the only place that does."""
+"""Creates the attention backend by name."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def create_attention_backend(
     head_dim: int = 128,
     page_size: int = 16,
 ) -> BaseAttnBackend:
-    """Returns the backend called `name` on `device`; "auto" is the fastest that works here.
+    """Return the backend called `name` on `device`; "auto" is the fastest that works here.
 
-    dtype, head_dim, page_size: of the KV pool; not every backend takes all of them. Raises
-    ConfigError for a name that the device does not know, and for a named backend that does not
-    work here.
+    dtype, head_dim, page_size: of the KV pool; not every backend supports all values. Raises
+    ConfigError for a name that does not exist on the device, or a backend that does not work here.
     """
     if device.type == "cuda":
         from minisgl.attention.cuda import create_cuda_backend

@@ -1,7 +1,7 @@
-"""The specification of paged attention: gather each row's keys and values, explicit softmax.
+"""The reference for paged attention: gathers each row's keys and values, explicit softmax.
 
-Clear over fast: every step copies every row's cache. It runs anywhere torch runs, and is the
-oracle of the other backends. Scores, softmax and the weighted sum are float32.
+It is simple, not fast: every step copies every row's cache. It runs wherever torch runs, and the
+other backends are tested against it. Scores, softmax and the weighted sum are float32.
 
 Axes: T tokens of this step, Q tokens of one row, C its context, N query heads, K key/value heads,
 G query heads per key/value head, H head dim.
@@ -47,7 +47,7 @@ class TorchAttnBackend(BaseAttnBackend):
         offset = 0
         for table_idx, start, end in batch.attn_metadata.rows:
             page_size = pool.k.shape[1]
-            # Pages behind the window may be somebody else's.
+            # Pages before the window may belong to other requests by now.
             begin = max(start - layer.window + 1, 0) if layer.window else 0
             first = begin // page_size
             pages = batch.context.page_table[table_idx, first : -(-end // page_size)]
@@ -64,7 +64,7 @@ class TorchAttnBackend(BaseAttnBackend):
 def _attend(
     q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, start: int, begin: int, layer: AttnLayer
 ) -> Tensor:
-    """Queries at positions start, start + 1, ... over keys at positions begin, begin + 1, ..."""
+    """Attend: queries at positions start, start + 1, ...; keys at begin, begin + 1, ..."""
     q_QKGH = q_QNH.float().view(len(q_QNH), layer.num_kv_heads, -1, layer.head_dim)
     scores_KGQC = torch.einsum("qkgh,ckh->kgqc", q_QKGH, k_CKH.float()) * layer.scale
     query_Q1 = torch.arange(start, start + len(q_QNH), device=q_QNH.device)[:, None]

@@ -1,4 +1,4 @@
-"""The tensors of one step and the tensors behind it: arguments of `forward`, never globals.
+"""The tensors of one step, and those that all steps share: arguments of `forward`, never globals.
 
 Axes: T tokens of this step, B rows (requests), S rows that sample.
 """
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What stays the same from step to step for the layers of one pool.
+    """The objects that all steps share, for the layers of one pool.
 
     kv_pool: a `minisgl.kvcache.BaseKVCachePool`. page_table: int32 [R, P], the page ids of each row
     of the request tables, in the pool's cache group. attn: a `minisgl.attention.BaseAttnBackend`.
-    (Typed loosely: core is below them.)
+    (`Any`, because core must not import these packages.)
     """
 
     kv_pool: Any
@@ -34,8 +34,8 @@ class PoolBatch:
     token's KV goes; -1 stores nothing. attn_metadata: the result of the attention backend's
     `prepare`. rows: int32 [4, B], each row's table index, first token in the batch, number of
     tokens, and end of its context; for backends that read them on the device. shared: int32 [1],
-    the length of the common prefix of the decode rows' contexts, which lies in the same pages;
-    None for none.
+    the length of the decode rows' common prefix, if all of them have it in the same pages; else
+    None.
     """
 
     positions: Tensor

@@ -1,12 +1,12 @@
-"""What happens to a request, in the order in which it happens.
+"""Events: what happens to a request, in order.
 
 ::
 
     Accepted  Token*  (Finished | Failed)      or, refused:   Failed
 
 Every request that was accepted ends in exactly one `Finished` or `Failed`. The scheduler writes
-these events. `Token` goes to the detokenizer, which makes text of it; the others go on to the API
-process as they are. So they are `msgspec` records.
+these events and sends them to the detokenizer. It turns `Token` into text and sends the others on
+to the API process. Events cross processes, so they are `msgspec` records.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Token(_Record, frozen=True, kw_only=True):
 
 
 class Finished(_Record, frozen=True, kw_only=True):
-    """The request ended well. Times are seconds on the scheduler's clock.
+    """The request ended without an error. Times are seconds on the scheduler's clock.
 
     stop_match: the stop token id (set by the scheduler) or stop string (set by the detokenizer)
     that ended it; None for the model's own end-of-sequence token and for other reasons.
@@ -86,8 +86,7 @@ class Failed(_Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, uid: int, error: Exception) -> Failed:
-        """The one place that makes the record of an exception. An exception that is not ours counts
-        as an engine error."""
+        """Return the record of an exception. An exception of another library is an engine error."""
         if isinstance(error, RequestError):
             return cls(
                 uid=uid,
@@ -102,7 +101,7 @@ class Failed(_Record, frozen=True, kw_only=True):
         return cls(uid=uid, message=message, code=EngineError.code, status=EngineError.status)
 
     def to_error(self) -> RequestError | EngineError:
-        """The exception that says the same: what `LLM` raises, and what HTTP errors are made of."""
+        """Return the exception with the same content, for `LLM` to raise or for an HTTP error."""
         if self.status < 500:
             request_error = InvalidRequest(self.message, param=self.param)
             request_error.code = self.code

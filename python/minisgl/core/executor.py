@@ -1,4 +1,4 @@
-"""Where the scheduler and the engine meet: a plan goes in, a flight comes back."""
+"""The interface of the engine to the scheduler's loop: a plan goes in, a flight comes back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.core.plan import Plan, StepOutcome
 
 
 class Flight(Protocol):
-    """A launched step. A step with `Plan.late_rows` samples after its forward pass, on demand."""
+    """A launched step. If it has `Plan.late_rows`, `sample_late` must be called to sample it."""
 
     def sample_late(self, masks: Sequence[Mask]) -> None:
         """Enqueue the sampling of a step with late rows and return at once.

@@ -1,4 +1,4 @@
-"""From projected q, k, v to attended heads: norm where the family has one, rotate, attend.
+"""Attention after the q/k/v projection: norm of q and k (some families), rotary embedding, attend.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AttentionLayer(StateLessOP):
-    """The backend of the layer's pool stores k and v, and attends."""
+    """Attention by the backend of the layer's KV pool, which also stores k and v."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class AttentionLayer(StateLessOP):
         self.sizes = [q_size, kv_size, kv_size]
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
-        """[T, (N + 2K) * H], q then k then v -> [T, N * H]."""
+        """Takes q, k and v side by side, [T, (N + 2K) * H]. Returns [T, N * H]."""
         view = batch.pools[self.layer.pool]
         attn: BaseAttnBackend = view.context.attn
         return attn.forward_qkv(qkv, self, view)

@@ -1,7 +1,7 @@
-"""What every layer is, and what it is given when it is built.
+"""The base classes of layers, and the context in which layers are built.
 
-A layer declares its tensors (`minisgl.quantization.parameter`) and takes its matrices as weights,
-whose format it does not ask for.
+A layer declares its tensors (`minisgl.quantization.parameter`). Its matrices are weights of any
+format (`minisgl.quantization.weight`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """What a layer is given when it is built.
+    """The constructor argument that all layers of a model share.
 
-    dtype: of the activations and of plain parameters. formats: of the weights. expert_parallel:
-    ranks share the experts of a mixture, not each expert's columns.
+    dtype: of the activations and of plain parameters. formats: the formats of the weights.
+    expert_parallel: each rank holds some whole experts of a mixture, not some columns of each.
     """
 
     ops: Ops
@@ -37,8 +37,8 @@ class BuildContext:
     expert_parallel: bool = False
 
     def columns(self, width: int, *modules: str) -> range:
-        """This rank's share of the columns of linear layers, see `split_columns`. modules: their
-        names in the checkpoint."""
+        """Return this rank's share of the columns of linear layers, see `split_columns`. modules:
+        their names in the checkpoint."""
         unit = self.formats.of(modules, "Linear").unit
         return split_columns(width, self.comm.size, unit)[self.comm.rank]
 
@@ -49,7 +49,7 @@ class BuildContext:
         rows: int | None = None,
         stacked: int | None = None,
     ) -> Weight:
-        """The weight of linear layers (or of an embedding) that are multiplied as one matrix; see
+        """Return one weight for linear layers that run as one GEMM, or for an embedding; see
         `WeightClass`."""
         format = self.formats.of([part.module for part in parts], target)
         return format.weight(self.ops, self.dtype, parts, rows, stacked)
@@ -64,7 +64,7 @@ class StateLessOP(BaseOP):
 
 
 class Identity(StateLessOP):
-    """The step that a family leaves out."""
+    """Returns its input: takes the place of a layer that a family does not have."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x

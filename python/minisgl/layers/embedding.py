@@ -1,4 +1,4 @@
-"""The two ends of a decoder, both split over ranks by vocabulary (Megatron-LM, 2019).
+"""Embedding and LM head, both split over ranks by vocabulary (Megatron-LM, 2019).
 
 ::
 
@@ -48,7 +48,7 @@ class _VocabShare(BaseOP):
 
 
 class VocabParallelEmbedding(_VocabShare):
-    """int ids [T] -> this rank's partial sum [T, D]: zeros for an id that it does not hold."""
+    """int ids [T] -> this rank's partial sum [T, D]: zeros for ids of other ranks' shares."""
 
     target: Target = "Embedding"
 

@@ -19,7 +19,7 @@ from minisgl.quantization import Part
 
 
 class _Linear(BaseOP):
-    """One or more linear layers of one input, multiplied as one matrix."""
+    """One or more linear layers of one input, computed as one GEMM."""
 
     bias: Tensor | None = None
 
@@ -52,9 +52,9 @@ class _Linear(BaseOP):
 
 
 class LinearColParallelMerged(_Linear):
-    """Several linear layers of one input as one GEMM: [T, D] -> their shares side by side.
+    """Several linear layers of one input as one GEMM: [T, D] -> their outputs side by side.
 
-    columns: this rank's share of each.
+    columns: this rank's share of each layer's outputs.
     """
 
     def __init__(
@@ -123,17 +123,17 @@ class LinearRowParallel(_Linear):
         super().__init__(build, weight, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The bias must enter the sum once.
+        # The all-reduce must add the bias once.
         bias = self.bias if self.comm.rank == 0 else None
         return self.weight.linear(x, bias)
 
 
 def _rows(name: str, shape: tuple[int, int], share: range) -> Part:
-    """Rows `share` of the weight of linear layer `name`."""
+    """Return the rows `share` of the weight of linear layer `name`."""
     return Part(name=f"{name}.weight", shape=shape, axis=0, share=share)
 
 
 def _bias(part: Part) -> Part:
-    """The bias beside a weight: the weight's rows."""
+    """Return the bias of the rows of a weight."""
     rows = part.share if part.axis == 0 else range(part.shape[0])
     return Part(name=f"{part.module}.bias", shape=part.shape[:1], axis=0, share=rows)

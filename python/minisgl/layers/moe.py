@@ -1,9 +1,10 @@
 """A mixture of experts in place of a block's MLP: route each token to a few of many small MLPs.
 
-Ranks share the experts in one of two ways. By width (`--tp` alone), as other layers: each rank has
-some columns of every expert. By expert (`--ep`): each rank has all columns of some experts. Either
-way every rank routes every token, computes its experts, and the next norm all-reduces the partial
-sums, the shared expert included. So neither exchanges tokens (docs/decisions/0011 has the numbers).
+The experts are split over ranks in one of two ways. By width (`--tp` alone), like other layers:
+each rank has some columns of every expert. By expert (`--ep`): each rank has all columns of some
+experts. In both, every rank routes every token and computes its share, and the next norm
+all-reduces the partial sums, the shared expert included. No tokens are exchanged (measured in
+docs/decisions/0011).
 
 Axes: T tokens, D hidden size, E experts, L those of this rank, F intermediate size of an expert.
 """
@@ -78,7 +79,7 @@ class MoELayer(BaseOP):
 
         def part(name: str, expert: int, stack: Stack, *, is_down: bool = False) -> Part:
             size = (inner_size, hidden_size)
-            is_held = expert in held  # of the others nothing is read
+            is_held = expert in held  # other ranks' experts are not loaded
             return Part(
                 name=name.format(expert),
                 shape=size[::-1] if is_down else size,

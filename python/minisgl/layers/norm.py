@@ -28,10 +28,10 @@ class RMSNorm(_Norm):
 
 
 class RMSNormFused(_Norm):
-    """All-reduce x, add the residual, then norm; in one kernel where there is one.
+    """All-reduce x, add the residual, then norm; in one kernel where the ops have one.
 
-    So a block passes on this rank's partial sum, and a residual of which a rank may hold only its
-    share of the rows (see `DistributedCommunicator.add_norm`).
+    x is this rank's partial sum. A rank may hold only its share of the residual's rows (see
+    `DistributedCommunicator.add_norm`).
     """
 
     def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:

@@ -1,13 +1,13 @@
-"""The ways to stretch rotary embedding to longer contexts.
+"""RoPE scaling: stretches rotary embedding to longer contexts.
 
-Each type is a rule that turns the plain frequencies into stretched ones. Formulas and rounding
-(float32) are those of Hugging Face's `ROPE_INIT_FUNCTIONS`, which checkpoints are written for.
+Each type maps the plain frequencies to scaled ones. Formulas and rounding (float32) are those of
+Hugging Face's `ROPE_INIT_FUNCTIONS`, for which checkpoints are made.
 
-`dynamic` (NTK-aware, bloc97 and emozilla 2023) depends on the sequence's length there: it is
-computed again as the sequence grows, while cached keys keep their rotation. In a cache that
-requests share, a position must have one rotation. So up to the trained length it is the plain one,
-as there. An engine that serves longer contexts uses the rotation for that length at all positions,
-and logs it.
+`dynamic` (NTK-aware, bloc97 and emozilla 2023) depends on the sequence's length in Hugging Face: it
+is computed again as the sequence grows, while cached keys keep their rotation. In a cache that
+requests share, a position must have one rotation. So an engine that serves at most the trained
+length uses the plain rotation, as Hugging Face does. An engine that serves longer contexts uses the
+rotation for that length at all positions, and logs it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
-"""Who holds what: heads, columns and vocabulary, shared by the ranks of a tensor-parallel group.
+"""Tensor parallelism: how heads, columns and vocabulary are split over the ranks.
 
-Plain arithmetic, the same on every rank: each function gives the half-open interval of every rank,
-as a `range`. Heads are shared so that a rank's query heads are regular over its key/value heads,
-which attention kernels rely on: of N local query heads over K, head n reads head n // (N / K).
+The functions return the half-open interval of each rank as a `range`; all ranks compute the same.
+Heads are split so that all local key/value heads have the same number of local query heads, as
+attention kernels require: with N query heads and K key/value heads, query head n reads key/value
+head n // (N / K).
 
-No more ranks than key/value heads: whole groups, query heads follow (8 heads of 2 on 3 ranks)::
+With at most as many ranks as key/value heads, each rank holds whole groups (8 key/value heads with
+2 query heads each, on 3 ranks)::
 
     KV heads      |== 0 1 2 ==|== 3 4 5 ===|== 6 7 ===|
     query heads   |== 0 .. 5 =|== 6 .. 11 =|= 12 .. 15|
     rank                0            1           2
 
-More ranks: each holds one key/value head, which its neighbours have too, and a share of the query
-heads that read it (2 heads of 7 on 4 ranks). Where the heads do not divide the ranks, the first
-ones have a rank more (on 3 ranks: 4, 3 and 7 query heads)::
+With more ranks, each holds one key/value head, which its neighbours may hold too, and a share of
+the query heads that read it (2 key/value heads with 7 query heads each, on 4 ranks). If the ranks
+do not divide evenly among the key/value heads, the first ones get one rank more (on 3 ranks: 4, 3
+and 7 query heads)::
 
     KV heads      |========== 0 ==========|=========== 1 ===========|
     query heads   |= 0 1 2 3 =|== 4 5 6 ==|= 7 8 9 10 =|= 11 12 13 =|
@@ -27,10 +30,10 @@ from minisgl.errors import ConfigError
 from minisgl.utils.text import counted
 
 COLUMN_UNITS = (64, 32, 16, 8, 4, 2, 1)
-"""Columns that stay together, at best. 64 of 16 bits are the 128 bytes to which NVIDIA's guide
-("Matrix Multiplication Background") wants a product's sizes rounded; 8 are the least for speed."""
+"""Columns that stay together, best first. 64 columns of 16 bits are the 128 bytes to which NVIDIA's
+guide ("Matrix Multiplication Background") rounds the sizes of a GEMM; 8 is the least for speed."""
 MOST_UNEVEN = 1 / 16
-"""How much larger than the mean the largest share may be for the sake of a larger unit."""
+"""A larger unit is used if the largest share exceeds the mean by at most this fraction."""
 VOCAB_UNIT = 16
 """Rows of a vocabulary share: aligned as above, and small enough that the vocabularies of Llama 3
 and Qwen need no padding on up to 8 ranks."""
@@ -45,22 +48,22 @@ class HeadShare:
 
 
 def split(count: int, num_shares: int) -> list[range]:
-    """[0, count) in order, the first shares one larger where it does not divide."""
+    """Split [0, count) in order. The first shares are one larger if it does not divide evenly."""
     size, larger = divmod(count, num_shares)
     starts = [i * size + min(i, larger) for i in range(num_shares + 1)]
     return [range(starts[i], starts[i + 1]) for i in range(num_shares)]
 
 
 def times(span: range, size: int) -> range:
-    """The elements of things of `size` elements each."""
+    """Return the elements of the items `span`, each of `size` elements."""
     return range(span.start * size, span.stop * size)
 
 
 def split_columns(width: int, num_ranks: int, block: int = 1) -> list[range]:
-    """A layer's columns, in the largest units that keep the shares about even.
+    """Split a layer's columns, in the largest units that keep the shares about even.
 
     block: columns that must stay together (a block of a quantised weight); the last block may be
-    smaller. Raises ConfigError where a rank would have no columns.
+    smaller. Raises ConfigError if a rank would have no columns.
     """
     num_blocks = -(-width // block)
     if num_blocks < num_ranks:
@@ -80,9 +83,9 @@ def split_columns(width: int, num_ranks: int, block: int = 1) -> list[range]:
 
 
 def split_heads(num_q_heads: int, num_kv_heads: int, num_ranks: int) -> list[HeadShare]:
-    """See above; the number of query heads is a multiple of that of key/value heads.
+    """Split the heads as drawn above. num_q_heads must be a multiple of num_kv_heads.
 
-    Raises ConfigError where a rank would have no query head.
+    Raises ConfigError if a rank would have no query head.
     """
     if num_ranks > num_q_heads:
         raise ConfigError(
@@ -100,13 +103,13 @@ def split_heads(num_q_heads: int, num_kv_heads: int, num_ranks: int) -> list[Hea
 
 
 def vocab_rows(vocab_size: int, num_ranks: int) -> int:
-    """Rows of each rank's share of a vocabulary: equal ones, so the last may be padded."""
+    """Return the rows of each rank's vocabulary share. All are equal, so the last may be padded."""
     if num_ranks == 1:
         return vocab_size
     return -(-vocab_size // (num_ranks * VOCAB_UNIT)) * VOCAB_UNIT
 
 
 def vocab_share(vocab_size: int, num_ranks: int, rank: int) -> range:
-    """A rank's rows, without padding: the last ranks may have fewer, or none."""
+    """Return a rank's rows without padding. The last ranks may have fewer, or none."""
     rows = vocab_rows(vocab_size, num_ranks)
     return range(min(rank * rows, vocab_size), min((rank + 1) * rows, vocab_size))

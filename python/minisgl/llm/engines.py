@@ -1,4 +1,4 @@
-"""Where an `LLM` computes: an engine in this process. `minisgl.llm.ranks` has several processes."""
+"""The engine of an `LLM` in this process. `minisgl.llm.ranks` runs one in several processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from minisgl.scheduler import Scheduler, run
 
 
 class LLMEngine(Protocol):
-    """What an `LLM` needs."""
+    """The interface of an engine to an `LLM`."""
 
     def run(self, session: Session) -> None:
         """Run until every request of the session has ended. Unusable after an error."""
 
     def close(self) -> None:
-        """Give memory, threads and processes back."""
+        """Release memory, threads and processes."""
 
 
 class OwnEngine:

@@ -49,9 +49,9 @@ T = TypeVar("T")
 class LLM:
     """A model to call from Python. Mutable; calls from several threads wait for each other.
 
-    Several instances can live in one process. `close` (or leaving a `with` block) gives memory,
-    threads and processes back. The prefix cache lives as long as the instance: a conversation that
-    is sent again with one more turn computes only the new part.
+    Several instances can exist in one process. `close` (or leaving a `with` block) releases memory,
+    threads and processes. The prefix cache exists as long as the instance: if a conversation is
+    sent again with one more turn, only the new part is computed.
 
     ::
 
@@ -84,14 +84,14 @@ class LLM:
     ) -> None:
         """`model`: a checkpoint folder or a model id; None is the built-in model.
 
-        The other options mean what the server's flags of the same name mean (`--help`, or
+        The other options are the server's flags of the same name (`--help`, or
         `minisgl.core.args`). `progress` shows bars, on a terminal or in a notebook, while weights
         load and while `generate` runs. Raises ConfigError for a checkpoint or an option that
         cannot work.
 
-        With `tp` above 1 that many processes share the model, each on a GPU of its own; on a CPU
-        they share the cores. What only they can find wrong raises StartupFailed, and a process
-        that dies raises WorkerDied in the call that waits for it.
+        With `tp` above 1 the model is split over that many processes, each on its own GPU; on a CPU
+        they share the cores. Raises StartupFailed if such a process cannot start. If one dies, the
+        call that waits for it raises WorkerDied.
         """
         given = locals()
         env.check()
@@ -168,7 +168,7 @@ class LLM:
         return self._run(self._encode(records, len(batch)), sampling_params, cache_salt)
 
     def close(self) -> None:
-        """Give memory and threads back. A second call does nothing."""
+        """Release memory, threads and processes. A second call does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -183,7 +183,7 @@ class LLM:
     def _encode(
         self, prompts: Iterable[TextPrompt | ChatPrompt | TokenPrompt], num_prompts: int
     ) -> list[bytes]:
-        """Return the ids of each prompt. Raises InvalidRequest, which names it among several."""
+        """Return the ids of each prompt. Raises InvalidRequest with the index of a wrong one."""
         encoded: list[bytes] = []
         try:
             for prompt in prompts:
@@ -240,7 +240,7 @@ class LLM:
                 with session.catching_ctrl_c():
                     try:
                         self._engine.run(session)
-                    except BaseException:  # a step may be lost: nothing can be trusted any more
+                    except BaseException:  # a step may be lost, so the engine's state is unknown
                         self._is_closed = True
                         self._engine.close()
                         raise
@@ -257,7 +257,7 @@ class LLM:
 
 
 class Bar:
-    """Counts what is done, and shows nothing. `minisgl.llm.progress` has one that shows it."""
+    """A progress bar that shows nothing. `minisgl.llm.progress` has a visible one."""
 
     def update(self, done: int, total: int) -> None: ...
 
@@ -276,5 +276,5 @@ def _is_list(value: Any) -> bool:
 
 
 def _own(value: T) -> T:
-    """A NumPy number as a Python number, which does not overflow; anything else as it is."""
+    """Return a NumPy number as a Python number, which does not overflow, and others unchanged."""
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""What `LLM.generate` gives back for one prompt."""
+"""The result of `LLM.generate` for one prompt."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def ids_of_prompt(prompt: Any) -> bytes:
             raise _not_ids(_first_wrong(ids.tolist()), " in one")
         return ids.astype("<i4").tobytes()
     try:
-        # `pack` is the fastest way from a list to int32, but takes True for 1: the positions with
-        # ids of at most 1 are looked at again, and a negative id is among them.
+        # `pack` is the fastest conversion of a list to int32, but it accepts True as 1. So ids of
+        # at most 1 are checked again, which also finds negative ids.
         data = struct.pack(f"<{len(ids)}i", *ids)
     except (struct.error, TypeError) as error:
         raise _not_ids(_first_wrong(ids), " in one") from error

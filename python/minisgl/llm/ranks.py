@@ -22,11 +22,11 @@ from minisgl.runtime.check_ranks import check_ranks
 from minisgl.runtime.workers import Workers
 from minisgl.utils.zmq import PullQueue, PushQueue
 
-POLL_S = 0.1  # how long a dead rank, or Ctrl-C, may go unnoticed while no event comes
+POLL_S = 0.1  # while no event arrives, dead ranks and Ctrl-C are checked this often
 
 
 class OwnRanks:
-    """`args.tp` processes. They end with `close`, with this object or with the program."""
+    """An engine of `args.tp` processes, which end with `close`, this object or the program."""
 
     def __init__(self, args: EngineArgs, folder: Path) -> None:
         """Raises ConfigError or StartupFailed, which name the cause."""
@@ -59,7 +59,7 @@ class OwnRanks:
         while True:
             messages = session.take(0)
             if any(isinstance(message, ExitMsg) for message in messages):
-                return  # the session has ended; the ranks live on
+                return  # the session has ended; the ranks keep running
             self._messages.put(messages)
             arrived = self._events.get(POLL_S)
             for message in arrived:

@@ -26,11 +26,11 @@ from minisgl.tokenizer import Detokenizer
 class Session:
     """The loop's inbox and outbox for a fixed set of requests. Mutable.
 
-    The first refusal or failure aborts the other requests; `error` keeps it. Ctrl-C aborts all.
-    The loop runs until every request has ended, so the scheduler keeps none.
+    The first refusal or failure aborts the other requests and is stored in `error`. Ctrl-C aborts
+    all. The loop runs until every request has ended, so none is left in the scheduler.
 
-    on_tokens: gets the number of new tokens, once a turn of the loop. A call for each token took a
-    quarter of the host's time at 256 requests.
+    on_tokens: called with the number of new tokens, once per turn of the loop. A call per token
+    took a quarter of the host's time at 256 requests.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Session:
 
         A second Ctrl-C raises at once, since a rank may hang.
         """
-        is_main = threading.current_thread() is threading.main_thread()  # it gets the signals
+        is_main = threading.current_thread() is threading.main_thread()  # only it handles signals
         if not is_main or signal.getsignal(signal.SIGINT) is None:
             yield  # None: a handler outside Python, which could not be put back
             return

@@ -52,7 +52,7 @@ class PlanBuilder:
         self.is_full = False
 
     def end_decodes(self) -> None:
-        """Every decode row is one token and samples."""
+        """Complete the decode rows: each has one token and samples."""
         self.ends = [start + 1 for start in self.starts]
         self.sample_rows = list(range(len(self.uids)))
 
@@ -95,7 +95,7 @@ class PlanBuilder:
         )
 
     def _samples_of(self, table_idxs: Set[int]) -> list[int]:
-        """Indices into `sample_rows` of the rows of these requests."""
+        """Return the indices into `sample_rows` of these requests' rows."""
         if not table_idxs:
             return []
         rows = enumerate(self.sample_rows)

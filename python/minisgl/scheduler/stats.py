@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Mutable: written by the scheduler only, read by whoever reports.
+    """Mutable: written by the scheduler only, read by reports.
 
     num_prompt_tokens and num_cached_tokens count requests when they first start.
     """
