@@ -23,6 +23,7 @@ CacheKind = Literal["radix", "naive"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 ModelSource = Literal["huggingface", "modelscope"]
+Quantization = Literal["fp8", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,12 @@ class EngineArgs:
         "auto", one_of(DTypeName), "model",
         "number format of weights and KV cache; auto is the checkpoint's, with a warning if this "
         "CPU computes slowly in it",
+    )
+    quantization: Quantization | None = option(
+        None, one_of(Quantization), "model",
+        "quantise a plain checkpoint's linear layers while loading: fp8 with a scale for each "
+        "block of 128 x 128, int8 for each row, int4 for each group of 128. It saves memory and "
+        "costs time",
     )
     page_size: int = option(16, whole(1, 1024), "scheduling", "tokens per page of the KV cache")
     cache: CacheKind = option(

@@ -95,7 +95,7 @@ class Engine:
         progress: Callable[[int, int], None] | None,
         clock: StartClock,
     ) -> None:
-        self.model_config = ModelConfig.from_folder(config.folder)
+        self.model_config = ModelConfig.from_folder(config.folder, config.quantization)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         ops = create_ops(self.device.torch_device)
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
@@ -109,6 +109,7 @@ class Engine:
             comm=comm,
             max_context=self.memory.max_seq_len,
             expert_parallel=config.ep,
+            quantization=config.quantization,
             dummy=config.dummy_weight,
             progress=progress,
         )

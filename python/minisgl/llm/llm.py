@@ -23,6 +23,7 @@ from minisgl.core.args import (
     DTypeName,
     EngineArgs,
     ModelSource,
+    Quantization,
     check_option,
     options_of,
 )
@@ -66,6 +67,7 @@ class LLM:
         *,
         model_source: ModelSource = "huggingface",
         dtype: DTypeName = "auto",
+        quantization: Quantization | None = None,
         device: DeviceName = "auto",
         attn: str = "auto",
         page_size: int = 16,

@@ -17,6 +17,7 @@ from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
+    from minisgl.core.args import Quantization
     from minisgl.distributed import DistributedCommunicator
     from minisgl.kernel.ops import Ops
 
@@ -62,6 +63,7 @@ def load_model(
     comm: DistributedCommunicator,
     max_context: int | None = None,
     expert_parallel: bool = False,
+    quantization: Quantization | None = None,
     dummy: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
@@ -71,7 +73,7 @@ def load_model(
     dummy: draw random weights from `seed`; no weight file is read. For the others see
     `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
-    config = ModelConfig.from_folder(folder)
+    config = ModelConfig.from_folder(folder, quantization)
     for name in config.formats.names if comm.rank == 0 else ():
         logger.info(
             "weights in %s are dequantised in each GEMM: this saves memory and costs time", name
@@ -113,6 +115,7 @@ def check_model(
     ops: Ops,
     comm: DistributedCommunicator,
     expert_parallel: bool = False,
+    quantization: Quantization | None = None,
 ) -> None:
     """Raise what `load_model` would raise before it reads a tensor.
 
@@ -123,7 +126,7 @@ def check_model(
     if not any(folder.glob("*.safetensors*")) and not other_format(folder):
         logger.warning("%s has no weights yet, which a start needs", folder)
         return
-    config = ModelConfig.from_folder(folder)
+    config = ModelConfig.from_folder(folder, quantization)
     model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
     check_weight(model, _open(folder, config))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Activation
 from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
@@ -117,8 +118,11 @@ class ModelConfig:
         return get_model_class(self.architecture)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
+    def from_folder(cls, folder: Path, quantization: Quantization | None = None) -> ModelConfig:
         """Read `folder`/config.json, and the weights' headers only if it does not name the dtype.
+
+
+        quantization: the format that weights get while they are read.
 
         Raises UnsupportedModel where no family has the architecture, CheckpointError where the file
         is no JSON object, and ConfigError for a wrong field.
@@ -176,14 +180,24 @@ class ModelConfig:
             rope=rotary_config(config, head_dim, "full_attention" if family.layer_ropes else None),
             dtype=_dtype(config, folder),
             fields=config,
-            formats=_formats(config, folder),
+            formats=_formats(config, folder, quantization),
             is_wrapped=is_wrapped,
         )
 
 
-def _formats(config: Fields, folder: Path) -> Formats:
+def _formats(config: Fields, folder: Path, quantization: Quantization | None) -> Formats:
     values, modelopt = config.values.get("quantization_config"), folder / "hf_quant_config.json"
-    if values is None and not modelopt.is_file():
+    is_quantised = values is not None or modelopt.is_file()
+    if quantization:
+        from minisgl.quantization.online import OnlineFormats
+
+        if is_quantised:
+            raise ConfigError(
+                f"--quantization {quantization} is for plain checkpoints, and {folder} is "
+                "quantised already; leave it out"
+            )
+        return OnlineFormats.of_kind(quantization)
+    if not is_quantised:
         return UNQUANTISED
     from minisgl.quantization.config import read_formats, read_modelopt_file
 

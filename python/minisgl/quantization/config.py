@@ -21,7 +21,7 @@ from minisgl.quantization.rules import ConfiguredFormats, Rule, Section, exclude
 from minisgl.quantization.scaled import Scaled
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 
-_NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
 """Numbers of 4 bits in an int32, in which files hold them."""
 ROUTERS: Final = re.compile(r"\.(gate|router|shared_expert_gate)$")
@@ -33,7 +33,7 @@ def scaled_format(number: str, unit: Unit, *, flat: bool = False) -> Format:
     every = _EVERY.get(unit) or f"block of {unit[0]} x {unit[1]}"
     return Format(
         name=f"{number}{' (e4m3)' if number == 'fp8' else ''}, a scale for each {every}",
-        weight=Scaled(number=_NUMBERS[number], unit=unit, flat=flat),
+        weight=Scaled(number=NUMBERS[number], unit=unit, flat=flat),
         unit=math.lcm(*(size or 1 for size in unit)),
     )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisgl import env
 from minisgl.attention import create_attention_backend
 from minisgl.builtin import model_path
 from minisgl.core import Failed
 from minisgl.core.executor import Executor
-from minisgl.distributed import DistributedInfo
+from minisgl.distributed import DistributedCommunicator, DistributedInfo
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
 from minisgl.engine.memory import plan_engine_memory
@@ -19,7 +21,8 @@ from minisgl.engine.startup import start_engine
 from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
 from minisgl.message import ProfileMsg, ProfileReply, StatusReply, StepBroadcastMsg
-from minisgl.models import ModelConfig, check_model
+from minisgl.models import ModelConfig, build_model, check_model
+from minisgl.quantization import UNQUANTISED
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
@@ -39,7 +42,11 @@ from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
+from minisgl.utils.text import size_of
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
+
+if TYPE_CHECKING:
+    import torch
 
 logger = get_logger(__name__)
 
@@ -190,7 +197,7 @@ def _dry_run(config: EngineConfig) -> str:
     """Check the checkpoint and the options without loading weights. Returns the memory table."""
     device, comm = connect(config)
     try:
-        model = ModelConfig.from_folder(config.folder)
+        model = ModelConfig.from_folder(config.folder, config.quantization)
         dtype = resolve_dtype(config, model, device)
         table = str(plan_engine_memory(config, model, dtype, device, comm))
         if config.attn != "auto":
@@ -203,11 +210,36 @@ def _dry_run(config: EngineConfig) -> str:
                 page_size=config.page_size,
             )
         if not config.dummy_weight:
-            check_model(config.folder, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=config.ep)
+            check_model(
+                config.folder,
+                dtype=dtype,
+                ops=Ops(),
+                comm=comm,
+                expert_parallel=config.ep,
+                quantization=config.quantization,
+            )
+        if config.quantization:
+            table += _saved(config, model, dtype, comm)
         return table
     finally:
         device.close()
         comm.close()
+
+
+def _saved(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, comm: DistributedCommunicator
+) -> str:
+    """A line that says what --quantization saves."""
+    held, plain = (
+        build_model(
+            each, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=config.ep
+        ).num_weight_bytes
+        for each in (model, replace(model, formats=UNQUANTISED))
+    )
+    return (
+        f"\n--quantization {config.quantization}: weights take {size_of(held)} instead of "
+        f"{size_of(plain)}"
+    )
 
 
 class _Progress:

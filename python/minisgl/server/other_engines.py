@@ -13,6 +13,7 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--served-model-name": ("--alias", "-a"),
     "--tp": ("--tensor-parallel-size", "--tp-size", "-tp"),
     "--ep": ("--enable-expert-parallel", "--ep-size", "--expert-parallel-size", "-ep"),
+    "--quantization": ("-q",),
     "--max-seq-len": ("--max-model-len", "--context-length", "--ctx-size", "-c"),
     "--memory-ratio": ("--gpu-memory-utilization", "--mem-fraction-static"),
     "--max-running-requests": ("--max-num-seqs", "--parallel", "-np"),
@@ -41,9 +42,6 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--cache-prompt", "--metrics", "--enable-metrics", "--jinja",
     ),
     "the code of a checkpoint is never run here: leave it out": ("--trust-remote-code",),
-    "the checkpoint's config.json names the format of its weights: leave it out": (
-        "--quantization", "-q",
-    ),
     "API keys are not checked here: put a proxy that checks them in front": ("--api-key",),
     "a model is divided by --tp alone here": (
         "--pipeline-parallel-size", "--pp-size", "-pp",

@@ -1,0 +1,208 @@
+"""`--quantization`: weights that are quantised while a plain checkpoint is read.
+
+The scales are by absolute maximum: fp8 for each block of 128 x 128, int8 for each row (an output
+channel), int4 for each group of 128 inputs, without zero points. Each rank quantises its own share,
+so the blocks begin where the share begins. The embeddings, the LM head and the routers of a mixture
+stay plain. A tensor is read twice, for its numbers and for its scales.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.config import NUMBERS, ROUTERS, grouped_format, scaled_format
+from minisgl.quantization.cut import ALL, Unit, entries, local_rows
+from minisgl.quantization.grouped import Grouped, GroupedWeight
+from minisgl.quantization.parameter import Part
+from minisgl.quantization.scaled import ScaledWeight, spread
+from minisgl.quantization.weight import PLAIN, Format, Formats, Target, Weight
+from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Ops
+
+logger = get_logger(__name__)
+
+BLOCK: Final = (128, 128)
+GROUP: Final = 128
+MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+"""The largest number of each kind."""
+UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
+
+Kind = Literal["fp8", "int8", "int4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineFormats(Formats):
+    """One format for all linear layers, but for the LM head and routers."""
+
+    format: Format
+
+    @classmethod
+    def of_kind(cls, kind: Kind) -> OnlineFormats:
+        if kind == "int4":
+            name = grouped_format("gptq", 4, GROUP, has_zero=False, act_order=False).name
+        else:
+            name = scaled_format(kind, UNITS[kind]).name
+        return cls(format=Format(name=name, weight=Online(kind=kind)))
+
+    @property
+    def names(self) -> Sequence[str]:
+        return (self.format.name,)
+
+    def of(self, modules: Sequence[str], target: Target) -> Format:
+        is_plain = target != "Linear" or any(
+            module.endswith("lm_head") or ROUTERS.search(module) for module in modules
+        )
+        return PLAIN if is_plain else self.format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Online:
+    """The weight class of a kind."""
+
+    kind: Kind
+
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> Weight:
+        made = OnlineInt4 if self.kind == "int4" else OnlineScaled
+        return made(ops, dtype, parts, rows, stacked, self.kind)
+
+
+@dataclass(slots=True)
+class Loss:
+    """What quantising took and lost, of the tensors of one weight. Mutable, several threads add."""
+
+    name: str
+    seconds: float = 0.0
+    error: float = 0.0
+    total: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, values: Tensor, dequantised: Tensor, seconds: float) -> None:
+        error, total = ((values - dequantised) ** 2).sum(), (values**2).sum()
+        with self.lock:
+            self.seconds += seconds
+            self.error += float(error)
+            self.total += float(total)
+
+    def log(self) -> None:
+        logger.info(
+            "quantised %s in %.2f s; root mean square error %.4f of the weights'",
+            self.name,
+            self.seconds,
+            math.sqrt(self.error / self.total) if self.total else 0.0,
+        )
+
+
+class OnlineScaled(ScaledWeight):
+    """fp8 or int8."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None,
+        stacked: int | None,
+        kind: Kind,
+    ) -> None:
+        Weight.__init__(self, ops, dtype)
+        self._unit, self._rows = UNITS[kind], local_rows(parts, stacked)
+        self._loss = Loss(_name(parts))
+        numbers = partial(_numbers, kind=kind, loss=self._loss)
+        tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
+        self.declare("tensor", NUMBERS[kind], *tensors, rows=rows, stacked=stacked)
+        scales = [_scale_part(part, kind) for part in parts]
+        self.declare("scale", torch.float32, *scales, stacked=stacked)
+
+    def init_buffers(self, device: torch.device) -> None:
+        self._loss.log()
+
+
+class OnlineInt4(GroupedWeight):
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None,
+        stacked: int | None,
+        kind: Kind,
+    ) -> None:
+        Weight.__init__(self, ops, dtype)
+        self._kind = Grouped(spelling="gptq", bits=4, group=GROUP, has_zero=False, act_order=False)
+        self._rows = local_rows(parts, stacked)
+        self._columns = next(part.local_shape[1] for part in parts if part.share)
+        self._loss = Loss(_name(parts))
+        numbers = partial(_packed, loss=self._loss)
+        tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
+        self.declare("packed", torch.uint8, *tensors, rows=rows, stacked=stacked)
+        scales = [_scale_part(part, kind) for part in parts]
+        self.declare("scale", torch.float32, *scales, rows=rows, stacked=stacked)
+
+    def init_buffers(self, device: torch.device) -> None:
+        self._loss.log()
+
+
+def _name(parts: Sequence[Part]) -> str:
+    first = next(part.module for part in parts if part.share)
+    return first if len(parts) == 1 else f"{first} and {len(parts) - 1} more"
+
+
+def _scale_part(part: Part, kind: Kind) -> Part:
+    return replace(part, stored=torch.float32, rearrange=partial(_scales, kind=kind))
+
+
+def _scales(values: Tensor, kind: Kind) -> Tensor:
+    """[O, I] of any float dtype -> a scale for each unit, 1 where all of it is 0."""
+    unit = UNITS[kind]
+    rows, columns = entries(values.shape, unit)
+    height, width = unit[0], unit[1] or values.shape[1]
+    padding = (0, columns * width - values.shape[1], 0, rows * height - values.shape[0])
+    padded = torch.nn.functional.pad(values.float().abs(), padding)
+    scales = padded.view(rows, height, columns, width).amax((1, 3)) / MOST[kind]
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def _ratio(values: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Values over their scales, and the scales [O, I] or [O, 1]."""
+    scales = spread(_scales(values, kind), values.shape, [len(values)], UNITS[kind])
+    return values.float() / scales, scales
+
+
+def _numbers(values: Tensor, kind: Kind, loss: Loss) -> Tensor:
+    """[O, I] of any float dtype -> fp8 or int8."""
+    start = time.perf_counter()
+    ratio, scales = _ratio(values, kind)
+    numbers = (ratio.round() if kind == "int8" else ratio).to(NUMBERS[kind])
+    if not values.is_meta:
+        loss.add(values.float(), numbers.float() * scales, time.perf_counter() - start)
+    return numbers
+
+
+def _packed(values: Tensor, loss: Loss) -> Tensor:
+    """[O, I] of any float dtype -> uint8 [O, I / 2]: numbers of -7 to 7, plus 8."""
+    start = time.perf_counter()
+    ratio, scales = _ratio(values, "int4")
+    numbers = ratio.round()
+    even = torch.nn.functional.pad(numbers + 8, (0, values.shape[1] % 2)).to(torch.uint8)
+    packed = even[:, ::2] | even[:, 1::2] << 4
+    if not values.is_meta:
+        loss.add(values.float(), numbers * scales, time.perf_counter() - start)
+    return packed

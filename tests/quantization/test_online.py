@@ -1,0 +1,141 @@
+"""`--quantization`: a plain checkpoint that is quantised while it is read.
+
+Planted once, and noticed: the scale of the block before, int4's offset of 8 left out, int8 cut off
+instead of rounded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_model_families import MOE, SIZES
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
+
+from helpers.model_harness import load, make_reference, relative_error
+from helpers.quantised import is_linear, run, run_ranks, transformers_ids
+from minisgl.engine import EngineConfig
+from minisgl.errors import ConfigError
+from minisgl.llm import LLM, SamplingParams
+from minisgl.models import ModelConfig
+from minisgl.quantization.online import Kind
+from minisgl.runtime.engine_worker import _dry_run
+
+TOLERANCE = 1e-5
+"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
+# 192 and 320 end in half a block.
+LARGE: dict[str, Any] = {
+    **SIZES,
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "head_dim": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**LARGE, attention_bias=True),
+    "qwen3-moe": Qwen3MoeConfig(**{**LARGE, **MOE, "moe_intermediate_size": 192}),
+}
+KINDS: tuple[Kind, ...] = ("fp8", "int8", "int4")
+
+
+def dequantised(kind: str, weight: Tensor) -> Tensor:
+    """The published recipe, one block after another."""
+    height, width = weight.shape
+    rows, columns = {"fp8": (128, 128), "int8": (1, width), "int4": (1, 128)}[kind]
+    made = torch.empty_like(weight)
+    for top in range(0, height, rows):
+        for left in range(0, width, columns):
+            block = weight[top : top + rows, left : left + columns]
+            most = block.abs().max()
+            if kind == "fp8":
+                scale = most / 448
+                values = (block / scale).to(torch.float8_e4m3fn).float() * scale
+            else:
+                scale = most / (127 if kind == "int8" else 7)
+                values = (block / scale).round() * scale
+            made[top : top + rows, left : left + columns] = values
+    return made
+
+
+def save(config: PreTrainedConfig, kind: str, folder: Path) -> None:
+    """Save a random model to `folder`/plain, and as it is after quantising to /float32."""
+    model = make_reference(config)
+    for name in ("plain", "float32"):
+        model.save_pretrained(folder / name, save_original_format=True)
+    file = folder / "float32" / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if is_linear(name, tensor):
+            tensors[name] = dequantised(kind, tensor)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_dequantised_weights(name: str, kind: Kind, tmp_path: Path) -> None:
+    save(CONFIGS[name], kind, tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    logits, ours = run(tmp_path / "plain", quantization=kind)
+    assert relative_error(logits, expected) <= TOLERANCE
+    assert ours == tokens
+    if name == "llama":
+        assert ours == transformers_ids(tmp_path / "float32")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_two_ranks_that_share_whole_blocks_quantise_as_one(kind: Kind, tmp_path: Path) -> None:
+    save(LlamaConfig(**{**LARGE, "intermediate_size": 256}), kind, tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    for logits, ours in run_ranks(tmp_path / "plain", quantization=kind):
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
+
+
+@pytest.mark.parametrize(("kind", "ratio"), [("fp8", 0.27), ("int8", 0.27), ("int4", 0.16)])
+def test_it_saves_memory_and_says_what_it_lost(
+    kind: Kind, ratio: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Against float32. The vocabulary is not quantised, and small here."""
+    make_reference(CONFIGS["llama"]).save_pretrained(tmp_path)
+    plain = load(tmp_path).num_weight_bytes
+    with caplog.at_level("INFO", logger="minisgl"):
+        model = load(tmp_path, quantization=kind)
+    vocabulary = 2 * 211 * 192 * 4
+    assert model.num_weight_bytes - vocabulary <= ratio * (plain - vocabulary)
+    lines = [line for line in caplog.messages if line.startswith("quantised ")]
+    assert len(lines) == 2 * 4
+    assert "model.layers.0.self_attn.q_proj and 2 more in" in lines[0]
+    errors = [float(line.split("error ")[1].split()[0]) for line in lines]
+    low, high = {"fp8": (0.02, 0.03), "int8": (0.004, 0.01), "int4": (0.08, 0.15)}[kind]
+    assert all(low < error < high for error in errors), errors
+
+
+def test_dry_run_says_what_it_saves(tmp_path: Path) -> None:
+    make_reference(CONFIGS["llama"]).save_pretrained(tmp_path)
+    config = EngineConfig(folder=tmp_path, device="cpu", quantization="int4", num_pages=8)
+    assert "--quantization int4: weights take " in _dry_run(config)
+    assert "--quantization" not in _dry_run(EngineConfig(folder=tmp_path, device="cpu"))
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    values = {**CONFIGS["llama"].to_dict(), "architectures": ["LlamaForCausalLM"]}
+    values["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"int8 is for plain checkpoints.*is quantised already"):
+        ModelConfig.from_folder(tmp_path, "int8")
+
+
+def test_llm_has_the_option() -> None:
+    prompt, params = "What is two plus two?", SamplingParams(max_tokens=8, temperature=0)
+    with LLM(attn="torch", progress=False, quantization="int8") as llm:
+        answer = llm.generate(prompt, params)[0].text
+    with LLM(attn="torch", progress=False) as llm:
+        assert llm.generate(prompt, params)[0].text == answer
+    with pytest.raises(ConfigError, match="quantization must be one of fp8, int8, int4, got 'q4'"):
+        LLM(quantization="q4")  # type: ignore[arg-type]
