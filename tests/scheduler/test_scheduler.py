@@ -380,3 +380,19 @@ def test_a_full_queue_does_not_hide_that_a_request_can_never_fit() -> None:
     answer = add(scheduler, 1, [1] * 60)
     assert isinstance(answer, Failed)
     assert (answer.status, answer.code) == (400, "context_length_exceeded")
+
+
+def test_no_page_of_a_request_with_damaged_logits_is_reused() -> None:
+    """-1 says that a row's logits are not finite, so its KV may be damaged since its first step."""
+    scheduler = make()
+    add(scheduler, 0, [1] * 8)
+    add(scheduler, 1, [2] * 8)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.uids == [0, 1]
+    events = scheduler.commit(plan, StepResult(next_ids=[-1, 5]))
+    assert [(type(event), event.uid) for event in events] == [(Token, 1), (Failed, 0)]
+    add(scheduler, 2, [1] * 8)
+    # The other request is computed again, and the same prompt finds nothing in the cache.
+    assert sorted(spans(scheduler.plan())) == [(1, 0, 9), (2, 0, 8)]
+    scheduler.check()
