@@ -15,12 +15,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
-_PENALTIES = (
-    ("repetition_penalty", 0.01, 10.0),
-    ("frequency_penalty", -2.0, 2.0),
-    ("presence_penalty", -2.0, 2.0),
-)
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _COUNTS = ("top_k", "seed", "max_tokens", "top_logprobs", "min_tokens", "truncate_prompt_tokens")
 _SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs")
 
@@ -152,47 +147,14 @@ class SamplingParams(
                 )
 
     def _check_logit_options(self) -> None:
-        for name, least, most in _PENALTIES:
-            value = getattr(self, name)
-            if not least <= value <= most:  # NaN is not
-                raise InvalidSampling(
-                    f"{name} must be between {least:g} and {most:g}, got {value}", param=name
-                )
-        bias = self.logit_bias
-        if not isinstance(bias, dict) or not all(
-            _is_token(token) and isinstance(value, int | float) and -100 <= value <= 100
-            for token, value in bias.items()
-        ):
-            raise InvalidSampling(
-                f"logit_bias must map token ids to numbers from -100 to 100, got {brief(bias)}",
-                param="logit_bias",
-            )
-        if len(bias) > MAX_LOGIT_BIAS:
-            raise InvalidSampling(
-                f"logit_bias may have at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}",
-                param="logit_bias",
-            )
-        allowed = self.allowed_token_ids
-        if allowed is not None:
-            if not isinstance(allowed, tuple | list) or not all(map(_is_token, allowed)):
-                raise InvalidSampling(
-                    f"allowed_token_ids must be a tuple of token ids, got {brief(allowed)}",
-                    param="allowed_token_ids",
-                )
-            if not allowed:
-                raise InvalidSampling(
-                    "allowed_token_ids must have a token; None allows all",
-                    param="allowed_token_ids",
-                )
-            msgspec.structs.force_setattr(self, "allowed_token_ids", tuple(map(int, allowed)))
-        plain = {int(token): float(value) for token, value in bias.items()}
-        msgspec.structs.force_setattr(self, "logit_bias", plain)
-        most_tokens = 2**31 - 1 if self.max_tokens is None else self.max_tokens
-        if not 0 <= self.min_tokens <= most_tokens:
-            raise InvalidSampling(
-                f"min_tokens must be from 0 to max_tokens, got {self.min_tokens}",
-                param="min_tokens",
-            )
+        is_used = self.has_penalties or self.min_tokens or self.allowed_token_ids is not None
+        if not is_used and self.logit_bias == {}:
+            return
+        from minisgl.core.logit_checks import checked_logit_options
+
+        logit_bias, allowed = checked_logit_options(self)
+        msgspec.structs.force_setattr(self, "logit_bias", logit_bias)
+        msgspec.structs.force_setattr(self, "allowed_token_ids", allowed)
 
     @property
     def has_penalties(self) -> bool:
@@ -215,7 +177,7 @@ class SamplingParams(
     def _take_plain_values(self) -> None:
         """Check the types; what counts as a number elsewhere, as NumPy's do, becomes Python's own:
         others overflow in places, and cannot cross to another process."""
-        for name in ("temperature", "top_p", "min_p", *(name for name, _, _ in _PENALTIES)):
+        for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             self._take(name, "a number", Real, float)
         for name in _COUNTS:
             if getattr(self, name) is not None or name in ("top_k", "top_logprobs", "min_tokens"):
@@ -252,8 +214,3 @@ class SamplingParams(
                 f"{name} must be a tuple of {items}, got {brief(values)}", param=name
             )
         msgspec.structs.force_setattr(self, name, tuple(map(plain, values)))
-
-
-def _is_token(value: Any) -> bool:
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    return is_integer and 0 <= int(value) < 2**31

@@ -31,7 +31,10 @@ def admissible_max_tokens(
             f"stop_token_ids must be between 0 and {config.vocab_size - 1}, got {stop_id}",
             param="stop_token_ids",
         )
-    _check_logit_options(config, sampling)
+    if sampling.changes_logits:
+        from minisgl.core.logit_checks import check_logit_ids
+
+        check_logit_ids(sampling, config.vocab_size, config.eos_ids)
     limit = min(config.max_seq_len, config.num_pool_tokens)
     name, remedy = (
         ("context length", "")
@@ -61,21 +64,3 @@ def admissible_max_tokens(
             "--max-queued-requests"
         )
     return limit - num_prompt if asked is None else asked
-
-
-def _check_logit_options(config: SchedulerConfig, sampling: SamplingParams) -> None:
-    """Raise InvalidSampling for ids outside of the vocabulary, or if no token could be sampled."""
-    allowed = sampling.allowed_token_ids or ()
-    for name, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", allowed)):
-        if (highest := max(ids, default=0)) >= config.vocab_size:
-            raise InvalidSampling(
-                f"{name} must have token ids between 0 and {config.vocab_size - 1}, got {highest}",
-                param=name,
-            )
-    stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else config.eos_ids)}
-    if allowed and sampling.min_tokens and stop_ids.issuperset(allowed):
-        raise InvalidSampling(
-            "allowed_token_ids has only tokens that end the answer, which min_tokens forbids; "
-            "allow another token or leave out min_tokens",
-            param="allowed_token_ids",
-        )
