@@ -1,8 +1,9 @@
-"""The all-reduce kernel's protocol without a GPU: its source as C++, one thread for each rank.
+"""The all-reduce kernel's protocol without a GPU: its source as C++, one coroutine for each rank.
 
-What PTX does is replaced: words are atomics, and ranks dawdle at random. The threads of a grid run
-one after another, which the protocol allows because a thread waits for its namesakes alone. A block
-of `add_norm` has one thread here, since its threads wait for each other.
+What PTX does is replaced: another rank may go on before any word is read or written, and a rank
+may sleep for long. The order is drawn from a seed, so it does not depend on the machine's load. The
+threads of a grid run one after another, which the protocol allows because a thread waits for its
+namesakes alone. A block of `add_norm` has one thread here, since its threads wait for each other.
 """
 
 from __future__ import annotations
@@ -19,39 +20,67 @@ from minisgl.kernel import jit
 COMPILER = shutil.which("c++")
 CALLS = 1500
 SHIM = """
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <random>
-#include <thread>
 #include <vector>
+#include <ucontext.h>
 #define __device__
 #define __shared__
 #define __syncthreads()
 #define __shfl_xor_sync(mask, x, lane) 0  // nothing comes from threads that are not there
 #define rsqrtf(x) (1 / std::sqrt(x))
-static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim, gridDim;
-static thread_local std::minstd_rand chance;
 static float __uint_as_float(unsigned word) { float x; std::memcpy(&x, &word, 4); return x; }
 static unsigned __float_as_uint(float x) { unsigned word; std::memcpy(&word, &x, 4); return word; }
+
+static struct Index { unsigned x; } blockIdx, threadIdx, blockDim, gridDim;
+struct Rank {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(1 << 18);
+  Index indices[4];  // while another rank goes on
+  int sleeps = 0;  // so many choices of this rank are passed over
+  bool ended = false;
+};
+static std::vector<Rank> all;
+static ucontext_t starter;
+static int current = -1;
+static std::minstd_rand chance(1);
+
+static void go_on(int next) {
+  if (next == current) return;
+  Index* indices[] = {&blockIdx, &threadIdx, &blockDim, &gridDim};
+  const int before = current;
+  if (before >= 0) for (int i = 0; i < 4; ++i) all[before].indices[i] = *indices[i];
+  current = next;
+  if (next >= 0) for (int i = 0; i < 4; ++i) *indices[i] = all[next].indices[i];
+  ucontext_t* from = before < 0 ? &starter : &all[before].context;
+  swapcontext(from, next < 0 ? &starter : &all[next].context);
+}
+static void choose() {
+  int left = all.size(), next;
+  for (const Rank& rank : all) left -= rank.ended;
+  if (!left) return go_on(-1);
+  do next = chance() % all.size(); while (all[next].ended || all[next].sleeps-- > 0);
+  go_on(next);
+}
 static void dawdle() {
-  if (chance() % 8 == 0) std::this_thread::yield();
-  if (chance() % 20000 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  if (chance() % 20000 == 0) all[current].sleeps = 2000;
+  if (chance() % 4 == 0) choose();
 }
 """
 READ = """__device__ Pack read(const Pack* from) {
   dawdle();
   Pack pack;
-  for (int w = 0; w < 4; ++w) pack.words[w] = __atomic_load_n(&from->words[w], __ATOMIC_RELAXED);
+  for (int w = 0; w < 4; ++w) pack.words[w] = from->words[w];
   return pack;
 }
 """
 WRITE = """__device__ void write(Pack* to, Pack pack) {
   for (int w : {2, 0, 3, 1}) {
     dawdle();
-    __atomic_store_n(&to->words[w], pack.words[w], __ATOMIC_RELAXED);
+    to->words[w] = pack.words[w];
   }
 }
 """
@@ -60,7 +89,6 @@ constexpr int CAPACITY = 37;
 static float number(int rank, int call, int i) { return (rank * 7 + call * 13 + i * 5) % 41; }
 
 static int run(int rank, const std::vector<Pack*>& memory) {
-  chance.seed(rank + 1);
   Ranks ranks{{}, rank, CAPACITY};
   std::copy(memory.begin(), memory.end(), ranks.memory);
   std::minstd_rand plan(1);  // the same for every rank
@@ -94,7 +122,6 @@ static int run(int rank, const std::vector<Pack*>& memory) {
 // Rows of 3 packs; half of the calls add what the call before left.
 static int run_rows(int rank, const std::vector<Pack*>& memory) {
   constexpr int PACKS = 3, SIZE = 4 * PACKS, SLOTS = CAPACITY / PACKS;
-  chance.seed(rank + 1);
   blockDim.x = 1;
   threadIdx.x = 0;
   Ranks ranks{{}, rank, CAPACITY};
@@ -143,20 +170,31 @@ static int run_rows(int rank, const std::vector<Pack*>& memory) {
   return wrong;
 }
 
+static std::vector<Pack*> memory;
+static int wrong = 0;
+
+static void rank_body(int rank) {
+  wrong += ROWS ? run_rows(rank, memory) : run(rank, memory);
+  all[rank].ended = true;
+  choose();
+}
+
 int main() {
   std::vector<std::vector<Pack>> rooms(N, std::vector<Pack>(4 * N * CAPACITY + CAPACITY));
-  std::vector<Pack*> memory;
   for (auto& own : rooms) {
     std::memset(own.data(), 0xff, own.size() * sizeof(Pack));
     memory.push_back(own.data());
   }
-  std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
+  all = std::vector<Rank>(N);
   for (int rank = 0; rank < N; ++rank) {
-    threads.emplace_back([&, rank] { wrong += ROWS ? run_rows(rank, memory) : run(rank, memory); });
+    ucontext_t& context = all[rank].context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = all[rank].stack.data();
+    context.uc_stack.ss_size = all[rank].stack.size();
+    makecontext(&context, reinterpret_cast<void (*)()>(rank_body), 1, rank);
   }
-  for (auto& thread : threads) thread.join();
-  std::printf("%d wrong\\n", wrong.load());
+  choose();
+  std::printf("%d wrong\\n", wrong);
 }
 """
 
@@ -168,7 +206,7 @@ def build(source: str, num_ranks: int, rows: bool, folder: Path) -> Path:
         assert found == 1
     (folder / "ranks.cpp").write_text(SHIM + source + MAIN)
     macros = (f"-DNUM_RANKS={num_ranks}", "-DNUM_THREADS=4", f"-DCALLS={CALLS}", f"-DROWS={rows:d}")
-    command = ("-std=c++17", "-O1", "-w", "-pthread", *macros, "ranks.cpp", "-o", "ranks")
+    command = ("-std=c++17", "-O1", "-w", *macros, "ranks.cpp", "-o", "ranks")
     subprocess.run([str(COMPILER), *command], cwd=folder, check=True, timeout=60)
     return folder / "ranks"
 

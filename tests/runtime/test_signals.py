@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -51,6 +52,21 @@ def test_a_signal_that_was_swallowed_is_not_lost() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signals.check()
+
+
+class Interrupted:
+    """An object that a signal meets in its `__del__`."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_is_lost_comes_again(capfd: pytest.CaptureFixture[str]) -> None:
+    hook = sys.unraisablehook
+    with Signals(), pytest.raises(KeyboardInterrupt):
+        threading.Event().wait(10 * isinstance(Interrupted(), Interrupted))
+    assert sys.unraisablehook is hook
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn, Self
 
+AGAIN_S: Final = 0.02
+"""Longer than most of what Python runs where an exception is lost."""
+
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,6 +48,9 @@ class Signals:
     The first signal calls `first`, which at the start raises KeyboardInterrupt. The second calls
     `second` and ends this process on the spot. SIGHUP never counts as the second, because a shell
     and the kernel both send it when a terminal is closed. SIGHUP stays ignored if it was (nohup).
+
+    Python drops an exception that is raised within a `__del__` or a callback of a weak reference.
+    A KeyboardInterrupt that is lost in that way is raised once more, shortly after.
     """
 
     def __init__(self) -> None:
@@ -56,9 +62,11 @@ class Signals:
         is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         numbers = [n for n in _NUMBERS if n != signal.SIGHUP or not is_ignored]
         self._before = [(number, signal.signal(number, self._handle)) for number in numbers]
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        sys.unraisablehook = self._unraisable
         for number, handler in self._before:
             signal.signal(number, handler)
 
@@ -79,6 +87,15 @@ class Signals:
             yield
         finally:
             signal.signal(signal.SIGINT, ours)
+
+    def _on_unraisable(self, lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            self._unraisable(lost)
+            return
+        self._num_seen = 0
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._num_seen += 1
