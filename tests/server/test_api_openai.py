@@ -382,6 +382,17 @@ def test_token_ids_of_each_choice(http: httpx.Client) -> None:
         assert "token_ids" not in http.post(path, json=body).json()["choices"][0]
 
 
+def test_a_final_message_is_continued(client: openai.OpenAI, server: ScriptedServer) -> None:
+    options: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    client.chat.completions.create(**chat("one"), extra_body=options)
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_args == options
+    options["add_generation_prompt"] = True
+    with pytest.raises(openai.BadRequestError, match="set one of them"):
+        client.chat.completions.create(**chat("one"), extra_body=options)
+
+
 def test_choices_of_a_chat(client: openai.OpenAI, server: ScriptedServer) -> None:
     options: dict[str, Any] = {"n": 3, "seed": 2**64 - 2}
     answer = client.chat.completions.create(**chat("one two"), **options)

@@ -404,8 +404,8 @@ EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "spaces_between_special_tokens": ([None, True], [False]),
 }
 CHAT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
-    "add_generation_prompt": ([None, True], [False]),
-    "continue_final_message": ([None, False], [True]),
+    "add_generation_prompt": ([None, True, False], [1]),
+    "continue_final_message": ([None, False, True], [1]),
     "add_special_tokens": ([None, False], [True]),
     "echo": ([None, False], [True]),
 }

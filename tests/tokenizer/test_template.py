@@ -169,6 +169,37 @@ def test_same_as_transformers(name: str, tmp_path: Path) -> None:
         assert template.render([USER], args) == _theirs(folder, [USER], **args)
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("begun", ["It is 4", "It is ", " so\n", "4 4"])
+def test_a_final_message_is_continued_as_transformers_does(
+    name: str, begun: str, tmp_path: Path
+) -> None:
+    folder = _folder(tmp_path, TEMPLATES[name])
+    chat = [USER, {"role": "assistant", "content": begun}]
+    args = {"continue_final_message": True}
+    prompt = _ours(folder).render(chat, args)
+    assert prompt == _theirs(folder, chat, add_generation_prompt=False, **args)
+    assert prompt.rstrip().endswith(begun.strip())
+    chat[1]["content"] = [{"type": "text", "text": begun}]
+    assert _ours(folder).render(chat, args) == prompt
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    args = {"continue_final_message": True}
+    calls = {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}
+    for last, match in (
+        (USER, "the role 'user'"),
+        ({"role": "assistant", "content": ""}, "no content"),
+        (calls, "no content"),
+        (calls | {"content": "x"}, "tool calls"),
+    ):
+        with pytest.raises(InvalidRequest, match=match) as caught:
+            ChatTemplate({"default": CHATML}, {}).render([USER, last], args)
+        assert caught.value.param == "continue_final_message"
+    with pytest.raises(InvalidRequest, match="does not write"):
+        ChatTemplate({"default": "x"}, {}).render([{"role": "assistant", "content": "x"}], args)
+
+
 def test_tools_same_as_transformers(tmp_path: Path) -> None:
     folder = _folder(tmp_path, QWEN3)
     prompt = _ours(folder).render(TOOL_CHAT, {"tools": TOOLS})

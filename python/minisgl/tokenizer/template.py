@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -73,23 +73,29 @@ class ChatTemplate:
     ) -> str:
         """The prompt of `messages`; `args` are further variables of the template.
 
+        With `continue_final_message` in `args` the prompt ends with the content of the last
+        message, for the model to go on with it; `add_generation_prompt` is then false.
+
         Raises InvalidRequest: malformed messages, no usable template, or the template refuses.
         """
         if not self.is_usable:
             raise InvalidRequest(self._problem, param="messages")
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
+        is_continued = bool(args and args.get("continue_final_message"))
         variables = {
             "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": not is_continued,
             **self._special_tokens,
             **(args or {}),
             "messages": [_normalise(message, i) for i, message in enumerate(messages)],
         }
+        if is_continued:
+            _mark_end(variables["messages"][-1], len(messages) - 1)
         name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
         try:
-            return self._templates[name].render(variables)
+            prompt = self._templates[name].render(variables)
         except Exception as error:  # a template is a program: odd input may break it in any way
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             # The text may quote what a tool call's JSON smuggled in: lone surrogates.
@@ -98,6 +104,40 @@ class ChatTemplate:
                 f"the chat template of this model refuses these messages: {kind}{text}",
                 param="messages",
             ) from error
+        return _cut_at_end(prompt) if is_continued else prompt
+
+
+_END: Final = "[end-of-the-final-message-7c1f]"
+"""Written behind the content of a message that is continued; the prompt is cut there."""
+
+
+def _mark_end(message: dict[str, Any], index: int) -> None:
+    """Write `_END` and a space behind the content of `message`, in place."""
+    where = f"messages[{index}]"
+    if message["role"] != "assistant":
+        raise InvalidRequest(
+            f"continue_final_message needs an assistant's message at the end, {where} has the role "
+            f"{message['role']!r}",
+            param="continue_final_message",
+        )
+    if not message.get("content") or message.get("tool_calls"):
+        raise InvalidRequest(
+            f"continue_final_message needs text to continue: {where} has no content, or tool calls",
+            param="continue_final_message",
+        )
+    message["content"] += f"{_END} "
+
+
+def _cut_at_end(prompt: str) -> str:
+    """As transformers does it: spaces before the cut stay unless the template trims contents."""
+    before, found, after = prompt.rpartition(_END)
+    if not found:
+        raise InvalidRequest(
+            "continue_final_message: the chat template of this model does not write the content of "
+            "the last message",
+            param="continue_final_message",
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:

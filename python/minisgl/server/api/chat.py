@@ -39,6 +39,12 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
     chat_template_kwargs: TemplateArgs = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="Whether the prompt ends where a new answer begins.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="Go on with the last message, which is the assistant's.")
+    ] = None
 
     tools: Annotated[list[Any] | None, only([], why=_NO_TOOLS)] = None
     tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto", why=_NO_TOOLS)] = None
@@ -89,12 +95,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     # Extensions that other engines' clients send with the value that changes nothing.
     echo: Annotated[bool | None, only(False, why="the client has the messages")] = None
-    add_generation_prompt: Annotated[
-        bool | None, only(True, why="set it in chat_template_kwargs")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, only(False, why="render the chat yourself and send it to /v1/completions")
-    ] = None
     add_special_tokens: Annotated[
         bool | None, only(False, why="the chat template writes the special tokens")
     ] = None
@@ -108,7 +108,15 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> ChatPrompt:
-        return chat_prompt(self.messages, self.chat_template_kwargs)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "add_generation_prompt begins a message and continue_final_message goes on with "
+                "the last one: set one of them",
+                param="continue_final_message",
+            )
+        names = ("add_generation_prompt", "continue_final_message")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
