@@ -47,11 +47,17 @@ def test_where_a_group_reads() -> None:
     # Up to position 9: the state at 8 is the newest, and the page of index 4 ends at no multiple.
     assert [index for index in range(5) if state.takes_page(index, 9, 2)] == [3]
     assert [index for index in range(6) if state.takes_page(index, 11, 2)] == [3, 5]
+    rows = CacheGroup(kind="rows", interval=4)
+    assert [rows.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 2, 2, 4]
+    assert [index for index in range(6) if rows.takes_page(index, 11, 2)] == [4, 5]
+    assert [index for index in range(6) if rows.takes_page(index, 12, 2)] == []
 
 
 def test_a_group_that_no_request_fits_is_refused() -> None:
     with pytest.raises(ConfigError, match="a state group needs at least 3 pages, got 2"):
         CacheGroup(kind="state", interval=4, num_pages=2).most_tokens(8, 2)
+    with pytest.raises(ConfigError, match="a rows group needs at least 4 pages, got 3"):
+        CacheGroup(kind="rows", interval=4, num_pages=3).most_tokens(8, 2)
     window = CacheGroup(kind="window", window=5, num_pages=7)
     assert window.most_tokens(8, 2) == 14  # 8 pages hold a window, a chunk and a page begun
     assert CacheGroup(kind="window", window=5, num_pages=8).most_tokens(8, 2) is None
@@ -139,6 +145,10 @@ GROUPS: dict[str, tuple[CacheGroup, ...]] = {
         CacheGroup(num_pages=40), CacheGroup(kind="window", window=4, num_pages=20),
         CacheGroup(kind="state", interval=4, num_pages=10),
     ),
+    "full, rows and state": (
+        CacheGroup(num_pages=40), CacheGroup(kind="rows", interval=4, num_pages=20),
+        CacheGroup(kind="state", interval=4, num_pages=10),
+    ),
 }  # fmt: skip
 
 
@@ -166,6 +176,8 @@ def longest(
         if group.kind == "state":
             page = found.get(tuple(ids[:end]))
             return page is not None and wrote[groups.index(group)][page][1] < step
+        if group.kind == "rows":
+            return end % group.interval == 0
         first = max(end - group.window + 1, 0) // PAGE_SIZE if group.kind == "window" else 0
         return all(
             tuple(ids[: (index + 1) * PAGE_SIZE]) in found

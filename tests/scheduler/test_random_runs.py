@@ -199,7 +199,11 @@ def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfi
         groups.append(replace(group, num_pages=num_pages))
     if rng.random() < 0.6:
         interval = page_size * rng.choice([1, 1, 2, 4])
-        if not any(group.kind == "full" or group.window >= interval for group in groups):
+        if rng.random() < 0.5:
+            rows = CacheGroup(kind="rows", interval=interval)
+            least = rows.most_pages(1 << 20, chunk, page_size)
+            groups.append(replace(rows, num_pages=least + rng.randrange(2 * least)))
+        elif not any(group.kind == "full" or group.window >= interval for group in groups):
             rows = CacheGroup(kind="window", window=interval)
             least = rows.most_pages(1 << 20, chunk, page_size)
             groups.append(replace(rows, num_pages=least + rng.randrange(2 * least)))

@@ -6,11 +6,13 @@ size in tokens is the same for all groups, so a position means the same page ind
     full         |== 0 ==|== 1 ==|== 2 ==|== 3 ==|- - -|     every page of [0, end)
     window       |       |       |== 2 ==|== 3 ==|- - -|     the pages that the last `window` tokens
     state                                |=S=|               touch; the newest state
+    rows                                     |- - -|         the tokens since the newest state
     position     0                               start  end
 
 A window page is given back as soon as no later query sees it. A state page holds the state of a
-recurrent layer after the tokens of its page index; only page indices that end at a multiple of
-`interval` have one, and only the newest is needed.
+recurrent layer after the tokens of its page index, is written once, and exists only at page indices
+that end at a multiple of `interval`. A rows page holds what the layer keeps of the tokens since
+that multiple: together they are the state after any token (docs/decisions/0024).
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from typing import Literal
 
 from minisgl.errors import ConfigError
 
-GroupKind = Literal["full", "window", "state"]
+GroupKind = Literal["full", "window", "state", "rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
     """window: keys that a query of a window group sees, itself included. interval: tokens between
-    the positions at which a state can be saved, a multiple of the page size. num_pages: of the
-    group's pool, 0 until memory is planned.
+    the positions of states, a multiple of the page size; not 0 for groups of recurrent layers.
+    num_pages: of the group's pool, 0 until memory is planned.
     """
 
     kind: GroupKind = "full"
@@ -41,15 +43,22 @@ class CacheGroup:
             return 0
         if self.kind == "window":
             return max(position - self.window + 1, 0) // page_size
-        return max(position // self.interval * self.interval // page_size - 1, 0)
+        since = self.newest(position) // page_size
+        return since if self.kind == "rows" else max(since - 1, 0)
+
+    def newest(self, position: int) -> int:
+        """The last multiple of the interval up to `position`."""
+        return position // self.interval * self.interval
 
     def takes_page(self, index: int, end: int, page_size: int) -> bool:
         """Whether a row that computes up to `end`, beyond the start of page `index`, needs it."""
-        if self.kind != "state":
+        if not self.interval:
             return True
-        saved_at = (index + 1) * page_size
+        page_end = (index + 1) * page_size
+        if self.kind == "rows":
+            return page_end > self.newest(end)
         # The newest state that the row writes, or the one that a later row will write.
-        return saved_at % self.interval == 0 and saved_at >= end // self.interval * self.interval
+        return page_end % self.interval == 0 and page_end >= self.newest(end)
 
     def most_pages(self, num_tokens: int, chunk: int, page_size: int) -> int:
         """The pages that a request of `num_tokens` holds at a time, if a step computes `chunk` of
@@ -57,6 +66,8 @@ class CacheGroup:
         if self.kind == "state":
             return min(3, num_tokens // self.interval + 1)  # one read, one written, one to come
         pages = -(-num_tokens // page_size)
+        if self.kind == "rows":  # those that a chunk reads, and those that it writes
+            return min(pages, 2 * self.interval // page_size)
         if self.kind == "window":
             pages = min(pages, -(-(self.window + chunk) // page_size) + 1)
         return pages
@@ -68,6 +79,8 @@ class CacheGroup:
             return num_pages
         if self.kind == "state":  # 3 a request, and as many again for saved states
             return min(num_pages * page_size // self.interval + 3, 6 * running)
+        if self.kind == "rows":
+            return min(num_pages, (running + 1) * self.interval // page_size)
         each = -(-self.window // page_size) + 2
         return min(num_pages, running * each + -(-chunk // page_size))
 
@@ -79,8 +92,11 @@ class CacheGroup:
         any_length = 1 << 40
         if self.most_pages(any_length, chunk, page_size) <= self.num_pages:
             return None
-        if self.kind == "state":
-            raise ConfigError(f"a state group needs at least 3 pages, got {self.num_pages}")
+        if self.interval:
+            least = self.most_pages(any_length, chunk, page_size)
+            raise ConfigError(
+                f"a {self.kind} group needs at least {least} pages, got {self.num_pages}"
+            )
         return self.num_pages * page_size
 
 

@@ -8,6 +8,7 @@ and a node of the tree may lack them::
     full         | 0  1  2  3 | 4  5  6  7  8  9|
     window 2     | .  .  2  3 | .  .  .  .  8  9|     resume at 4 pages or at 10, not at 6
     state        | .  .  .  3 | .  .  .  .  .  9|
+    rows         |            |                 |     never in the tree
 
 A request can resume where every group has the pages that the next token reads. The full group may
 have more: their tokens are computed again for the other groups, and the full group's pages are not
@@ -128,7 +129,7 @@ class GroupedPrefixCache(RadixPrefixCache):
         page_size = self.page_size
         index = sum(num_tokens for _, num_tokens in parts) // page_size
         columns = []
-        for tail in self.tails:
+        for tail in self.tails:  # rows: at the position of a state none is read
             column = self._column(tail, parts)
             if step is not None and tail.group.kind == "state":
                 entries = tail.entries
@@ -178,6 +179,8 @@ class GroupedPrefixCache(RadixPrefixCache):
             if not node.tails:
                 node.tails = [[NO_PAGE] * count for _ in self.tails]
             for tail, column, held in zip(self.tails, columns, node.tails, strict=True):
+                if tail.group.kind == "rows":
+                    continue
                 for index in range(count):
                     page = column[at + index]
                     if page >= 0 and held[index] < 0:
@@ -319,7 +322,7 @@ class GroupedCacheManager(CacheManager):
                 held = sum(page >= 0 for page in pages)
                 most = tail.group.most_pages(num_tokens, self._chunk, self.page_size)
                 need += max(most - held, 0)
-            each = self.pages_for(growth) if tail.group.kind == "window" else 1
+            each = 1 if tail.group.kind == "state" else self.pages_for(growth)
             if need + others * each > tail.num_available:
                 return False
         return True

@@ -3,9 +3,10 @@
 Its "KV" of a token is the token's id, written to the slots that the plan names. Its "model" hashes
 the ids that it reads back through the page tables: all of them in a full group, the last `window`
 in a window group. In a state group it reads the state at the last multiple of `interval`, a hash
-of all ids before it, which earlier steps have handed on from page to page. A page that was given
-away too early, shared wrongly, or never written gives a wrong token, and so does a stale state or
-one that the same step writes. The oracle (`fake_next_id` over the true sequence) sees it.
+of all ids before it, which earlier steps have handed on from page to page. A rows group shows the
+ids since then. A page that was given away too early, shared wrongly, or never written gives a
+wrong token, and so does a stale state or one that the same step writes. The oracle (`fake_next_id`
+over the true sequence) sees it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def fake_next_id(
     seen: list[bytes | int] = []
     for group in groups:
         if group.kind == "state":
-            seen.append(_state(0, ids[: len(ids) // group.interval * group.interval], group))
+            seen.append(_state(0, ids[: group.newest(len(ids))], group))
+        elif group.kind == "rows":
+            seen.append(ids[group.newest(len(ids)) :].tobytes())
         else:
             seen.append((ids[-group.window :] if group.kind == "window" else ids).tobytes())
     return _token(seen, seed, output_idx, vocab_size, mask)
@@ -142,8 +145,9 @@ class FakeExecutor:
             return _FailedFlight(
                 StepFailed(error=EngineError("the fake failed"), uids=tuple(plan.uids[-count:]))
             )
-        self._write(plan)
-        states = self._update_states(plan)
+        ids_of_rows = self._ids(plan)
+        self._write(plan, ids_of_rows)
+        states = self._update_states(plan, ids_of_rows)
         flight = _FakeFlight(lambda masks: self._sample(plan, states, masks), plan.late_rows)
         if plan.late_rows:
             sampled = [plan.table_idxs[row] for row in plan.sample_rows]
@@ -165,6 +169,7 @@ class FakeExecutor:
                     seen.append(states[row, index])
                 else:
                     start = max(end - group.window, 0) if group.kind == "window" else 0
+                    start = group.newest(end) if group.kind == "rows" else start
                     seen.append(self._read(index, table_idx, start, end).tobytes())
             seed, mask = self._seeds[table_idx], masks.get(sample)
             token = _token(seen, seed, output_idx, self.vocab_size, mask)
@@ -178,23 +183,29 @@ class FakeExecutor:
             padding = ((0, 0), (0, 0), (0, missing))
             self._page_table = np.pad(self._page_table, padding, constant_values=-1)
 
-    def _write(self, plan: Plan) -> None:
-        stored = dict(plan.stored)
-        at = 0
-        rows = zip(plan.table_idxs, plan.starts, plan.ends, strict=True)
-        for row, (table_idx, start, end) in enumerate(rows):
-            ids = plan.token_ids[at : at + end - start].copy()
-            at += end - start
+    def _ids(self, plan: Plan) -> list[IdArray]:
+        """Each row's ids."""
+        lengths = np.subtract(plan.ends, plan.starts)
+        parts = np.split(plan.token_ids.copy(), np.cumsum(lengths)[:-1])
+        for table_idx, ids in zip(plan.table_idxs, parts, strict=True):
             ids[ids == PROMISED] = self._last_token[table_idx]
+        return parts
+
+    def _write(self, plan: Plan, ids_of_rows: list[IdArray]) -> None:
+        stored = dict(plan.stored)
+        rows = zip(plan.table_idxs, plan.starts, plan.ends, ids_of_rows, strict=True)
+        for row, (table_idx, start, end, ids) in enumerate(rows):
             for index, group in enumerate(self.groups):
                 first = start
                 if group.kind == "full":
                     first = min(max(start, stored.get(row, 0)), end)
+                if group.kind == "rows":
+                    first = max(start, group.newest(end))
                 if group.kind != "state":
                     slots = self._slots(index, table_idx, first, end)
                     self._memory[index][slots] = ids[first - start :]
 
-    def _update_states(self, plan: Plan) -> dict[tuple[int, int], int]:
+    def _update_states(self, plan: Plan, ids_of_rows: list[IdArray]) -> dict[tuple[int, int], int]:
         """The state that each (row, group) is left with, of which new ones are written. A row reads
         what the pages held before this step."""
         states: dict[tuple[int, int], int] = {}
@@ -202,14 +213,15 @@ class FakeExecutor:
         for index, group in enumerate(self.groups):
             if group.kind != "state":
                 continue
-            rows = zip(plan.table_idxs, plan.starts, plan.ends, strict=True)
-            for row, (table_idx, start, end) in enumerate(rows):
-                before, after = (at // group.interval * group.interval for at in (start, end))
+            rows = zip(plan.table_idxs, plan.starts, plan.ends, ids_of_rows, strict=True)
+            for row, (table_idx, start, end, new_ids) in enumerate(rows):
+                before, after = group.newest(start), group.newest(end)
                 state = 0
                 if before:
                     state = int(self._memory[index][self._state_page(index, table_idx, before)])
                 if after > before:
-                    ids = self._read(self._group_with_rows(group), table_idx, before, after)
+                    old_ids = self._read(self._group_with_rows(group), table_idx, before, start)
+                    ids = np.concatenate((old_ids, new_ids[: after - start]))
                     state = _state(state, ids, group)
                     written.append((index, self._state_page(index, table_idx, after), state))
                 states[row, index] = state
@@ -222,7 +234,7 @@ class FakeExecutor:
         return next(
             index
             for index, group in enumerate(self.groups)
-            if group.kind == "full" or group.window >= state.interval
+            if group.kind in ("full", "rows") or group.window >= state.interval
         )
 
     def _state_page(self, index: int, table_idx: int, position: int) -> int:
