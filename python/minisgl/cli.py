@@ -39,8 +39,10 @@ MODEL is a checkpoint folder or a model id such as Qwen/Qwen3-0.6B; without it, 
 runs, a small one that needs no download. `minisgl COMMAND --help` lists the flags of a command.
 """
 
-NOT_OF_A_CHAT: Final = ("shell", "dry_run")
-"""Options of `serve` that `chat` and `run` do not have."""
+NOT_OF_A_CHAT: Final = (
+    "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile",
+)  # fmt: skip
+"""Options of `serve` that `chat` and `run` do not have, or that mean something else there."""
 
 
 def run_command(argv: Sequence[str], began: float) -> int:
@@ -108,6 +110,7 @@ def client_parser(command: str) -> Parser:
     group.add_argument(
         "--url", help="ask the server that runs there, instead of one started for this command"
     )
+    group.add_argument("--api-key", metavar="KEY", help="the key for the server at --url")
     group.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
     group.add_argument(
         "--set", action="append", type=_setting, metavar="NAME=VALUE",
@@ -123,11 +126,13 @@ def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
 
     parser = client_parser(command)
     given = parser.parse_all(argv)
-    about = {name: given.pop(name, None) for name in ("url", "system", "set")}
+    about = {name: given.pop(name, None) for name in ("url", "api_key", "system", "set")}
     try:
         client = _chat(about) if command == "chat" else _run(about, given, parser)
     except MinisglError as error:
         parser.error(str(error))
+    if about["api_key"] and about["url"] is None:
+        parser.error("--api-key is for the server at --url")
     if about["url"] is None:
         return _own_server(server_args(parser, given | {"shell": True}), client, began)
     if given:
@@ -148,7 +153,8 @@ def _chat(about: dict[str, Any]) -> Callable[[str], int]:
     from minisgl.shell import Settings, run_shell
 
     settings = Settings(about.get("set") or ())
-    return lambda url: run_shell(url, system=about.get("system"), settings=settings)
+    system, key = about.get("system"), about.get("api_key")
+    return lambda url: run_shell(url, system=system, settings=settings, api_key=key)
 
 
 def _run(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> Callable[[str], int]:
@@ -167,4 +173,5 @@ def _run(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> Callab
     question = "\n\n".join(filter(str.strip, (" ".join(words), piped.strip("\n"))))
     if not question:
         parser.error("there is no question: give one, or send one through a pipe")
-    return lambda url: run_question(url, question, system=about["system"], settings=settings)
+    system, key = about["system"], about["api_key"]
+    return lambda url: run_question(url, question, system=system, settings=settings, api_key=key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
+from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
@@ -67,10 +69,14 @@ class ScriptedServer:
         num_ranks: int = 1,
         max_queued: int | None = None,
         stalled: Callable[[], str | None] | None = None,
+        keys: KeyRing | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._observer = observer
         self._max_queued = max_queued
         self._app_options: dict[str, Any] = {"stalled": stalled} if stalled else {}
+        self._app_options["keys"] = keys
+        self._tls = tls
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()
         self.received: list[TokenizeMsg] = []
@@ -82,7 +88,7 @@ class ScriptedServer:
         self._inbox: PullQueue[FrontendMsg] = PullQueue(self._endpoints.tokenizer(0), FrontendMsg)
         self._outbox = PushQueue(self._endpoints.api)
         self._bound = bind("127.0.0.1", 0)
-        self.url = url_of(self._bound)
+        self.url = url_of(self._bound, "https" if tls else "http")
         self._model = ServedModel(
             name=MODEL, defaults=defaults or SamplingParams(temperature=0.25), created=1
         )
@@ -134,7 +140,8 @@ class ScriptedServer:
             num_ranks=self._num_ranks,
             max_queued=self._max_queued,
         )
-        http = HttpServer(create_app(self._frontend, self._model, **self._app_options))
+        app = create_app(self._frontend, self._model, **self._app_options)
+        http = HttpServer(app, self._tls)
         dispatch = asyncio.create_task(self._frontend.run())
         listen(self._bound)
         serving = asyncio.create_task(http.serve_on(self._bound, self._started.set))

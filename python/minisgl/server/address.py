@@ -1,9 +1,10 @@
-"""The server's port, bound before the model is loaded, so that a port in use is refused at once."""
+"""The server's port and certificate: what is wrong with them is said before the model is loaded."""
 
 from __future__ import annotations
 
 import errno
 import socket
+import ssl
 
 from minisgl.errors import ConfigError
 
@@ -35,11 +36,32 @@ def listen(bound: socket.socket) -> None:
         raise _refused(host, port, error) from error
 
 
-def url_of(bound: socket.socket) -> str:
+def tls_context(certfile: str, keyfile: str | None) -> ssl.SSLContext:
+    """Return what HTTPS needs: TLS 1.2 or newer. Raises ConfigError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    flags = f"--ssl-certfile {certfile}" + (f" and --ssl-keyfile {keyfile}" if keyfile else "")
+    try:
+        context.load_cert_chain(certfile, keyfile, password=_no_password)
+    except OSError as error:  # an SSLError is one
+        detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(
+            f"{flags} cannot be used ({detail}): give a PEM certificate and its private key "
+            "without a password"
+        ) from None
+    return context
+
+
+def _no_password() -> str:
+    raise OSError(errno.EACCES, "the private key has a password")
+
+
+def url_of(bound: socket.socket, scheme: str = "http") -> str:
     """The URL under which this machine reaches the socket."""
     host, port = bound.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return (
+        f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
+    )
 
 
 def _refused(host: str, port: int, error: OSError) -> ConfigError:

@@ -16,6 +16,8 @@ from minisgl.server import errors
 from minisgl.server.api import chat, completions, generate, models
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
+from minisgl.server.key_guard import KeyGuard
+from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
 from minisgl.server.telemetry import metrics, profile
 from minisgl.utils.logger import get_logger
@@ -31,12 +33,16 @@ def _no_answer() -> str:
 
 
 def create_app(
-    frontend: Frontend, model: ServedModel, stalled: Callable[[], str | None] = _no_answer
+    frontend: Frontend,
+    model: ServedModel,
+    stalled: Callable[[], str | None] = _no_answer,
+    keys: KeyRing | None = None,
 ) -> ASGIApp:
     """Return the application.
 
     stalled: asked if a message does not get round the workers in time, which it cannot while a long
     step is computed. It returns what is wrong, or None if all workers make progress.
+    keys: who may use the server; None is everyone.
     """
     records = (*chat.RECORDS, *completions.RECORDS, *generate.RECORDS, *models.RECORDS)
     app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
@@ -45,7 +51,7 @@ def create_app(
     app.include_router(completions.router(frontend, model))
     app.include_router(generate.router(frontend, model))
     app.include_router(models.router(model))
-    app.include_router(metrics.router(frontend, model))
+    app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
 
     @app.get("/health")
@@ -73,7 +79,8 @@ def create_app(
         more = f',"oldest_token_age_s":{age_s:.3f}' if frontend.num_open else ""
         return _status("ready", more)
 
-    return RequestIds(app)  # outermost: what FastAPI says of a crash gets an id too
+    guarded = KeyGuard(app, keys, frontend.observer) if keys else app
+    return RequestIds(guarded)  # outermost: what FastAPI says of a crash gets an id too
 
 
 def _status(word: str, more: str = "") -> Response:

@@ -25,6 +25,7 @@ def _is_collector(url: str) -> bool:
     return is_url and not any(character.isspace() for character in url)
 
 
+_SECRET: Final = text("a key")  # what is wrong with it is said where no message repeats it
 _NAME: Final = text("a printable name", lambda name: bool(name.strip()) and name.isprintable())
 _COLLECTOR: Final = text(
     "the URL of an OTLP/HTTP collector, such as http://localhost:4318", _is_collector
@@ -69,6 +70,42 @@ class ServerArgs(RuntimeArgs):
         "server",
         "tokenizer processes; 0 lets the detokenizer's process do both: a process fewer, but a "
         "very long prompt then holds up the text of running streams",
+        nodes="first",
+    )
+    api_key: str | None = option(
+        None,
+        _SECRET,
+        "access",
+        "only requests with this key, or one of several with commas between them, are served; "
+        "other users of this machine can see it in the list of processes, unlike --api-key-file",
+        metavar="KEY",
+        unset="everyone is served",
+        nodes="first",
+    )
+    api_key_file: str | None = option(
+        None,
+        text("a file's name"),
+        "access",
+        "a TOML file with a table for each key: its name, key, limits and rights (docs/security.md)"
+        "; it is read again when it changes",
+        metavar="FILE",
+        nodes="first",
+    )
+    ssl_certfile: str | None = option(
+        None,
+        text("a file's name"),
+        "access",
+        "serve HTTPS with this certificate (PEM, with its chain)",
+        metavar="FILE",
+        nodes="first",
+    )
+    ssl_keyfile: str | None = option(
+        None,
+        text("a file's name"),
+        "access",
+        "the certificate's private key (PEM, without a password)",
+        metavar="FILE",
+        unset="in the file of the certificate",
         nodes="first",
     )
     shell: bool = option(False, SWITCH, "running", "the same as minisgl chat", nodes="own")
@@ -117,6 +154,10 @@ def conflict(args: ServerArgs) -> str | None:
     """A sentence if two options contradict each other, else None."""
     if args.dry_run and args.shell:
         return "--dry-run serves nothing, so it does not go with --shell"
+    if args.ssl_keyfile and not args.ssl_certfile:
+        return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
+    if args.shell and (args.api_key or args.api_key_file or args.ssl_certfile):
+        return "a chat's own server is for this machine alone: it takes no keys and no certificate"
     if args.nnodes == 1:
         if args.node_rank or args.dist_init_addr:
             return "--node-rank and --dist-init-addr need --nnodes 2 or more"

@@ -10,6 +10,7 @@ a client needs one way to read errors. In a stream that has begun the object is 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -44,8 +45,14 @@ def _kind(status: int) -> str:
     return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
-def _response(status: int, body: ErrorBody) -> Response:
-    headers = {"Retry-After": "1"} if status in (429, 503) else None
+def error_response(error: Exception) -> Response:
+    """The response for `error`. One that may pass says when to try again: `retry_after_s`, or 1."""
+    status, body = error_body(error)
+    headers = {}
+    if status in (429, 503):
+        headers["Retry-After"] = str(math.ceil(getattr(error, "retry_after_s", 1)))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return Response(
         msgspec.json.encode(body), status, headers=headers, media_type="application/json"
     )
@@ -62,9 +69,8 @@ def install(app: FastAPI, observer: Observer) -> None:
     """Let `app` answer every exception with an error object."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        status, body = error_body(error)
-        observer.answered(body.error.code)
-        return _response(status, body)
+        observer.answered(error_body(error)[1].error.code)
+        return error_response(error)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

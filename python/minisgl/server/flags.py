@@ -16,7 +16,7 @@ from minisgl.core.args import SWITCH, Option, Rule, options_of, whole
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs, conflict
 
-GROUPS: Final = ("model", "server", "scheduling", "engine", "many devices", "running")
+GROUPS: Final = ("model", "server", "access", "scheduling", "engine", "many devices", "running")
 """The headings of `--help`, in order."""
 
 

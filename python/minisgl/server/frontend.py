@@ -21,6 +21,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,6 +41,9 @@ from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
+
+if TYPE_CHECKING:
+    from minisgl.server.keys import Key
 
 
 class ClientGone(Exception):
@@ -64,12 +68,18 @@ class Call:
         "_num_unaccepted",
         "_pending",
         "_wakeup",
+        "key",
         "watcher",
     )
 
     def __init__(
-        self, uids: Sequence[int], abort: Callable[[list[int]], None], num_choices: int = 1
+        self,
+        uids: Sequence[int],
+        abort: Callable[[list[int]], None],
+        num_choices: int = 1,
+        key: Key | None = None,
     ) -> None:
+        self.key = key  # whose tokens these are, if the server has keys
         self._num_choices = num_choices
         self._indices = {uid: index for index, uid in enumerate(uids)}  # the unfinished prompts
         self._num_prompts = self._num_unaccepted = len(uids)
@@ -112,6 +122,10 @@ class Call:
 
     def deliver(self, reply: RequestReply) -> None:
         """Store a reply for the reader, and wake the reader."""
+        if self.key and isinstance(reply, Accepted | TextReply):
+            is_repeated = self._indices[reply.uid] % self._num_choices != 0
+            if isinstance(reply, TextReply) or not is_repeated:  # a prompt counts once
+                self.key.charge(reply)
         if isinstance(reply, TextReply):
             self._pending.append((self._indices[reply.uid], reply))
         elif isinstance(reply, Accepted):
@@ -223,7 +237,7 @@ class Frontend:
             )
         now = time.perf_counter()  # before other tasks can delay this one
         uids = list(itertools.islice(self._uids, len(prompts)))
-        call = Call(uids, self._abort, num_choices)
+        call = Call(uids, self._abort, num_choices, origin.key if origin else None)
         by_tokenizer: dict[int, list[TokenizeMsg]] = {}
         for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
             params = sampling

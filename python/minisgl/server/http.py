@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from typing import Final
 
@@ -84,9 +85,9 @@ def _is_worth_saying(record: logging.LogRecord) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves `app` until `should_exit` is set."""
+    """Serves `app` until `should_exit` is set. tls: over HTTPS."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -99,6 +100,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=GRACE_S,
         )
         super().__init__(config)
+        self._tls = tls
         logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)  # once, however often
         self._on_started: Callable[[], None] | None = None
 
@@ -108,6 +110,7 @@ class HttpServer(uvicorn.Server):
         await self.serve([listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ssl = self._tls  # uvicorn's own options leave out the better ciphers of TLS 1.2
         await super().startup(sockets)
         if self._on_started:
             self._on_started()

@@ -27,7 +27,7 @@ from minisgl.runtime.node_settings import given_of_node_0, settings_of
 from minisgl.runtime.nodes import gather_nodes, join_node_0, with_network
 from minisgl.runtime.signals import Signals, held
 from minisgl.runtime.workers import Workers
-from minisgl.server.address import bind, url_of
+from minisgl.server.address import bind, tls_context, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.ready import ready_text, say
@@ -92,6 +92,12 @@ def _serve(
     clock: StartClock,
 ) -> int:
     """Serve until asked to stop, and return the exit code."""
+    tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
+    keys = None
+    if args.api_key is not None or args.api_key_file is not None:
+        from minisgl.server.keys import KeyRing
+
+        keys = KeyRing(args.api_key, args.api_key_file)
     with bind(args.host, args.http_port) as bound, _workers(signals) as workers:
         found = find_checkpoint(args)
         folder, name = found.folder, found.name
@@ -110,7 +116,7 @@ def _serve(
             from minisgl.server.server import Server
 
             model = ServedModel(name=name, defaults=found.defaults, created=int(time.time()))
-            server = Server(workers, bound, model, args)
+            server = Server(workers, bound, model, args, keys, tls)
         workers.wait_ready()
         signals.check()
         leave_start_to_no_collector()
@@ -121,7 +127,8 @@ def _serve(
 
         def on_ready() -> None:
             signals.first = server.stop
-            say(ready_text(name, url_of(bound), sum(clock.part_s.values())))
+            url = url_of(bound, "https" if tls else "http")
+            say(ready_text(name, url, sum(clock.part_s.values()), needs_key=keys is not None))
 
         asyncio.run(server.serve(on_ready))
         return 0

@@ -31,6 +31,8 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--dist-init-addr HOST:PORT": ("--master-addr", "--master-port"),
     "--log-requests": ("--enable-log-requests",),
     "--log-level": ("--uvicorn-log-level", "--log-verbosity"),
+    "--ssl-certfile": ("--ssl-cert-file",),
+    "--ssl-keyfile": ("--ssl-key-file",),
     "--otlp-endpoint": ("--otlp-traces-endpoint",),
     "minisgl chat": ("--shell-mode", "--conversation", "-cnv"),
 }  # fmt: skip
@@ -42,7 +44,6 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--cache-prompt", "--metrics", "--enable-metrics", "--jinja",
     ),
     "the code of a checkpoint is never run here: leave it out": ("--trust-remote-code",),
-    "API keys are not checked here: put a proxy that checks them in front": ("--api-key",),
     "a model is divided by --tp alone here": (
         "--pipeline-parallel-size", "--pp-size", "-pp",
         "--data-parallel-size", "--dp-size", "-dp",

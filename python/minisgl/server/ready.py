@@ -17,27 +17,34 @@ def say(text: str) -> None:
         forget(sys.stdout)
 
 
-def ready_text(name: str, url: str, seconds: float) -> str:
+def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) -> str:
     """The server's URL, and three commands to try, which need nothing but this package.
 
-    The commands work in any folder, and with proxy variables set.
+    The commands work in any folder, and with proxy variables set. needs_key: they name $KEY, which
+    the user sets.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"
     options = ", trust_env=False" if has_proxy else ""
+    header = python_header = chat_key = ""
+    if needs_key:
+        header = ' -H "Authorization: Bearer $KEY"'
+        chat_key = ' --api-key "$KEY"'
+        python_header = ', headers={"Authorization": "Bearer $KEY"}'
+    end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
     python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
     return f"""
 Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In another terminal, try
 
-  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
-  {python} -m minisgl chat --url {url}
+  {python} -m minisgl chat --url {url}{chat_key}
 
-  {python} - <<'EOF'
+  {python} - <<{end}
   import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="none")
   body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
-  answer = httpx.post("{url}/v1/chat/completions", json=body{options}).json()
+  answer = httpx.post("{url}/v1/chat/completions", json=body{options}{python_header}).json()
   print(answer["choices"][0]["message"]["content"])
   EOF
 

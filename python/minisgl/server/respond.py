@@ -107,6 +107,7 @@ async def respond(
         path=request.scope["path"],
         traceparent=request.headers.get("traceparent"),
         tracestate=request.headers.get("tracestate"),
+        key=request.scope.get("api_key"),
     )
     prompts = [prompt for prompt in prompts for _ in range(num_choices)]
     call = frontend.submit(

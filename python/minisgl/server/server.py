@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
+from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
@@ -37,7 +39,13 @@ class Server:
     """The API server over running workers. Mutable: it starts, may fail, and stops."""
 
     def __init__(
-        self, workers: Workers, bound: socket.socket, model: ServedModel, args: ServerArgs
+        self,
+        workers: Workers,
+        bound: socket.socket,
+        model: ServedModel,
+        args: ServerArgs,
+        keys: KeyRing | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._workers = workers
         self._socket = bound
@@ -58,7 +66,7 @@ class Server:
             num_ranks=args.num_local,
             max_queued=args.max_queued_requests,
         )
-        self._http = HttpServer(create_app(self._frontend, model, workers.stalled))
+        self._http = HttpServer(create_app(self._frontend, model, workers.stalled, keys), tls)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
 

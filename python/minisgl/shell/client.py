@@ -57,12 +57,18 @@ class Chat:
     """
 
     def __init__(
-        self, url: str, *, system: str | None = None, settings: Settings | None = None
+        self,
+        url: str,
+        *,
+        system: str | None = None,
+        settings: Settings | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Raises ChatError for an invalid URL."""
         self._url = url
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            self._http = http_client(server_root(url), timeout=TIMEOUT)
+            self._http = http_client(server_root(url), timeout=TIMEOUT, headers=headers)
         except httpx.InvalidURL as error:
             raise self._unreachable(error) from error
         except MinisglError as error:

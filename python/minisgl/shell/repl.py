@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -40,14 +41,26 @@ FENCE: Final = '"""'
 INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ends, as shells have it
 
 
-def run_shell(url: str, *, system: str | None = None, settings: Settings | None = None) -> int:
+def run_shell(
+    url: str,
+    *,
+    system: str | None = None,
+    settings: Settings | None = None,
+    api_key: str | None = None,
+) -> int:
     """Chat with the server at `url` until the user leaves. Returns the exit code: 1 if there is no
     server, or if not all that came through a pipe was answered; 130 after Ctrl-C in a pipe."""
-    return _client(url, system, settings, lambda chat, console: _Loop(chat, console).run())
+    chat = partial(Chat, url, system=system, settings=settings, api_key=api_key)
+    return _client(chat, lambda chat, console: _Loop(chat, console).run())
 
 
 def run_question(
-    url: str, question: str, *, system: str | None = None, settings: Settings | None = None
+    url: str,
+    question: str,
+    *,
+    system: str | None = None,
+    settings: Settings | None = None,
+    api_key: str | None = None,
 ) -> int:
     """Print the answer of the server at `url`. Returns the exit code: 1 without an answer, 130
     after Ctrl-C."""
@@ -56,18 +69,13 @@ def run_question(
         result = _answer(question, chat, console)
         return INTERRUPTED if result is None else int(not result)
 
-    return _client(url, system, settings, ask)
+    return _client(partial(Chat, url, system=system, settings=settings, api_key=api_key), ask)
 
 
-def _client(
-    url: str,
-    system: str | None,
-    settings: Settings | None,
-    use: Callable[[Chat, Console], int],
-) -> int:
+def _client(begin: Callable[[], Chat], use: Callable[[Chat, Console], int]) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
     try:
-        with closing(Chat(url, system=system, settings=settings)) as chat:
+        with closing(begin()) as chat:
             return use(chat, console)
     except ChatError as error:
         console.print(str(error), style="red")

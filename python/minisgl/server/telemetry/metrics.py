@@ -26,6 +26,7 @@ from minisgl import __version__
 from minisgl.scheduler.loop import PARTS
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
+from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Histogram, Observer
 
 _RANK_COUNTERS: Final = {
@@ -38,9 +39,9 @@ _RANK_COUNTERS: Final = {
 }
 
 
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None = None) -> APIRouter:
     routes = APIRouter()
-    page = MetricsPage(frontend.observer, model.name)
+    page = MetricsPage(frontend.observer, model.name, keys)
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -54,8 +55,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 class MetricsPage(Collector):
     """Frozen once built; what it reads changes."""
 
-    def __init__(self, observer: Observer, model: str) -> None:
+    def __init__(self, observer: Observer, model: str, keys: KeyRing | None = None) -> None:
         self._observer = observer
+        self._keys = keys
         self._model = model
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -95,6 +97,8 @@ class MetricsPage(Collector):
             "minisgl_requests", "Requests that ended, by how they did", "reason", observer.ends
         )
         yield _counts("minisgl_errors", "Errors told to clients", "code", observer.errors)
+        if self._keys:
+            yield from _of_keys(self._keys)
         for name, help_, histogram in (
             (
                 "time_to_first_token",
@@ -143,6 +147,21 @@ class MetricsPage(Collector):
                 if rank == 0 or name == "steps":
                     counter.add_metric([label], getattr(status, f"num_{name}"))
         yield from (running, waiting, pages, peak, part_s, *counters.values())
+
+
+def _of_keys(keys: KeyRing) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "minisgl_key_requests", "Requests of an API key", labels=["key", "result"]
+    )
+    tokens = CounterMetricFamily(
+        "minisgl_key_tokens", "Tokens of an API key's requests", labels=["key", "kind"]
+    )
+    for key in keys:
+        requests.add_metric([key.name, "admitted"], key.num_requests)
+        requests.add_metric([key.name, "refused"], key.num_refused)
+        tokens.add_metric([key.name, "prompt"], key.num_prompt_tokens)
+        tokens.add_metric([key.name, "output"], key.num_output_tokens)
+    yield from (requests, tokens)
 
 
 def _counts(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:

@@ -146,6 +146,7 @@ class Observer:
             uid=uid,
             reason=reason,
             code=code,
+            key=request.origin.key and request.origin.key.name,
             ttft_ms=first_text_s and _ms(first_text_s),
             total_ms=_ms(seconds),
             queued_ms=end and _ms(end.queued_s),

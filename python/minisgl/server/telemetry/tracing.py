@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minisgl.server.keys import Key
 
 TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a prompt comes from. path: the endpoint; trace*: the headers of W3C Trace Context."""
+    """Where a prompt comes from. path: the endpoint; trace*: the headers of W3C Trace Context. key:
+    the API key, if the server has keys."""
 
     request_id: str = ""
     path: str = ""
     traceparent: str | None = None
     tracestate: str | None = None
+    key: Key | None = None
 
 
 class Tracer(Protocol):

@@ -1,0 +1,70 @@
+"""Lets only requests with a key pass: `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minisgl.errors import RequestError
+from minisgl.server.errors import error_response, refusal
+from minisgl.server.keys import Key, KeyRing
+from minisgl.server.telemetry.observe import Observer
+
+OPEN: Final = frozenset(("/", "/favicon.ico", "/health", "/ready"))
+"""Paths that need no key: probes have none, and the page asks its user for one."""
+
+OPEN_BELOW: Final = "/page/"
+"""The page's assets."""
+
+ADMIN: Final = frozenset(("/start_profile", "/stop_profile"))
+"""Paths that need a key with admin rights: they slow the server down and write files."""
+
+
+class KeyGuard:
+    """Answers a request without a key with 401, one above its key's limits with 429.
+
+    The key of a request that passes is `scope["api_key"]`. POST requests count as requests.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, observer: Observer) -> None:
+        self._app = app
+        self._keys = keys
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path not in OPEN and not path.startswith(OPEN_BELOW):
+            try:
+                scope["api_key"] = self._admit(scope, path)
+            except RequestError as error:
+                self._observer.answered(error.code)
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope, path: str) -> Key:
+        headers = Headers(scope=scope)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not given:
+            raise refusal(
+                "this server needs an API key: send the header 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'",
+                status=401,
+                code="invalid_api_key",
+            )
+        key = self._keys.find(given)
+        if key is None:
+            raise refusal("the API key is not known here", status=401, code="invalid_api_key")
+        if path in ADMIN:
+            if not key.is_admin:
+                raise refusal(
+                    f"{path} needs a key with admin rights, which {key.name!r} has not",
+                    status=403,
+                    code="not_permitted",
+                )
+        elif scope["method"] == "POST":
+            key.admit()
+        return key

@@ -1,0 +1,248 @@
+"""API keys: who may use the server, and how much in a minute.
+
+Keys come from `--api-key` and from `--api-key-file`, a TOML file with a table for each key::
+
+    [alice]                     # the name, which logs and metrics show
+    key = "a long random text"
+    requests_per_minute = 60    # left out: no limit
+    tokens_per_minute = 100000  # of prompts and answers together
+    admin = true                # may take profiles
+
+The file is read again when it changes; a file with an error changes nothing. Keys are compared as
+digests in constant time, and appear in no log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from minisgl.core import Accepted
+from minisgl.errors import ConfigError, RequestError
+from minisgl.message import TextReply
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+REREAD_S: Final = 1.0
+"""The file's times are looked at no more often: a call of the system for each request is saved."""
+
+MAX_NAME: Final = 64
+
+PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
+
+
+class RateLimited(RequestError):
+    """A key has used what it may use in a minute.
+
+    retry_after_s: when the same request is within the limit again.
+    """
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Bucket:
+    """A token bucket: it holds one minute's amount, refills evenly, and may be in debt. Mutable."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until one unit is there; 0 if it is."""
+        self._refill(now)
+        return max(1 - self._level, 0) * 60 / self.per_minute
+
+    def take(self, amount: int, now: float) -> None:
+        self._refill(now)
+        self._level -= amount
+
+    def _refill(self, now: float) -> None:
+        refilled = self._level + (now - self._at) * self.per_minute / 60
+        self._level, self._at = min(refilled, self.per_minute), now
+
+
+class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the key file."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=1024)]
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
+    admin: bool = False
+
+
+class Key:
+    """A key that may use the server, and what it has used. Mutable."""
+
+    def __init__(self, name: str, entry: KeyEntry, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.num_requests = self.num_refused = 0
+        self.num_prompt_tokens = self.num_output_tokens = 0
+        self._clock = clock
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.change(entry)
+
+    def change(self, entry: KeyEntry) -> None:
+        """Take over a changed entry of the file. A limit that is the same keeps what was used."""
+        self.digest = _digest(entry.key)
+        self.is_admin = entry.admin
+        self._requests = self._bucket(self._requests, entry.requests_per_minute)
+        self._tokens = self._bucket(self._tokens, entry.tokens_per_minute)
+
+    def _bucket(self, old: Bucket | None, per_minute: int | None) -> Bucket | None:
+        if per_minute is None or (old and old.per_minute == per_minute):
+            return old if per_minute else None
+        return Bucket(per_minute, self._clock())
+
+    def admit(self) -> None:
+        """Count a request. Raises RateLimited.
+
+        Tokens are counted as they come, so the last request that is admitted may exceed its limit;
+        the next one then waits for longer.
+        """
+        now = self._clock()
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket and (wait_s := bucket.wait_s(now)):
+                self.num_refused += 1
+                raise RateLimited(
+                    f"the key {self.name!r} has used its {bucket.per_minute} {what} a minute; try "
+                    f"again in {wait_s:.1f} s",
+                    retry_after_s=wait_s,
+                )
+        self.num_requests += 1
+        if self._requests:
+            self._requests.take(1, now)
+
+    def charge(self, reply: Accepted | TextReply) -> None:
+        """Count the tokens of a prompt that was accepted, or of a piece of an answer."""
+        if isinstance(reply, Accepted):
+            amount = reply.num_prompt_tokens
+            self.num_prompt_tokens += amount
+        else:
+            amount = len(reply.token_ids)
+            self.num_output_tokens += amount
+        if self._tokens:
+            self._tokens.take(amount, self._clock())
+
+
+class KeyRing:
+    """All keys. Mutable: the file may change.
+
+    given: `--api-key`, keys with commas between them. path: `--api-key-file`. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        given: str | None,
+        path: str | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._path = Path(path).expanduser() if path else None
+        self._given = _given_keys(given) if given is not None else {}
+        self._keys: dict[str, Key] = {}
+        self._signature = self._stat()
+        self._looked_at = clock()
+        self._take(self._read())
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys.values())
+
+    def find(self, given: str) -> Key | None:
+        """Return the key whose text is `given`. Takes as long for each text of equal length."""
+        self._reread()
+        digest, found = _digest(given), None
+        for key in self._keys.values():
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        return found
+
+    def _reread(self) -> None:
+        now = self._clock()
+        if self._path is None or now - self._looked_at < REREAD_S:
+            return
+        self._looked_at = now
+        signature = self._stat()
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            self._take(self._read())
+            logger.info("%s has changed: there are %d keys now", self._path, len(self._keys))
+        except ConfigError as error:
+            logger.error("%s; the keys stay as they were", error)
+
+    def _take(self, entries: dict[str, KeyEntry]) -> None:
+        keys = {}
+        for name, entry in entries.items():
+            if key := self._keys.get(name):
+                key.change(entry)
+            keys[name] = key or Key(name, entry, self._clock)
+        self._keys = keys
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._path) if self._path else None
+        except OSError:
+            return None
+        return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+
+    def _read(self) -> dict[str, KeyEntry]:
+        if self._path is None:
+            return self._given
+        where = f"--api-key-file {self._path}"
+        try:
+            data = self._path.read_bytes()
+            if self._path.stat().st_mode & 0o004:
+                logger.warning("%s can be read by every user of this machine", where)
+            entries = msgspec.toml.decode(data, type=dict[str, KeyEntry])
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where}: {error}") from None
+        entries = self._given | entries
+        if not entries:
+            raise ConfigError(f"{where} has no keys: nobody could use the server")
+        for name, entry in entries.items():
+            if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+                raise ConfigError(f"{where}: a name has 1 to {MAX_NAME} printable characters")
+            if not _can_be_sent(entry.key):
+                raise ConfigError(f"{where}: the key of {name!r} {_CHARACTERS}")
+        if len({entry.key for entry in entries.values()}) < len(entries):
+            raise ConfigError(f"{where}: two names have the same key")
+        return entries
+
+
+_CHARACTERS: Final = "must be visible ASCII characters without spaces"
+
+
+def _given_keys(given: str) -> dict[str, KeyEntry]:
+    """Keys without limits that may do everything, named by their place."""
+    keys = list(dict.fromkeys(given.split(",")))
+    if not all(map(_can_be_sent, keys)):
+        raise ConfigError(f"each key of --api-key {_CHARACTERS}")
+    names = ["default"] + [f"default-{index}" for index in range(2, len(keys) + 1)]
+    return {name: KeyEntry(key=key, admin=True) for name, key in zip(names, keys, strict=True)}
+
+
+def _can_be_sent(key: str) -> bool:
+    return bool(key) and key.isascii() and key.isprintable() and " " not in key
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("latin-1", "replace")).digest()

@@ -1,0 +1,273 @@
+"""API keys, their limits, and HTTPS, as official clients meet them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from helpers.running_server import RunningServer
+from helpers.scripted_server import ScriptedServer
+from minisgl.errors import ConfigError
+from minisgl.message import TextReply
+from minisgl.server.address import tls_context
+from minisgl.server.keys import KeyRing, RateLimited
+
+SECRET, OTHER = "sk-first-0123456789", "sk-second-0123456789"
+FILE = f"""
+[light]
+key = "{SECRET}"
+requests_per_minute = 3
+
+[admin]
+key = "{OTHER}"
+admin = true
+"""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key_file(folder: Path, text: str) -> Path:
+    path = folder / "keys.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    return KeyRing(None, str(key_file(tmp_path, FILE)))
+
+
+@pytest.fixture
+def guarded(ring: KeyRing) -> Iterator[ScriptedServer]:
+    with ScriptedServer(keys=ring) as server:
+        yield server
+
+
+def ask(url: str, key: str) -> str | None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": "one two"}]
+        )
+    return answer.choices[0].message.content
+
+
+def test_only_requests_with_a_key_pass(
+    guarded: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "minisgl")
+    assert ask(guarded.url, SECRET) == "one two ."
+    for wrong in ("none", SECRET[:-1], SECRET + "x", SECRET.upper()):
+        with pytest.raises(openai.AuthenticationError, match="not known here") as refused:
+            ask(guarded.url, wrong)
+        assert refused.value.code == "invalid_api_key"
+        assert SECRET not in refused.value.message
+    with httpx.Client(base_url=guarded.url) as http:
+        for path in ("/v1/models", "/metrics", "/docs", "/openapi.json", "/nothing"):
+            refusal = http.get(path)
+            assert refusal.status_code == 401, path
+            assert refusal.headers["www-authenticate"] == "Bearer"
+            assert refusal.headers["x-request-id"]
+            assert http.get(path, headers={"x-api-key": SECRET}).status_code != 401
+        assert http.get("/v1/models", headers={"x-api-key": b"\xff\xfe"}).status_code == 401
+        for path in ("/health", "/ready"):
+            assert http.get(path).status_code == 200
+        assert http.get("/v1/models", headers={"Authorization": f"bearer {SECRET}"}).is_success
+        assert http.get("/v1/models", headers={"Authorization": f"Basic {SECRET}"}).is_error
+        page = http.get("/metrics", headers={"x-api-key": SECRET}).text
+    assert 'minisgl_key_requests_total{key="light",result="admitted"} 1.0' in page
+    assert 'minisgl_key_tokens_total{key="light",kind="prompt"} 2.0' in page
+    assert 'minisgl_key_tokens_total{key="light",kind="output"} 3.0' in page
+    assert 'minisgl_errors_total{code="invalid_api_key"}' in page
+    for secret in (SECRET, OTHER):
+        assert secret not in page
+        assert not any(secret in r.getMessage() for r in caplog.records if "minisgl" in r.name)
+
+
+def test_profiles_need_an_admin(guarded: ScriptedServer) -> None:
+    with httpx.Client(base_url=guarded.url) as http:
+        for path in ("/start_profile", "/stop_profile"):
+            refusal = http.post(path, headers={"x-api-key": SECRET})
+            assert (refusal.status_code, refusal.json()["error"]["code"]) == (403, "not_permitted")
+        assert http.get("/start_profile", headers={"x-api-key": OTHER}).status_code == 405
+
+
+def test_requests_above_the_limit_say_when_to_come_back(guarded: ScriptedServer) -> None:
+    for _ in range(3):
+        ask(guarded.url, SECRET)
+    with pytest.raises(openai.RateLimitError, match="'light' has used its 3 requests") as refused:
+        ask(guarded.url, SECRET)
+    assert 1 <= int(refused.value.response.headers["retry-after"]) <= 20
+    assert ask(guarded.url, OTHER) == "one two ."
+    with httpx.Client(base_url=guarded.url, headers={"x-api-key": SECRET}) as http:
+        assert http.get("/v1/models").is_success  # costs nothing
+        assert 'key="light",result="refused"} 1.0' in http.get("/metrics").text
+
+
+def test_a_prompt_of_several_choices_counts_once(ring: KeyRing, guarded: ScriptedServer) -> None:
+    body = {"prompt": ["a b", "c"], "n": 2, "max_tokens": 1}
+    httpx.post(f"{guarded.url}/v1/completions", json=body, headers={"x-api-key": OTHER})
+    admin = next(key for key in ring if key.name == "admin")
+    assert (admin.num_prompt_tokens, admin.num_output_tokens) == (3, 6)
+
+
+def test_tokens_are_owed_and_come_back_evenly(tmp_path: Path) -> None:
+    clock = Clock()
+    path = key_file(tmp_path, f'[a]\nkey = "{SECRET}"\ntokens_per_minute = 600')
+    ring = KeyRing(None, str(path), clock)
+    key = ring.find(SECRET)
+    assert key
+    key.admit()
+    key.charge(TextReply(uid=1, text="", token_ids=[1] * 700))
+    with pytest.raises(RateLimited) as refused:
+        key.admit()
+    assert refused.value.retry_after_s == pytest.approx(10.1)
+    clock.now += 10
+    with pytest.raises(RateLimited):
+        key.admit()
+    clock.now += 0.2
+    key.admit()
+    clock.now += 1e6  # a bucket holds no more than a minute's tokens
+    key.charge(TextReply(uid=1, text="", token_ids=[1] * 600))
+    with pytest.raises(RateLimited):
+        key.admit()
+
+
+def test_the_file_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    path = key_file(tmp_path, FILE)
+    ring = KeyRing("given-1,given-2", str(path), clock)
+    assert [key.name for key in ring] == ["default", "default-2", "light", "admin"]
+    light = ring.find(SECRET)
+    assert light
+    for _ in range(3):
+        light.admit()
+    replaced = FILE.replace(OTHER, "sk-new").replace("[admin]", "[boss]")
+    (tmp_path / "new").write_text(replaced)
+    os.replace(tmp_path / "new", path)
+    assert ring.find(OTHER), "not looked at within the second"
+    clock.now += 1
+    assert ring.find(OTHER) is None
+    assert ring.find("sk-new")
+    assert ring.find("given-2")
+    assert ring.find(SECRET) is light, "what it has used is kept"
+    with pytest.raises(RateLimited):
+        light.admit()
+
+    path.write_text("[light\nkey = 1")
+    clock.now += 1
+    assert ring.find(SECRET) is light
+    assert "the keys stay as they were" in caplog.text
+    path.unlink()
+    clock.now += 1
+    assert ring.find("sk-new")
+    path.write_text(f'[only]\nkey = "{OTHER}"')
+    clock.now += 1
+    assert ring.find(OTHER)
+    assert ring.find(SECRET) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no keys"),
+        (f'key = "{SECRET}"', "Expected `object`, got `str`"),
+        (f'[a]\nkey = "{SECRET}"\nrequest_per_minute = 3', "unknown field `request_per_minute`"),
+        (f'[a]\nkey = "{SECRET}"\nrequests_per_minute = 0', ">= 1"),
+        (f'[a]\nkey = "{SECRET} "', "the key of 'a' must be visible ASCII"),
+        (f'[a]\nkey = "{SECRET}"\n[b]\nkey = "{SECRET}"', "two names have the same key"),
+        ("[a]\n", "missing required field `key`"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        KeyRing(None, str(key_file(tmp_path, text)))
+    assert says in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("flags", [("--api-key", SECRET + " x"), ("--api-key-file", "/none")])
+def test_it_is_said_before_any_process_starts(tmp_path: Path, flags: tuple[str, str]) -> None:
+    server = RunningServer(tmp_path, *flags)
+    assert server.ended(60) == 1
+    assert flags[0] in server.output["err"]
+    assert "starting the engine" not in server.output["err"]
+    assert SECRET not in server.output["err"]
+
+
+# --- HTTPS ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed one for 127.0.0.1, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    certfile, keyfile = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", keyfile, "-out", certfile),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certfile, keyfile
+
+
+def test_https_with_a_key(certificate: tuple[str, str], ring: KeyRing) -> None:
+    with ScriptedServer(keys=ring, tls=tls_context(*certificate)) as server:
+        assert server.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=certificate[0])
+        with (
+            httpx.Client(verify=trusting) as http,
+            openai.OpenAI(
+                base_url=f"{server.url}/v1", api_key=SECRET, http_client=http, max_retries=0
+            ) as client,
+        ):
+            stream = client.completions.create(model="scripted", prompt="a b", stream=True)
+            assert "".join(chunk.choices[0].text for chunk in stream) == "a b ."
+        old = ssl.create_default_context(cafile=certificate[0])
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with httpx.Client(verify=old) as http:
+            assert http.get(f"{server.url}/health").is_success
+        with pytest.raises(httpx.TransportError):
+            httpx.get(server.url.replace("https", "http") + "/health", timeout=5)
+
+
+def test_a_certificate_that_cannot_be_used(certificate: tuple[str, str], tmp_path: Path) -> None:
+    certfile, keyfile = certificate
+    locked = str(tmp_path / "locked.pem")
+    subprocess.run(
+        ["openssl", "rsa", "-in", keyfile, "-aes256", "-passout", "pass:secret", "-out", locked],
+        check=True,
+        capture_output=True,
+    )
+    for cert, key, says in (
+        ("/none", None, "--ssl-certfile /none cannot be used (No such file or directory)"),
+        (certfile, None, "cannot be used ("),
+        (certfile, certfile, f"and --ssl-keyfile {certfile} cannot be used ("),
+        (certfile, locked, "has a password"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            tls_context(cert, key)
+        assert says in str(refused.value)
