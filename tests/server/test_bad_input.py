@@ -330,7 +330,7 @@ def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
-    for path in ("/v1/chat", f"{CHAT}/", "/"):
+    for path in ("/v1/chat", f"{CHAT}/", "/pages"):
         assert f"nothing at {path}; /docs" in refused(http.post(path), 404)["message"]
     wrong_method = http.get(CHAT)
     assert "POST" in refused(wrong_method, 405)["message"]

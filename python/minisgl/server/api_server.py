@@ -1,4 +1,4 @@
-"""The FastAPI application: the API families, metrics, two health checks, request ids, errors."""
+"""The FastAPI application: API families, page, metrics, two health checks, request ids, errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
-from minisgl.server import errors
+from minisgl.server import errors, page
 from minisgl.server.api import chat, completions, generate, models
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
@@ -53,6 +53,7 @@ def create_app(
     app.include_router(models.router(model))
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
+    app.include_router(page.router())
 
     @app.get("/health")
     async def health() -> Response:

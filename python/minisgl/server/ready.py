@@ -18,7 +18,7 @@ def say(text: str) -> None:
 
 
 def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) -> str:
-    """The server's URL, and three commands to try, which need nothing but this package.
+    """The server's URL, and how to try it: a page, and commands that need only this package.
 
     The commands work in any folder, and with proxy variables set. needs_key: they name $KEY, which
     the user sets.
@@ -34,7 +34,8 @@ def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) 
     end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
     python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
     return f"""
-Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). In another terminal, try
+Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). Chat with it in a
+browser at {url}/, or try in another terminal
 
   {curl} {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'

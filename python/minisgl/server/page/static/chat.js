@@ -1,0 +1,287 @@
+// The conversation: asks the server, keeps the tree of messages, shows the chosen branch.
+
+import { answerView } from "./answer.js";
+import { ApiError, streamChat } from "./client.js";
+import { announce, copy, h, iconButton, set } from "./dom.js";
+import * as store from "./store.js";
+import * as tree from "./tree.js";
+
+const SAVE_EVERY_MS = 3000;
+
+/** settings: read at each request. on: {changed(), lost(error), refused(error)}. */
+export class Chat {
+  constructor(messages, settings, on) {
+    this.messages = messages;
+    this.settings = settings;
+    this.on = on;
+    this.conversation = tree.newConversation();
+    this.views = new Map(); // of the shown conversation, by the message's id
+    this.runs = new Map(); // conversation id -> {conversation, controllers}: answers being written
+    this.dirty = new Set();
+    this.frame = 0;
+  }
+
+  get isRunning() {
+    return this.runs.has(this.conversation.id);
+  }
+
+  get isEmpty() {
+    return this.conversation.nodes.length === 0;
+  }
+
+  open(conversation) {
+    this.conversation = this.runs.get(conversation.id)?.conversation ?? conversation;
+    this.views.clear();
+    this.messages.replaceChildren();
+    this.show();
+  }
+
+  stop() {
+    for (const controller of this.runs.get(this.conversation.id)?.controllers ?? []) controller.abort();
+  }
+
+  // --- what is asked -----------------------------------------------------------------------------
+
+  async send(text) {
+    const last = tree.path(this.conversation).at(-1);
+    const node = tree.add(this.conversation, last?.id ?? null, { role: "user", content: text });
+    await this.answer(node);
+  }
+
+  /** Answer `question`, a message of the user: each setting and each choice makes a sibling. */
+  async answer(question) {
+    const { n, compare, sampling, second } = this.settings;
+    const group = n > 1 || compare ? crypto.randomUUID() : undefined;
+    const runs = (compare ? [sampling, second] : [sampling]).map((values, index) => {
+      const label = compare ? `Setting ${index + 1}` : "";
+      const nodes = Array.from({ length: n }, () =>
+        tree.add(this.conversation, question.id, { role: "assistant", running: true, group, label }),
+      );
+      return { values, nodes };
+    });
+    tree.choose(this.conversation, runs[0].nodes[0]);
+    this.show();
+    this.messages.lastElementChild?.scrollIntoView({ block: "end" });
+    announce("The model is answering");
+    const conversation = this.conversation;
+    const controllers = runs.map(() => new AbortController());
+    this.runs.set(conversation.id, { conversation, controllers });
+    this.on.changed();
+    const saver = setInterval(() => this.save(conversation), SAVE_EVERY_MS);
+    try {
+      await Promise.all(
+        runs.map(({ values, nodes }, index) =>
+          this.stream(conversation, question, values, nodes, controllers[index].signal),
+        ),
+      );
+    } finally {
+      clearInterval(saver);
+      this.runs.delete(conversation.id);
+      conversation.updated = Date.now();
+      this.flush();
+      await this.save(conversation);
+      const failed = runs.some(({ nodes }) => nodes.some((node) => node.error));
+      announce(failed ? "The answer failed" : "The answer is complete");
+      this.on.changed();
+    }
+  }
+
+  async stream(conversation, question, values, nodes, signal) {
+    const { key, tokens, thinking } = this.settings;
+    const request = { messages: tree.messagesTo(conversation, question), ...values };
+    if (nodes.length > 1) request.n = nodes.length;
+    if (tokens) Object.assign(request, { logprobs: true, top_logprobs: 5 });
+    if (thinking) request.chat_template_kwargs = { enable_thinking: thinking === "on" };
+    try {
+      for await (const chunk of streamChat(request, { key, signal })) {
+        for (const choice of chunk.choices) take(nodes[choice.index], choice, chunk.timings);
+        if (chunk.usage && nodes.length === 1) nodes[0].usage = usageOf(chunk.usage);
+        for (const { index } of chunk.choices) this.touch(nodes[index]);
+      }
+    } catch (error) {
+      const isStop = error.name === "AbortError";
+      for (const node of nodes.filter((one) => !one.finish)) {
+        if (isStop) node.finish = "stopped";
+        else node.error = error.message;
+      }
+      if (!isStop && !(error instanceof ApiError)) console.error(error);
+      if (error.status === 401 || error.status === 403) this.on.refused(error);
+      else if (!isStop && (!error.status || error.status >= 500)) this.on.lost(error);
+    } finally {
+      for (const node of nodes) {
+        delete node.running;
+        if (node.tokens && !node.usage) node.usage = { completion_tokens: node.tokens.length };
+        this.touch(node);
+      }
+    }
+  }
+
+  // --- what the buttons do -----------------------------------------------------------------------
+
+  regenerate(node) {
+    if (this.isRunning) return;
+    this.answer(this.node(node.parent));
+  }
+
+  keep(node) {
+    tree.choose(this.conversation, node);
+    delete node.group;
+    this.show();
+    this.save(this.conversation);
+  }
+
+  /** Let the user edit a message in its place. A changed question is answered again. */
+  edit(node) {
+    if (this.isRunning) return;
+    const view = this.views.get(node.id);
+    const field = h("textarea", { "aria-label": "Edited message", rows: "3" });
+    field.value = node.content;
+    const close = () => form.replaceWith(view.element);
+    const done = () => {
+      close();
+      const content = field.value;
+      if (!content.trim() || content === node.content) return;
+      if (node.role === "user") {
+        this.answer(tree.add(this.conversation, node.parent, { role: "user", content }));
+        return;
+      }
+      tree.add(this.conversation, node.parent, { role: "assistant", content, finish: "stop" });
+      this.show();
+      this.save(this.conversation);
+    };
+    const form = h(
+      "form",
+      {
+        class: "editor",
+        onsubmit: (event) => (event.preventDefault(), done()),
+        onkeydown: (event) => {
+          if (event.key === "Escape") close();
+          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done();
+        },
+      },
+      field,
+      h("button", { type: "button", text: "Cancel", onclick: close }),
+      h("button", { type: "submit", class: "primary", text: node.role === "user" ? "Send" : "Save" }),
+    );
+    view.element.replaceWith(form);
+    field.focus();
+  }
+
+  step(node, by) {
+    const options = this.siblings(node);
+    tree.choose(this.conversation, options.at((options.indexOf(node) + by) % options.length));
+    this.show();
+    this.save(this.conversation);
+  }
+
+  // --- what is shown -----------------------------------------------------------------------------
+
+  show() {
+    const path = tree.path(this.conversation);
+    const elements = path.map((node, index) => {
+      const together = this.siblings(node).filter((one) => node.group && one.group === node.group);
+      if (index < path.length - 1 || together.length < 2) return this.view(node).element;
+      const columns = together.map((one) => this.view(one).element);
+      return h("section", { class: "answers", "aria-label": `${columns.length} answers` }, columns);
+    });
+    for (const node of path) this.showNav(node);
+    for (const [index, element] of elements.entries())
+      if (this.messages.children[index] !== element)
+        this.messages.insertBefore(element, this.messages.children[index] ?? null);
+    while (this.messages.children.length > elements.length) this.messages.lastChild.remove();
+    this.on.changed();
+  }
+
+  view(node) {
+    let view = this.views.get(node.id);
+    if (!view) {
+      const actions = {
+        regenerate: (one) => this.regenerate(one),
+        edit: (one) => this.edit(one),
+        keep: (one) => this.keep(one),
+        retry: (one) => this.regenerate(one),
+      };
+      view = node.role === "assistant" ? answerView(node, actions) : questionView(node, actions);
+      this.views.set(node.id, view);
+    }
+    return view;
+  }
+
+  showNav(node) {
+    const options = this.siblings(node);
+    const at = options.indexOf(node) + 1;
+    const { nav } = this.view(node);
+    set(nav, { hidden: options.length < 2 });
+    nav.replaceChildren(
+      iconButton("left", "The version before", () => this.step(node, -1)),
+      h("span", { text: `${at}/${options.length}`, "aria-label": `version ${at} of ${options.length}` }),
+      iconButton("right", "The next version", () => this.step(node, 1)),
+    );
+  }
+
+  /** Show `node` again with the next frame. */
+  touch(node) {
+    this.dirty.add(node);
+    this.frame ||= requestAnimationFrame(() => this.flush());
+  }
+
+  flush() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    for (const node of this.dirty) this.views.get(node.id)?.update();
+    this.dirty.clear();
+    this.on.grown?.();
+  }
+
+  siblings(node) {
+    return tree.children(this.conversation, node.parent);
+  }
+
+  node(id) {
+    return this.conversation.nodes.find((node) => node.id === id);
+  }
+
+  async save(conversation) {
+    try {
+      const copied = { ...conversation, nodes: conversation.nodes.map(({ running, ...node }) => node) };
+      await store.save(copied, tree.titleOf(conversation));
+    } catch (error) {
+      announce(`The browser did not keep this conversation: ${error?.message}`);
+    }
+  }
+}
+
+function usageOf({ prompt_tokens, completion_tokens, prompt_tokens_details }) {
+  return { prompt_tokens, completion_tokens, cached: prompt_tokens_details?.cached_tokens ?? 0 };
+}
+
+/** Add a chunk's choice to its message. */
+function take(node, { delta, finish_reason: finish, logprobs }, timings) {
+  if (delta.content) node.content += delta.content;
+  if (delta.reasoning_content) node.thinking = (node.thinking ?? "") + delta.reasoning_content;
+  for (const { token, logprob, top_logprobs: top } of logprobs?.content ?? [])
+    (node.tokens ??= []).push([token, logprob, top.map((one) => [one.token, one.logprob])]);
+  for (const { index, id, function: part } of delta.tool_calls ?? []) {
+    const call = ((node.toolCalls ??= [])[index] ??= {
+      id,
+      type: "function",
+      function: { name: "", arguments: "" },
+    });
+    call.function.name += part?.name ?? "";
+    call.function.arguments += part?.arguments ?? "";
+  }
+  if (finish) node.finish = finish;
+  if (timings && finish) node.timings = timings;
+}
+
+function questionView(node, actions) {
+  const nav = h("span", { class: "nav" });
+  const copyButton = iconButton("copy", "Copy this message", () => copy(node.content, copyButton));
+  const element = h(
+    "article",
+    { class: "message question", "aria-label": "You", id: `m-${node.id}` },
+    h("div", { class: "bubble", text: node.content }),
+    h("div", { class: "actions" }, nav, copyButton, iconButton("edit", "Edit this message", () => actions.edit(node))),
+  );
+  return { element, nav, update() {} };
+}

@@ -1,0 +1,77 @@
+// The HTTP API, as this page uses it. Paths are relative, so a proxy may put the server in a folder.
+
+export class ApiError extends Error {
+  /** status: of HTTP; 0 if the server could not be reached or the connection was lost. */
+  constructor(message, status = 0, code = "") {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+const LOST = "The connection to the server was lost before the answer was complete.";
+
+function headers(key) {
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server cannot be reached.");
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  const error = body.error ?? {};
+  throw new ApiError(error.message ?? `The server answered ${response.status}.`, response.status, error.code);
+}
+
+/** Return the name of the served model. */
+export async function modelName(key) {
+  const response = await send("v1/models", { headers: headers(key) });
+  return (await response.json()).data[0].id;
+}
+
+/** Return whether the server's processes are alive. */
+export async function isAlive() {
+  try {
+    return (await fetch("health", { cache: "no-store", signal: AbortSignal.timeout(2000) })).ok;
+  } catch {
+    return false;
+  }
+}
+
+/** Yield the chunks of a streamed chat completion. Throws ApiError, or AbortError after a stop. */
+export async function* streamChat(request, { key, signal }) {
+  const response = await send("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", ...headers(key) },
+    body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new ApiError(LOST);
+      const events = (text + value).split("\n\n");
+      text = events.pop();
+      for (const event of events) {
+        const data = event.replace(/^data: /, "");
+        if (data === "[DONE]") return;
+        const chunk = JSON.parse(data);
+        if (chunk.error) throw new ApiError(chunk.error.message, 0, chunk.error.code);
+        yield chunk;
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError" || error instanceof ApiError) throw error;
+    throw new ApiError(LOST);
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,272 @@
+// The page: starts its parts, and shows the list of conversations, the composer and the connection.
+
+import { Chat } from "./chat.js";
+import { isAlive, modelName } from "./client.js";
+import { $, announce, download, h, icon, iconButton, set, toast } from "./dom.js";
+import { connectSettings } from "./settings.js";
+import * as store from "./store.js";
+import * as tree from "./tree.js";
+
+const ASK_AGAIN_MS = 2000;
+const BUILTIN = ["What is a radix cache?", "What is 12 + 30?", "Spell the word lamp."];
+const SUGGESTIONS = ["Explain paged attention to a friend.", "Write a haiku about memory.", "What makes a good test?"];
+
+const settings = store.loadSettings();
+const chat = new Chat($("messages"), settings, {
+  changed,
+  lost,
+  refused: (error) => (toast(error.message), openSettings("set-key")),
+  grown: () => isAtEnd && scrollToEnd(),
+});
+let isAtEnd = true;
+let model = "";
+
+// --- the connection ------------------------------------------------------------------------------
+
+async function connect() {
+  try {
+    model = await modelName(settings.key);
+    set($("banner"), { hidden: true });
+    $("model").textContent = model;
+    document.title = `${model} · Mini-SGLang`;
+    showSuggestions();
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) openSettings("set-key");
+    else lost();
+  }
+}
+
+let isWaiting = false;
+
+/** Say that the server does not answer, and when it does again. */
+async function lost() {
+  if (isWaiting) return;
+  isWaiting = true;
+  if (!(await isAlive())) {
+    set($("banner"), { hidden: false });
+    announce("The server does not answer");
+    while (!(await isAlive())) await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
+    toast("The server is back.");
+    announce("The server is back");
+  }
+  isWaiting = false;
+  await connect();
+}
+
+// --- conversations -------------------------------------------------------------------------------
+
+async function showList() {
+  const heads = await store.list();
+  const current = chat.conversation.id;
+  $("list").replaceChildren(
+    ...heads.map((head) => {
+      const item = h(
+        "li",
+        {},
+        h("a", { href: `#${head.id}`, text: head.title, "aria-current": head.id === current ? "page" : null }),
+        iconButton("edit", `Rename: ${head.title}`, () => rename(item, head)),
+        iconButton("trash", `Delete: ${head.title}`, () => removeOne(head)),
+      );
+      return item;
+    }),
+  );
+  set($("no-list"), { hidden: heads.length > 0 });
+}
+
+function rename(item, head) {
+  const field = h("input", { type: "text", "aria-label": "Title", maxlength: "70" });
+  field.value = head.title;
+  const done = async () => {
+    const live = chat.conversation.id === head.id ? chat.conversation : null;
+    const conversation = live ?? (await store.load(head.id));
+    if (conversation && field.value.trim()) {
+      conversation.title = field.value.trim();
+      await chat.save(conversation);
+    }
+    showList();
+  };
+  field.addEventListener("blur", done, { once: true });
+  field.addEventListener("keydown", (event) => event.key === "Enter" && field.blur());
+  item.replaceChildren(field);
+  field.select();
+}
+
+async function removeOne(head) {
+  const conversation = await store.load(head.id);
+  await store.remove(head.id);
+  if (head.id === chat.conversation.id) startNew();
+  await showList();
+  toast("The conversation is deleted.", ["Undo", async () => (await chat.save(conversation), showList())]);
+}
+
+function startNew() {
+  chat.open(tree.newConversation(settings.system));
+  history.replaceState(null, "", "#");
+  $("question").focus();
+}
+
+async function route() {
+  const id = location.hash.slice(1);
+  if (!id || id === chat.conversation.id) return;
+  const conversation = await store.load(id);
+  if (conversation) {
+    chat.open(conversation);
+    scrollToEnd();
+    showList();
+  } else startNew();
+  closeList();
+}
+
+async function exportAll() {
+  const heads = await store.list();
+  const all = await Promise.all(heads.map(({ id }) => store.load(id)));
+  download(`conversations-${new Date().toISOString().slice(0, 10)}.json`, tree.toExport(all));
+}
+
+async function importFile(file) {
+  try {
+    const found = tree.parseExport(await file.text());
+    for (const conversation of found) await store.save(conversation, tree.titleOf(conversation));
+    toast(found.length === 1 ? "One conversation is imported." : `${found.length} conversations are imported.`);
+    showList();
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+// --- the composer --------------------------------------------------------------------------------
+
+const question = $("question");
+
+function resize() {
+  question.style.height = "auto";
+  question.style.height = `${Math.min(question.scrollHeight, innerHeight * 0.4)}px`;
+  set($("send"), { disabled: !chat.isRunning && !question.value.trim() });
+}
+
+async function submit() {
+  if (chat.isRunning) return;
+  const text = question.value;
+  if (!text.trim()) return;
+  question.value = "";
+  resize();
+  isAtEnd = true;
+  const isFirst = chat.isEmpty;
+  const answered = chat.send(text);
+  if (isFirst) {
+    history.replaceState(null, "", `#${chat.conversation.id}`);
+    await chat.save(chat.conversation);
+    showList();
+  }
+  await answered;
+  showList();
+}
+
+/** After a change of what is shown or of what runs. */
+function changed() {
+  const { isRunning, isEmpty } = chat;
+  set($("send"), { "aria-label": isRunning ? "Stop" : "Send", title: isRunning ? "Stop (Esc)" : "Send (Enter)" });
+  $("send").replaceChildren(icon(isRunning ? "stop" : "send"));
+  document.body.classList.toggle("empty", isEmpty);
+  $("system").value = chat.conversation.system;
+  set($("system-mark"), { hidden: !chat.conversation.system.trim() });
+  resize();
+}
+
+function showSuggestions() {
+  const texts = model === "minisgl-builtin" ? BUILTIN : SUGGESTIONS;
+  $("suggestions").replaceChildren(
+    ...texts.map((text) =>
+      h("button", { type: "button", text, onclick: () => ((question.value = text), submit()) }),
+    ),
+  );
+}
+
+function refuseFiles(event) {
+  const files = event.dataTransfer?.files ?? event.clipboardData?.files ?? [];
+  if (files.length === 0) return;
+  event.preventDefault();
+  toast("This model reads text only. Paste what the file says instead.");
+}
+
+// --- the frame -----------------------------------------------------------------------------------
+
+const view = $("view");
+
+function scrollToEnd() {
+  view.scrollTop = view.scrollHeight;
+}
+
+function openSettings(focus) {
+  if (!$("settings").open) $("settings").showModal();
+  if (focus) $(focus).focus();
+}
+
+function closeList() {
+  document.body.classList.remove("list-open");
+  set($("open-list"), { "aria-expanded": "false" });
+}
+
+view.addEventListener("scroll", () => {
+  isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < 60;
+  set($("to-end"), { hidden: isAtEnd });
+});
+for (const [id, name] of Object.entries({
+  "new-chat": "plus", "new-chat-2": "plus", "open-settings": "settings", "open-list": "menu",
+  "close-settings": "close", "to-end": "down",
+})) $(id).prepend(icon(name)); // prettier-ignore
+$("new-chat").addEventListener("click", () => (startNew(), showList(), closeList()));
+$("new-chat-2").addEventListener("click", () => (startNew(), showList()));
+$("to-end").addEventListener("click", scrollToEnd);
+$("open-settings").addEventListener("click", () => openSettings());
+$("close-settings").addEventListener("click", () => $("settings").close());
+$("settings").addEventListener("click", (event) => event.target === $("settings") && $("settings").close());
+$("open-list").addEventListener("click", () => {
+  const isOpen = document.body.classList.toggle("list-open");
+  set($("open-list"), { "aria-expanded": String(isOpen) });
+});
+$("shade").addEventListener("click", closeList);
+$("export").addEventListener("click", exportAll);
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", ({ target }) => {
+  if (target.files[0]) importFile(target.files[0]);
+  target.value = "";
+});
+$("system").addEventListener("change", ({ target }) => {
+  chat.conversation.system = settings.system = target.value;
+  store.saveSettings(settings);
+  if (!chat.isEmpty) chat.save(chat.conversation);
+  changed();
+});
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (chat.isRunning) chat.stop();
+  else submit();
+});
+question.addEventListener("input", resize);
+question.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    submit();
+  } else if (event.key === "ArrowUp" && !question.value) {
+    const last = tree.path(chat.conversation).findLast((node) => node.role === "user");
+    if (last) (event.preventDefault(), chat.edit(last));
+  }
+});
+for (const name of ["drop", "paste"]) addEventListener(name, refuseFiles);
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && chat.isRunning) chat.stop();
+  if (event.key.toLowerCase() === "o" && event.ctrlKey && event.shiftKey) {
+    event.preventDefault();
+    startNew();
+    showList();
+  }
+});
+addEventListener("hashchange", route);
+
+connectSettings(settings, connect);
+if (location.hash.length > 1) await route();
+else startNew();
+showList();
+connect();

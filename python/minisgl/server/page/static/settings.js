@@ -1,0 +1,73 @@
+// The settings: kept in the browser, sent with each request. An empty field is the server's default.
+
+import { $, h } from "./dom.js";
+import { saveSettings } from "./store.js";
+
+const NUMBERS = [
+  ["temperature", "Temperature", 0, 2, 0.1],
+  ["top_p", "Top-p", 0.01, 1, 0.05],
+  ["top_k", "Top-k", 0, 1000000, 1],
+  ["min_p", "Min-p", 0, 1, 0.05],
+  ["max_tokens", "Most tokens", 1, 1000000, 1],
+  ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1],
+  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1],
+  ["repetition_penalty", "Repetition penalty", 0.1, 2, 0.05],
+];
+
+/** changed: called after each change. Returns a function that fills the fields again. */
+export function connectSettings(settings, changed) {
+  const keep = () => (saveSettings(settings), changed());
+  samplingFields($("sampling"), "sampling", settings, keep);
+  samplingFields($("second"), "second", settings, keep);
+  const bind = (id, name, read, write) => {
+    $(id).addEventListener("change", () => ((settings[name] = read($(id))), show(), keep()));
+    return () => write($(id), settings[name]);
+  };
+  const text = [(field) => field.value, (field, value) => (field.value = value)];
+  const box = [(field) => field.checked, (field, value) => (field.checked = value)];
+  const count = [(field) => Number(field.value), (field, value) => (field.value = String(value))];
+  const fills = [
+    bind("set-key", "key", ...text),
+    bind("set-theme", "theme", ...text),
+    bind("set-thinking", "thinking", ...text),
+    bind("set-n", "n", ...count),
+    bind("set-tokens", "tokens", ...box),
+    bind("set-compare", "compare", ...box),
+  ];
+  function show() {
+    for (const fill of fills) fill();
+    $("second-group").hidden = !settings.compare;
+    if (settings.theme) document.documentElement.dataset.theme = settings.theme;
+    else delete document.documentElement.dataset.theme;
+  }
+  show();
+  return show;
+}
+
+function samplingFields(frame, group, settings, keep) {
+  for (const [name, label, min, max, step] of NUMBERS) {
+    const field = h("input", {
+      type: "number", min, max, step, placeholder: "default", inputmode: "decimal",
+      id: `${group}-${name}`,
+      onchange: () => {
+        // The steps are those of the arrows; the server says what it does not take.
+        if (field.value === "") delete settings[group][name];
+        else settings[group][name] = Number(field.value);
+        keep();
+      },
+    });
+    field.value = settings[group][name] ?? "";
+    frame.append(h("label", {}, h("span", { text: label }), field));
+  }
+  const stop = h("input", {
+    type: "text", placeholder: "none", id: `${group}-stop`,
+    onchange: () => {
+      if (stop.value === "") delete settings[group].stop;
+      else settings[group].stop = stop.value;
+      keep();
+    },
+  });
+  stop.value = settings[group].stop ?? "";
+  frame.append(h("label", {}, h("span", { text: "Stop text" }), stop));
+}

@@ -1,0 +1,109 @@
+// A conversation is a tree of messages. Editing or regenerating adds a sibling, so nothing is lost.
+//
+//   {id, title, updated, system, nodes: [node, ...], chosen: {parent id or "": child id}}
+//   node: {id, parent, role, content, thinking, ...}; answers made at once have the same `group`.
+
+const ROLES = ["user", "assistant", "tool"];
+
+export function newConversation(system = "") {
+  return { id: crypto.randomUUID(), title: "", updated: Date.now(), system, nodes: [], chosen: {} };
+}
+
+/** Add a message below `parent` (an id, or null for the first) and choose it. Returns it. */
+export function add(conversation, parent, fields) {
+  const node = { id: crypto.randomUUID(), parent, content: "", time: Date.now(), ...fields };
+  conversation.nodes.push(node);
+  choose(conversation, node);
+  return node;
+}
+
+export function choose(conversation, node) {
+  conversation.chosen[node.parent ?? ""] = node.id;
+}
+
+export function children(conversation, id) {
+  return conversation.nodes.filter((node) => node.parent === id);
+}
+
+/** Return the chosen messages from the first to the last. */
+export function path(conversation) {
+  const below = Map.groupBy
+    ? Map.groupBy(conversation.nodes, (node) => node.parent)
+    : conversation.nodes.reduce((map, node) => {
+        map.set(node.parent, [...(map.get(node.parent) ?? []), node]);
+        return map;
+      }, new Map());
+  const found = [];
+  for (let id = null; below.has(id); ) {
+    const options = below.get(id);
+    const node = options.find((one) => one.id === conversation.chosen[id ?? ""]) ?? options.at(-1);
+    found.push(node);
+    id = node.id;
+  }
+  return found;
+}
+
+/** Return the messages above and including `node`, as the API wants them. */
+export function messagesTo(conversation, node) {
+  const byId = new Map(conversation.nodes.map((one) => [one.id, one]));
+  const messages = [];
+  for (let one = node; one; one = byId.get(one.parent)) {
+    const content = one.role === "assistant" ? splitThinking(one.content).text : one.content;
+    const message = { role: one.role, content };
+    if (one.toolCalls?.length) message.tool_calls = one.toolCalls;
+    if (one.role === "tool") message.tool_call_id = one.toolCallId;
+    messages.unshift(message);
+  }
+  if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
+  return messages;
+}
+
+/** Split what a model wrote into its thinking and its answer. isOpen: it is still thinking. */
+export function splitThinking(content) {
+  const end = content.indexOf("</think>");
+  const begins = /^\s*<think>/.exec(content);
+  if (end < 0 && !begins) return { thinking: "", text: content, isOpen: false };
+  const thinking = content.slice(begins?.[0].length ?? 0, end < 0 ? undefined : end);
+  const text = end < 0 ? "" : content.slice(end + "</think>".length).trimStart();
+  return { thinking: thinking.trim(), text, isOpen: end < 0 };
+}
+
+export function titleOf(conversation) {
+  const first = conversation.nodes.find((node) => node.role === "user");
+  const text = conversation.title || first?.content.trim().split("\n")[0] || "New conversation";
+  return text.length > 70 ? `${text.slice(0, 69)}…` : text;
+}
+
+/** Return the conversations of an exported file. Throws an Error that says what is wrong. */
+export function parseExport(text) {
+  let file;
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("This file is not JSON.");
+  }
+  if (file?.format !== "minisgl-conversations" || !Array.isArray(file.conversations))
+    throw new Error("This file was not exported by this page.");
+  return file.conversations.map((given) => {
+    const ids = new Map(); // new ones: an import replaces nothing
+    const nodes = [];
+    for (const node of Array.isArray(given?.nodes) ? given.nodes : []) {
+      const parent = node.parent === null ? null : ids.get(node.parent);
+      if (parent === undefined || !ROLES.includes(node.role) || typeof node.content !== "string")
+        throw new Error("A conversation in this file is damaged.");
+      ids.set(node.id, crypto.randomUUID());
+      nodes.push({ ...node, id: ids.get(node.id), parent });
+    }
+    const chosen = {};
+    for (const [above, below] of Object.entries(given.chosen ?? {}))
+      if (ids.has(below) && (above === "" || ids.has(above)))
+        chosen[above && ids.get(above)] = ids.get(below);
+    const title = String(given.title ?? "");
+    const updated = Number(given.updated) || Date.now();
+    return { ...newConversation(String(given.system ?? "")), title, updated, nodes, chosen };
+  });
+}
+
+export function toExport(conversations) {
+  return JSON.stringify({ format: "minisgl-conversations", version: 1, conversations });
+}
