@@ -8,10 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
-from minisgl.kernel.ops import Ops
+from minisgl.kernel.ops import Activation, Ops
+
+GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+"""As `csrc/linear.cpp` numbers them."""
+PANEL = 16  # outputs, see csrc/panels.h
+FEW_ROWS = 64
+"""Where a processor has tiles (AMX), torch multiplies more rows than this."""
 
 
 class CpuOps(Ops):
@@ -26,6 +33,47 @@ class CpuOps(Ops):
         self._gelu_and_mul = library.gelu_and_mul
         self._experts = library.experts
         self._sample = library.sample
+        self._pack, self._unpack = library.pack, library.unpack
+        self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
+        self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
+
+    # --- packed weights, see csrc/panels.h --------------------------------------------------------
+
+    def packs(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16
+
+    def pack(self, weight: Tensor) -> None:
+        """Pack a bfloat16 matrix [O, I] in its place."""
+        self._pack(weight, torch.get_num_threads())
+
+    def unpack(self, weight: Tensor) -> Tensor:
+        """A packed matrix as it was, in new memory."""
+        plain = weight.clone()
+        self._unpack(plain, torch.get_num_threads())
+        return plain
+
+    def packed_rows(self, ids_T: Tensor, weight: Tensor) -> Tensor:
+        """See `Ops.embed`."""
+        out_TD = torch.empty(len(ids_T), weight.shape[1], dtype=weight.dtype)
+        self._packed_rows(ids_T, weight, out_TD, torch.get_num_threads())
+        return out_TD
+
+    def packed_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Activation | None
+    ) -> Tensor:
+        """See `Ops.linear`."""
+        outputs, inputs = weight.shape
+        rows = x.reshape(-1, inputs)
+        if len(rows) > self.most_packed_rows:
+            y = F.linear(x, self.unpack(weight), bias)
+            return self.gated(y, gate) if gate else y
+        fused = gate if outputs % (2 * PANEL) == 0 else None
+        width = outputs // 2 if fused else outputs
+        out = torch.empty(len(rows), width, dtype=x.dtype)
+        num_threads = torch.get_num_threads()
+        self._packed_linear(rows.contiguous(), weight, bias, GATES[fused], out, num_threads)
+        y = out.view(*x.shape[:-1], width)
+        return self.gated(y, gate) if gate and not fused else y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype)

@@ -46,6 +46,10 @@ class Ops:
         x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
         return x_TD.masked_fill(elsewhere_T[:, None], 0)
 
+    def packs(self, dtype: torch.dtype) -> bool:
+        """Whether plain matrices of `dtype` are to be packed (`minisgl.quantization.packed`)."""
+        return False
+
     def linear(
         self,
         x: Tensor,

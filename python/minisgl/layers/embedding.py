@@ -53,9 +53,7 @@ class VocabParallelEmbedding(_VocabShare):
     target: Target = "Embedding"
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        if self.comm.size == 1:
-            return self.ops.embed(ids_T, self.weight.dense())
-        return self.ops.embed_share(ids_T, self.weight.dense(), self.share)
+        return self.weight.rows(ids_T, self.share if self.comm.size > 1 else None)
 
 
 class ParallelLMHead(StateLessOP):

@@ -58,6 +58,12 @@ class Weight(TensorOwner, ABC):
         """See `Ops.norm_linear`."""
         return self.ops.norm_linear(x, residual, norm_weight, eps, self.dense(), bias, gate)
 
+    def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
+        """See `Ops.embed`; with a `share`, `Ops.embed_share`."""
+        if share is None:
+            return self.ops.embed(ids_T, self.dense())
+        return self.ops.embed_share(ids_T, self.dense(), share)
+
     def __getitem__(self, index: int) -> Self:
         """Matrix `index` of a stack, as a view."""
         matrix = object.__new__(type(self))
@@ -121,7 +127,22 @@ class Format:
     name: str = ""
 
 
-PLAIN = Format(weight=PlainWeight)
+def plain_weight(
+    ops: Ops,
+    dtype: torch.dtype,
+    parts: Sequence[Part],
+    rows: int | None = None,
+    stacked: int | None = None,
+) -> Weight:
+    """See `WeightClass`."""
+    if stacked is None and ops.packs(dtype):
+        from minisgl.quantization.packed import PackedWeight
+
+        return PackedWeight(ops, dtype, parts, rows)
+    return PlainWeight(ops, dtype, parts, rows, stacked)
+
+
+PLAIN = Format(weight=plain_weight)
 
 
 class Formats:

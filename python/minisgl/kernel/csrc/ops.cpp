@@ -42,12 +42,6 @@ void parallel(int64_t count, int64_t width, int64_t num_threads, F f) {
   for (int64_t i = 0; i < count; i++) f(i);
 }
 
-INLINE VF gelu_tanh(VF x) {
-  VF inner = 0.7978845608f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
-  // 0.5 * (1 + tanh(y)) is 1 / (1 + e**(-2y))
-  return x / (1.0f + exp(-2.0f * inner));
-}
-
 template <class F>
 void gate(const TensorView& gate_up, const TensorView& out, int64_t num_threads, F activation) {
   check_same(gate_up, out, "gated activation");

@@ -252,6 +252,11 @@ INLINE VF exp(VF x) {
 }
 
 INLINE VF silu_of(VF x) { return x / (1.0f + exp(-x)); }
+INLINE VF gelu_tanh(VF x) {
+  VF inner = 0.7978845608f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
+  // 0.5 * (1 + tanh(y)) is 1 / (1 + e**(-2y))
+  return x / (1.0f + exp(-2.0f * inner));
+}
 
 // ln x to about 1 ulp, for normal x > 0 (Cephes logf).
 INLINE VF log(VF x) {

@@ -1,0 +1,63 @@
+"""Plain bfloat16 numbers in the layout of the CPU's kernels (`kernel/csrc/panels.h`).
+
+The loader fills rows, as for any plain weight. They are then packed in their place, so the weight
+takes as much memory as before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.cpu import CpuOps
+from minisgl.quantization.weight import PlainWeight, Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Activation
+
+
+class CpuWeight(Weight):
+    """A weight that the CPU's kernels multiply. A subclass writes `linear`."""
+
+    ops: CpuOps
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor | None,
+        eps: float,
+        bias: Tensor | None,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = x, x if residual is None else residual
+        if norm_weight is not None and residual is x:
+            normed = self.ops.rms_norm(x, norm_weight, eps)
+        elif norm_weight is not None:
+            normed, residual = self.ops.add_rms_norm(x, residual, norm_weight, eps)
+        return self.linear(normed, bias, gate), residual
+
+
+class PackedWeight(CpuWeight, PlainWeight):
+    """`tensor` is packed when it is loaded."""
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.ops.pack(self.tensor)
+
+    def dense(self) -> Tensor:
+        return self.ops.unpack(self.tensor)
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
+    ) -> Tensor:
+        return self.ops.packed_linear(x, self.tensor, bias, gate)
+
+    def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
+        if share is None:
+            return self.ops.packed_rows(ids_T, self.tensor)
+        elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
+        local_T = (ids_T - share.start).masked_fill(elsewhere_T, 0)
+        x_TD = self.ops.packed_rows(local_T, self.tensor)
+        return x_TD.masked_fill_(elsewhere_T[:, None], 0)

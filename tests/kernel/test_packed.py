@@ -1,0 +1,168 @@
+"""Packed weights: the CPU's linear layers beside torch's, of every instruction set."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Qwen3Config
+
+from helpers.model_harness import make_reference
+from minisgl.distributed import SingleRank
+from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.jit import CFLAGS, CSRC, load_library
+from minisgl.kernel.ops import Activation, Ops
+from minisgl.models.build import load_model
+from minisgl.quantization.packed import PackedWeight
+
+BF16 = torch.bfloat16
+SHAPES = [(64, 256), (37, 64), (160, 34), (5, 16)]
+"""Outputs and inputs: whole panels in pairs, a panel and rows, an odd number of steps, no panel."""
+NUM_ROWS = (1, 2, 13, 100)
+IS_X86 = platform.machine() == "x86_64"
+
+
+@pytest.fixture(scope="module")
+def fast() -> CpuOps:
+    return CpuOps(load_library())
+
+
+def draw(outputs: int, inputs: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, x and bias."""
+    weight = torch.randn(outputs, inputs) * inputs**-0.5
+    return weight.to(BF16), torch.randn(rows, inputs).to(BF16), torch.randn(outputs).to(BF16)
+
+
+def exact(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Activation | None) -> Tensor:
+    y = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    if gate is None:
+        return y
+    gates, ups = y.chunk(2, -1)
+    return (F.silu(gates) if gate == "silu" else F.gelu(gates, approximate="tanh")) * ups
+
+
+def error(y: Tensor, expected: Tensor) -> float:
+    return float((y.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_less_exact_than_torch(
+    fast: CpuOps, shape: tuple[int, int], gate: Activation | None
+) -> None:
+    """Both beside float64. torch rounds the gated parts to bfloat16, and so do we."""
+    if gate and shape[0] % 2:
+        pytest.skip("two halves")
+    for rows in NUM_ROWS:
+        weight, x, bias = draw(*shape, rows)
+        packed = weight.clone()
+        fast.pack(packed)
+        for added in (None, bias):
+            expected = exact(x, weight, added, gate)
+            ours = error(fast.packed_linear(x, packed, added, gate), expected)
+            theirs = error(Ops().linear(x, weight, added, gate), expected)
+            assert ours <= 1.2 * theirs + 1e-6, f"{rows} rows: {ours:.2e}, torch {theirs:.2e}"
+
+
+def test_threads_share_the_work(fast: CpuOps) -> None:
+    weight, x, _ = draw(512, 256, 200)
+    fast.pack(weight)
+    alone = fast.packed_linear(x, weight, None, None)
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(fast.packed_linear(x, weight, None, None), alone)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def test_many_rows_are_torchs_where_it_has_tiles(
+    fast: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x, bias = draw(64, 256, 9)
+    packed = weight.clone()
+    fast.pack(packed)
+    monkeypatch.setattr(fast, "most_packed_rows", 8)
+    theirs = Ops().linear(x, weight, bias, "silu")
+    assert torch.allclose(fast.packed_linear(x, packed, bias, "silu"), theirs, rtol=2**-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+def test_rows_of_a_packed_table(
+    fast: CpuOps, shape: tuple[int, int], ids_dtype: torch.dtype
+) -> None:
+    weight, _, _ = draw(*shape, 1)
+    packed = PackedWeight.of(fast, weight.clone())
+    packed.init_buffers(torch.device("cpu"))
+    assert torch.equal(packed.dense(), weight)
+    ids = torch.randint(0, len(weight), (30,), dtype=ids_dtype)
+    assert torch.equal(packed.rows(ids), weight[ids])
+    share = range(3, 3 + len(weight))
+    ids = torch.randint(0, 2 * len(weight), (30,), dtype=ids_dtype)
+    assert torch.equal(packed.rows(ids, share), Ops().embed_share(ids, weight, share))
+
+
+def test_a_tied_model_holds_its_table_once(fast: CpuOps, tmp_path: Path) -> None:
+    config = Qwen3Config(
+        vocab_size=130, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    make_reference(config).to(BF16).save_pretrained(tmp_path)
+
+    def loaded(ops: Ops) -> Any:
+        return load_model(
+            tmp_path, dtype=BF16, device=torch.device("cpu"), ops=ops, comm=SingleRank()
+        )
+
+    packed, plain = loaded(fast), loaded(Ops())
+    ids = torch.arange(130, dtype=torch.int32)
+    assert torch.equal(packed.embed(ids), plain.embed(ids))
+    x = torch.randn(3, 64).to(BF16)
+    assert error(packed.logits(x), plain.logits(x).double()) < 2**-7
+    assert packed.num_weight_bytes == plain.num_weight_bytes
+    tensors = {
+        tensor.data_ptr(): tensor.nbytes
+        for node in packed.walk()
+        for tensor in vars(node).values()
+        if isinstance(tensor, Tensor)
+    }
+    assert sum(tensors.values()) == packed.num_weight_bytes
+
+
+@pytest.mark.skipif(not IS_X86, reason="instruction sets of x86")
+@pytest.mark.parametrize("flag", ["-mno-avx512bf16", "-mno-avx512f", "-march=x86-64"])
+def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
+    import tvm_ffi
+    from tvm_ffi import cpp
+
+    class Library:
+        """The products are `flag`'s, the rest is this machine's."""
+
+        def __init__(self) -> None:
+            self._built = tvm_ffi.load_module(path)
+            self._rest = load_library()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._built if "pack" in name else self._rest, name)
+
+    path = cpp.build(
+        "packed",
+        sources=[str(CSRC / "linear.cpp")],
+        extra_cflags=[*CFLAGS, "-O1", flag],
+        extra_ldflags=["-fopenmp"],
+        build_directory=str(tmp_path),
+    )
+    ops = CpuOps(Library())
+    for rows in NUM_ROWS:
+        weight, x, bias = draw(160, 34, rows)
+        packed = weight.clone()
+        ops.pack(packed)
+        expected = exact(x, weight, bias, "silu")
+        theirs = error(Ops().linear(x, weight, bias, "silu"), expected)
+        assert error(ops.packed_linear(x, packed, bias, "silu"), expected) <= 1.2 * theirs
