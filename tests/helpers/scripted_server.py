@@ -22,17 +22,24 @@ from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
-    FrontendMsg,
     PingMsg,
-    PongMsg,
     ProfileMsg,
     ProfileReply,
+    Prompt,
     TextPrompt,
     TextReply,
     TokenizeMsg,
     TokenText,
-    UserReply,
     ids_from_bytes,
+    ids_to_bytes,
+)
+from minisgl.message.frontend import (
+    CodecReply,
+    DecodeMsg,
+    EncodeMsg,
+    FrontendMsg,
+    PongMsg,
+    UserReply,
 )
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api.models import ServedModel
@@ -46,7 +53,7 @@ from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 MODEL = "scripted"
 
 
-def text_of(message: TokenizeMsg) -> str:
+def text_of(message: TokenizeMsg | EncodeMsg) -> str:
     """What the prompt says: the last message of a chat, the text, or the ids as words."""
     prompt = message.prompt
     if isinstance(prompt, ChatPrompt):
@@ -80,6 +87,7 @@ class ScriptedServer:
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()
         self.received: list[TokenizeMsg] = []
+        self.encoded: list[Prompt] = []
         self.aborted: list[int] = []
         self.silent = threading.Event()  # set: the pipeline reads and says nothing
         self.resumed = threading.Event()  # set: answers go on behind their "!pause"
@@ -166,6 +174,14 @@ class ScriptedServer:
                 elif isinstance(message, ProfileMsg):
                     answers = [msgspec.structs.replace(r, seq=message.seq) for r in self.profiling]
                     self._outbox.put(answers)
+                elif isinstance(message, EncodeMsg):
+                    self.encoded.append(message.prompt)
+                    ids = [len(word) for word in text_of(message).split()]
+                    reply = CodecReply(seq=message.seq, ids=ids_to_bytes(ids))
+                    self._outbox.put([reply])
+                elif isinstance(message, DecodeMsg):
+                    words = map(str, ids_from_bytes(message.ids))
+                    self._outbox.put([CodecReply(seq=message.seq, text=" ".join(words))])
                 elif isinstance(message, AbortMsg):
                     self.aborted.append(message.uid)
                     running.pop(message.uid, None)
@@ -194,7 +210,7 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         yield nothing
     yield Accepted(uid=uid, num_prompt_tokens=len(words), sampling=message.sampling)
     limit = message.sampling.max_tokens or 1000
-    num_output = 0
+    num_output, stop_match = 0, None
     for word in words[:limit]:
         if word == "!pause":
             while not resumed.is_set():
@@ -204,6 +220,9 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
             yield Failed(uid=uid, message="out of luck", code="engine_error", status=500)
             return
         if word == "!abort":
+            break
+        if word in message.sampling.stop:
+            stop_match = word
             break
         if word == "!hang":
             while True:
@@ -220,13 +239,14 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
             tokens=token_texts(message, word),
         )
     reason = "length" if len(words) > limit else "stop"
-    if reason == "stop":
+    if reason == "stop" and not stop_match:
         logprobs = [0.0] if message.sampling.logprobs else None
         tokens = token_texts(message, ".")
         yield TextReply(uid=uid, text=".", token_ids=[0], logprobs=logprobs, tokens=tokens)
     yield Finished(
         uid=uid,
         reason="abort" if "!abort" in words else reason,
+        stop_match=stop_match,
         num_prompt_tokens=len(words),
         num_output_tokens=num_output,
         num_cached_tokens=len(words) // 2,

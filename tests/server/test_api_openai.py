@@ -18,16 +18,8 @@ import pytest
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import EngineError
-from minisgl.message import (
-    ChatPrompt,
-    FrontendMsg,
-    PingMsg,
-    PongMsg,
-    TextPrompt,
-    TokenPrompt,
-    UserReply,
-    ids_from_bytes,
-)
+from minisgl.message import ChatPrompt, PingMsg, TextPrompt, TokenPrompt, ids_from_bytes
+from minisgl.message.frontend import FrontendMsg, PongMsg, UserReply
 from minisgl.server.frontend import Frontend
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue

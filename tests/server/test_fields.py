@@ -8,19 +8,23 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from anthropic.types import message_create_params as messages_params
+from anthropic.types.beta import message_create_params as beta_messages_params
 from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 
+from minisgl.server.api.anthropic import MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest
-from minisgl.server.api.schema import SamplingFields
+from minisgl.server.api.schema import Json
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
-FORMS: dict[str, type[SamplingFields]] = {
+FORMS: dict[str, type[Json]] = {
     "chat": ChatRequest,
     "text": CompletionRequest,
     "native": GenerateRequest,
+    "messages": MessagesRequest,
 }
 ROW = re.compile(r"\| `(\w+)`( \*)? \| ([a-z, ]+) \| (honoured|neutral|only) \| (.*) ?\|")
 
@@ -69,5 +73,13 @@ def test_the_table_marks_extensions() -> None:
         for kind in get_args(params.CompletionCreateParams)
         for name in kind.__annotations__
     }
+    anthropic = {
+        name
+        for params in (messages_params, beta_messages_params)
+        for name in params.MessageCreateParamsBase.__annotations__
+    }
+    vendors = dict.fromkeys(("chat", "text", "native"), openai)
+    vendors["native"] = openai - {"logprobs"}
+    vendors["messages"] = anthropic | {"stream"}
     for (form, field), (is_extension, _, _) in rows().items():
-        assert is_extension == (field not in openai or (form == "native" and field == "logprobs"))
+        assert is_extension == (field not in vendors[form]), (form, field)

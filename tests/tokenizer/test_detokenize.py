@@ -11,7 +11,8 @@ import pytest
 
 from helpers.text_checkpoints import CORPUS, KINDS, make
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
-from minisgl.message import StopMsg, TextReply, UserReply
+from minisgl.message import StopMsg, TextReply
+from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, Tokenizer, load_tokenizer
 
 

@@ -21,16 +21,15 @@ from minisgl.message import (
     ChatPrompt,
     DetokenizeMsg,
     PingMsg,
-    PongMsg,
     SchedulerMsg,
     StopMsg,
     TextPrompt,
     TextReply,
     TokenizeMsg,
     UserMsg,
-    UserReply,
     ids_from_bytes,
 )
+from minisgl.message.frontend import PongMsg, UserReply
 from minisgl.tokenizer import load_tokenizer
 from minisgl.tokenizer.worker import TextWorkerConfig, tokenize_worker
 from minisgl.utils.process import Ready, StartFailed, receive_status, run_worker

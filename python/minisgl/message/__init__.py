@@ -14,7 +14,8 @@ sockets (see `minisgl.utils.zmq`) and what a receiver does with a record. Read n
 
     scheduler rank 0 --StepBroadcastMsg--> every other rank
 
-The events of `minisgl.core.event` are records too. A uid names one request for the lifetime of the
+`minisgl.message.frontend` has the unions of the API server, and its records that run no model. The
+events of `minisgl.core.event` are records too. A uid names one request for the lifetime of the
 server; the API server counts them up. The messages of a uid keep their order, because one tokenizer
 handles all of them (uid modulo the number of tokenizers). The encoding is MessagePack; token ids
 travel as little-endian int32 bytes.
@@ -27,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from minisgl.core.event import Accepted, Event, Failed, Finished
+from minisgl.core.event import Event, Failed
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
@@ -38,20 +39,20 @@ MAX_NAMESPACE = 256
 Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     pass
 
 
 # --- prompts -----------------------------------------------------------------------------------
 
 
-class TextPrompt(_Record, frozen=True, kw_only=True):
+class TextPrompt(Record, frozen=True, kw_only=True):
     """Text to encode unchanged. The tokenizer adds the special tokens that it is configured to."""
 
     text: str
 
 
-class ChatPrompt(_Record, frozen=True, kw_only=True):
+class ChatPrompt(Record, frozen=True, kw_only=True):
     """Messages for the checkpoint's chat template: plain JSON objects with a role and content.
 
     template_args: further variables for the template, for example `enable_thinking`.
@@ -61,7 +62,7 @@ class ChatPrompt(_Record, frozen=True, kw_only=True):
     template_args: dict[str, Any] = {}
 
 
-class TokenPrompt(_Record, frozen=True, kw_only=True):
+class TokenPrompt(Record, frozen=True, kw_only=True):
     """Token ids, little-endian int32."""
 
     ids: bytes
@@ -73,12 +74,13 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 # --- to the tokenizer --------------------------------------------------------------------------
 
 
-class TokenizeMsg(_Record, frozen=True, kw_only=True):
+class TokenizeMsg(Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws a seed if the client sends none.
 
     namespace: of the prefix cache (`cache_salt` of the API). context_length: the most tokens of
     prompt and answer, None if unknown. The scheduler refuses more; the tokenizer uses it to stop
-    early on a text that is far too long.
+    early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the context
+    leaves.
     """
 
     uid: Uid
@@ -87,36 +89,34 @@ class TokenizeMsg(_Record, frozen=True, kw_only=True):
     priority: Priority = 0
     namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    is_clamped: bool = False
 
 
-class AbortMsg(_Record, frozen=True, kw_only=True):
+class AbortMsg(Record, frozen=True, kw_only=True):
     """End the request now, with `Finished(reason="abort")`: its client has left. The message goes
     through the tokenizer, behind the request. Unknown uids are ignored."""
 
     uid: Uid
 
 
-class PingMsg(_Record, frozen=True, kw_only=True):
+class PingMsg(Record, frozen=True, kw_only=True):
     """Passes through all processes. Each rank of node 0 answers with a `PongMsg`, which shows that
     its loop makes progress."""
 
     seq: int
 
 
-class ProfileMsg(_Record, frozen=True, kw_only=True):
+class ProfileMsg(Record, frozen=True, kw_only=True):
     """Start or stop the engine's profiler. The answer is a `ProfileReply` with the same seq."""
 
     seq: int
     action: Literal["start", "stop"]
 
 
-FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg
-
-
 # --- to the scheduler --------------------------------------------------------------------------
 
 
-class UserMsg(_Record, frozen=True, kw_only=True):
+class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
     Only requests of one `namespace` share a cached prefix.
@@ -129,7 +129,7 @@ class UserMsg(_Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
 
 
-class StopMsg(_Record, frozen=True, kw_only=True):
+class StopMsg(Record, frozen=True, kw_only=True):
     """The detokenizer cut the text at a stop string: end the request with `Finished("stop")`.
 
     Not answered if the request has ended already: its `Finished` is on the way. num_tokens: output
@@ -140,7 +140,7 @@ class StopMsg(_Record, frozen=True, kw_only=True):
     num_tokens: int
 
 
-class ExitMsg(_Record, frozen=True, kw_only=True):
+class ExitMsg(Record, frozen=True, kw_only=True):
     """Leave the loop without finishing requests."""
 
 
@@ -151,7 +151,7 @@ SchedulerMsg = UserMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
 # --- from rank 0 to the others -----------------------------------------------------------------
 
 
-class StepBroadcast(_Record, frozen=True, kw_only=True):
+class StepBroadcast(Record, frozen=True, kw_only=True):
     """The messages that rank 0 received in one turn of its loop, often none.
 
     step: the turn's number, from 0. now: rank 0's clock in seconds. digest: the digest of all
@@ -164,7 +164,7 @@ class StepBroadcast(_Record, frozen=True, kw_only=True):
     messages: list[SchedulerMsg | ProfileMsg]
 
 
-class PlanCheck(_Record, frozen=True, kw_only=True):
+class PlanCheck(Record, frozen=True, kw_only=True):
     """The digest of rank 0's plans up to `step`. Ranks compare it before they launch the step."""
 
     step: int
@@ -177,7 +177,7 @@ StepBroadcastMsg = StepBroadcast | PlanCheck
 # --- to the detokenizer ------------------------------------------------------------------------
 
 
-class StatusReply(_Record, frozen=True, kw_only=True):
+class StatusReply(Record, frozen=True, kw_only=True):
     """The state of a rank's scheduler, and its counters since the start.
 
     num_used_pages: held by running requests. num_cached_pages: held only by the prefix cache.
@@ -202,7 +202,7 @@ class StatusReply(_Record, frozen=True, kw_only=True):
     peak_memory_bytes: int = 0
 
 
-class ProfileReply(_Record, frozen=True, kw_only=True):
+class ProfileReply(Record, frozen=True, kw_only=True):
     """A rank's answer to a `ProfileMsg`. trace: the file that "stop" wrote."""
 
     seq: int
@@ -212,7 +212,7 @@ class ProfileReply(_Record, frozen=True, kw_only=True):
     num_steps: int = 0
 
 
-class DetokenizeMsg(_Record, frozen=True, kw_only=True):
+class DetokenizeMsg(Record, frozen=True, kw_only=True):
     """The events of one turn of the scheduler's loop, and the pings that arrived in it.
 
     pass_on: records for the API server, which the detokenizer does not change.
@@ -226,7 +226,7 @@ class DetokenizeMsg(_Record, frozen=True, kw_only=True):
 # --- to the API server -------------------------------------------------------------------------
 
 
-class TokenText(_Record, frozen=True, kw_only=True, omit_defaults=True):
+class TokenText(Record, frozen=True, kw_only=True, omit_defaults=True):
     """An output token of a request that asks for log-probabilities.
 
     data: its UTF-8 bytes, which may be a part of a character. offset: characters of the text before
@@ -238,7 +238,7 @@ class TokenText(_Record, frozen=True, kw_only=True, omit_defaults=True):
     top: list[tuple[int, bytes, float]] = []
 
 
-class TextReply(_Record, frozen=True, kw_only=True, omit_defaults=True):
+class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
 
     logprobs, tokens: one for each of `token_ids`; none unless the request asks for them.
@@ -249,13 +249,6 @@ class TextReply(_Record, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: list[int]
     logprobs: list[float] | None = None
     tokens: list[TokenText] = []
-
-
-class PongMsg(_Record, frozen=True, kw_only=True):
-    seq: int
-
-
-UserReply = TextReply | Accepted | Finished | Failed | PongMsg | StatusReply | ProfileReply
 
 
 # --- encoding ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
 from minisgl.server import errors, page
-from minisgl.server.api import chat, completions, generate, models
+from minisgl.server.api import anthropic, chat, completions, generate, models
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
@@ -44,13 +44,15 @@ def create_app(
     step is computed. It returns what is wrong, or None if all workers make progress.
     keys: who may use the server; None is everyone.
     """
-    records = (*chat.RECORDS, *completions.RECORDS, *generate.RECORDS, *models.RECORDS)
+    families = (chat, completions, generate, models, anthropic)
+    records = [record for family in families for record in family.RECORDS]
     app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
     app.include_router(chat.router(frontend, model))
     app.include_router(completions.router(frontend, model))
     app.include_router(generate.router(frontend, model))
     app.include_router(models.router(model))
+    app.include_router(anthropic.router(frontend, model))
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
     app.include_router(page.router())

@@ -12,14 +12,14 @@ import msgspec
 from fastapi import Request
 
 from minisgl.errors import InvalidRequest, brief, shortened
-from minisgl.server.api.schema import SamplingFields
+from minisgl.server.api.schema import Json
 from minisgl.server.errors import refusal
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
 # Between two pieces of a body: its client is gone, or wants to hold a connection.
 MAX_PAUSE_S = 30.0
 
-R = TypeVar("R", bound=SamplingFields)
+R = TypeVar("R", bound=Json)
 
 # Of what follows, a client writes a field's name: only a path of ours, at the very end, is one.
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([\w.\[\]]*)`\Z")
@@ -40,7 +40,11 @@ _TYPES: Final = {
 # What msgspec's error leaves open, by the last name of the path.
 _HINTS: Final = (
     ("role", "the roles are system, developer, user, assistant and tool"),
-    ("type", "the only content parts are of type text, the only tool calls of type function"),
+    (
+        "type",
+        "content parts are of type text, in /v1/messages also thinking, tool_use and tool_result; "
+        "tool calls are of type function",
+    ),
     ("top_k", "0 is for all"),
 )
 

@@ -6,6 +6,7 @@
 
 The handlers' exceptions, unknown paths and our own bugs all become this object in `error_body`, so
 a client needs one way to read errors. In a stream that has begun the object is the last event.
+Paths of other vendors' APIs have those vendors' forms of the same content.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
+from minisgl.server.api.error_forms import in_form_of
 from minisgl.server.api.schema import ErrorBody, ErrorObject
 from minisgl.server.telemetry.observe import Observer
 
@@ -45,8 +47,11 @@ def _kind(status: int) -> str:
     return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
-def error_response(error: Exception) -> Response:
-    """The response for `error`. One that may pass says when to try again: `retry_after_s`, or 1."""
+def error_response(error: Exception, path: str) -> Response:
+    """The response for `error` in the form of the API that `path` belongs to.
+
+    An error that may pass says when to try again: after `retry_after_s`, or 1 second.
+    """
     status, body = error_body(error)
     headers = {}
     if status in (429, 503):
@@ -54,7 +59,10 @@ def error_response(error: Exception) -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(
-        msgspec.json.encode(body), status, headers=headers, media_type="application/json"
+        msgspec.json.encode(in_form_of(path, body)),
+        status,
+        headers=headers,
+        media_type="application/json",
     )
 
 
@@ -70,7 +78,7 @@ def install(app: FastAPI, observer: Observer) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         observer.answered(error_body(error)[1].error.code)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

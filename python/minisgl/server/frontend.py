@@ -29,14 +29,13 @@ from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import EngineError, InvalidRequest, RequestError
 from minisgl.message import (
     AbortMsg,
-    PongMsg,
     ProfileReply,
     Prompt,
     StatusReply,
     TextReply,
     TokenizeMsg,
-    UserReply,
 )
+from minisgl.message.frontend import CodecReply, PongMsg, UserReply
 from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
@@ -69,6 +68,7 @@ class Call:
         "_pending",
         "_wakeup",
         "key",
+        "num_prompt_tokens",
         "watcher",
     )
 
@@ -87,6 +87,7 @@ class Call:
         self._failure: Exception | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
+        self.num_prompt_tokens = 0  # of the accepted prompts
         self.watcher: asyncio.Task[None] | None = None  # aborts it; the reference keeps it alive
 
     # --- the reader's side -----------------------------------------------------------------------
@@ -130,6 +131,7 @@ class Call:
             self._pending.append((self._indices[reply.uid], reply))
         elif isinstance(reply, Accepted):
             self._num_unaccepted -= 1
+            self.num_prompt_tokens += reply.num_prompt_tokens
         elif isinstance(reply, Finished) and reply.reason != "abort":
             self._pending.append((self._indices.pop(reply.uid), reply))
         else:
@@ -217,12 +219,13 @@ class Frontend:
         *,
         namespace: str = "",
         num_choices: int = 1,
+        is_clamped: bool = False,
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
         num_choices: `prompts` has each prompt so many times in a row, for choices of which each has
         a seed of its own (`seed_of`). The first choice computes the prompt, the others find it in
-        the prefix cache.
+        the prefix cache. is_clamped: `max_tokens` is lowered to what the context leaves.
         Raises EngineError if a worker has died, InvalidRequest for a value that cannot be sent.
         """
         if self.failure:
@@ -252,6 +255,7 @@ class Frontend:
                 priority=priority,
                 namespace=namespace,
                 context_length=self.context_length,
+                is_clamped=is_clamped,
             )
             by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)
         try:
@@ -273,7 +277,7 @@ class Frontend:
             for reply in replies:
                 if isinstance(reply, StatusReply):
                     self.observer.status[reply.rank] = reply
-                elif isinstance(reply, PongMsg | ProfileReply):
+                elif isinstance(reply, PongMsg | ProfileReply | CodecReply):
                     self.round_trips.deliver(reply)
                 else:
                     self._deliver(reply, now)

@@ -40,7 +40,7 @@ class KeyGuard:
                 scope["api_key"] = self._admit(scope, path)
             except RequestError as error:
                 self._observer.answered(error.code)
-                await error_response(error)(scope, receive, send)
+                await error_response(error, path)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

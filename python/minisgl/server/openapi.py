@@ -30,18 +30,24 @@ class DocumentedAPI(FastAPI):
 def operation(
     request: type[msgspec.Struct] | None,
     response: type[msgspec.Struct],
-    chunk: type[msgspec.Struct] | None = None,
+    *chunks: type[msgspec.Struct],
+    error: type[msgspec.Struct] = ErrorBody,
+    stream: str = "text/event-stream",
 ) -> dict[str, Any]:
-    """Arguments of a route that document its body, its answer and a stream's events."""
-    content = {"application/json": {"schema": _ref(response)}}
-    if chunk is not None:
-        content["text/event-stream"] = {"schema": _ref(chunk)}
+    """Arguments of a route that document its body, its answer, a stream's events and its errors.
+
+    stream: the media type of a stream.
+    """
+    content: dict[str, Any] = {"application/json": {"schema": _ref(response)}}
+    if chunks:
+        refs = [_ref(chunk) for chunk in chunks]
+        content[stream] = {"schema": {"anyOf": refs} if len(refs) > 1 else refs[0]}
     documented: dict[str, Any] = {
         "responses": {
             200: {"description": "The answer", "content": content},
             "default": {
                 "description": "What is wrong",
-                "content": {"application/json": {"schema": _ref(ErrorBody)}},
+                "content": {"application/json": {"schema": _ref(error)}},
             },
         }
     }

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import msgspec
 from fastapi import Request, Response
@@ -23,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, TextReply, TokenText
+from minisgl.server.api.schema import ErrorBody
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.telemetry.observe import Observer
@@ -33,7 +35,6 @@ _encode: Final = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
 
 _STREAM_HEADERS: Final = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 )
@@ -50,35 +51,55 @@ class Output:
     end: Finished
 
 
-class Shape(Protocol):
-    """How an API family writes its answers."""
+class Shape(ABC):
+    """How an API family writes its answers; as OpenAI streams them unless a method says else."""
 
+    media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+    """Of a stream."""
+
+    @abstractmethod
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
         """The response body."""
 
-    def opening(self) -> bytes:
-        """Events before the first text."""
+    def opening(self, num_prompt_tokens: int) -> bytes:
+        """Events before the first text. num_prompt_tokens: of all prompts of the call."""
+        return b""
 
+    @abstractmethod
     def text(self, index: int, reply: TextReply) -> bytes:
         """The event for more output of prompt `index`; its text may be empty."""
 
+    @abstractmethod
     def end(self, index: int, end: Finished) -> bytes:
         """The event for the end of prompt `index`, after all of its text."""
 
     def closing(self, ends: list[Finished]) -> bytes:
-        """Events after the last prompt has ended, before `[DONE]`."""
+        """Events after the last prompt has ended."""
+        return DONE
+
+    def failure(self, error: ErrorBody) -> bytes:
+        """The last event of a stream that fails."""
+        return event(error)
 
 
 def event(body: msgspec.Struct) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
+def named_event(name: str, body: msgspec.Struct) -> bytes:
+    return b"event: %b\n%b" % (name.encode(), event(body))
+
+
 class TextEvent:
     """Events that differ only in one text: the rest is encoded once per stream."""
 
-    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
+    def __init__(
+        self,
+        make: Callable[[str], msgspec.Struct],
+        framed: Callable[[msgspec.Struct], bytes] = event,
+    ) -> None:
         marker = secrets.token_hex(16)
-        self._head, self._tail = event(make(marker)).split(_encode(marker))
+        self._head, self._tail = framed(make(marker)).split(_encode(marker))
 
     def __call__(self, text: str) -> bytes:
         return self._head + _encode(text) + self._tail
@@ -96,11 +117,13 @@ async def respond(
     shape: Shape,
     prompt_field: str,
     num_choices: int = 1,
+    is_clamped: bool = False,
 ) -> Response:
     """Submit `prompts` and answer in `shape`. Raises the refusal if one of them is refused.
 
     num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
-    prompt_field: the request's name for its prompt; a refusal of the prompt names it.
+    prompt_field: the request's name for its prompt; a refusal of the prompt names it. is_clamped:
+    `max_tokens` is lowered to what the context leaves.
     """
     origin = Origin(
         request_id=request.scope["request_id"],
@@ -117,6 +140,7 @@ async def respond(
         origin,
         namespace=cache_salt or "",
         num_choices=num_choices,
+        is_clamped=is_clamped,
     )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     try:
@@ -151,21 +175,23 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         try:
-            start = {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS]}
-            await send(start)
-            lead = self._shape.opening()  # sent with the first text, not before there is any
+            headers = [(b"content-type", self._shape.media_type), *_STREAM_HEADERS]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            lead = self._shape.opening(
+                self._call.num_prompt_tokens
+            )  # sent with the first text, not before there is any
             ends: dict[int, Finished] = {}
             async for batch in self._call:
                 await write(lead + self._events(batch, ends))
                 lead = b""
             in_order = [ends[index] for index in sorted(ends)]
-            await write(self._shape.closing(in_order) + DONE, more=False)
+            await write(self._shape.closing(in_order), more=False)
         except ClientGone:
             pass
         except (RequestError, EngineError) as error:
             body = error_body(error)[1]
             self._observer.answered(body.error.code)
-            await write(event(body), more=False)
+            await write(self._shape.failure(body), more=False)
         finally:
             self._call.abort()
 

@@ -1,4 +1,4 @@
-"""Messages to every process of the pipeline, and the wait for all answers: pings and profiles."""
+"""Messages that run no model, and the wait for their answers: pings, profiles, text to ids."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from minisgl.core import Failed
 from minisgl.errors import EngineError
-from minisgl.message import PingMsg, PongMsg, ProfileMsg, ProfileReply
+from minisgl.message import PingMsg, ProfileMsg, ProfileReply, Prompt
+from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg, PongMsg
 from minisgl.utils.zmq import PushQueue
 
-Answer = PongMsg | ProfileReply
+Answer = PongMsg | ProfileReply | CodecReply
+
+CODEC_TIMEOUT_S: Final = 60.0
+"""A tokenizer encodes one prompt a turn: before this one, those that wait."""
 
 
 class RoundTrips:
@@ -57,6 +61,23 @@ class RoundTrips:
             for rank in range(self._num_ranks)
         ]
 
+    async def encode(self, prompt: Prompt, *, is_plain: bool = False) -> CodecReply:
+        """The ids of `prompt`. is_plain: no special tokens. Raises RequestError, EngineError."""
+        return await self._codec(EncodeMsg(seq=next(self._seqs), prompt=prompt, is_plain=is_plain))
+
+    async def decode(self, ids: bytes) -> str:
+        """The text of token ids, little-endian int32. Raises EngineError."""
+        return (await self._codec(DecodeMsg(seq=next(self._seqs), ids=ids))).text
+
+    async def _codec(self, message: EncodeMsg | DecodeMsg) -> CodecReply:
+        tokenizer = self._tokenizers[message.seq % len(self._tokenizers)]
+        answers = await self._ask(message, [tokenizer], 1, CODEC_TIMEOUT_S)
+        if not answers or not isinstance(answers[0], CodecReply):
+            raise EngineError(f"no answer from the tokenizer within {CODEC_TIMEOUT_S:g} s")
+        if failed := answers[0].failed:
+            raise failed.to_error()
+        return answers[0]
+
     def deliver(self, answer: Answer) -> None:
         """Hand an answer to the call that waits for it. A late answer is dropped."""
         waiting = self._waiting.get(answer.seq)
@@ -71,7 +92,7 @@ class RoundTrips:
 
     async def _ask(
         self,
-        message: PingMsg | ProfileMsg,
+        message: PingMsg | ProfileMsg | EncodeMsg | DecodeMsg,
         tokenizers: Sequence[PushQueue],
         num_answers: int,
         timeout_s: float,

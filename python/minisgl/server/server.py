@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 
 from minisgl.errors import EngineError, WorkerHung
-from minisgl.message import UserReply
+from minisgl.message.frontend import UserReply
 from minisgl.runtime.hang_watch import CHECK_S
 from minisgl.runtime.node_link import NodeLink
 from minisgl.runtime.worker import Worker

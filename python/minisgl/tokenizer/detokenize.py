@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
-from minisgl.message import StopMsg, TextReply, TokenText, UserReply
+from minisgl.message import StopMsg, TextReply, TokenText
 from minisgl.tokenizer.stream import TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.stop import StopMatcher
 
 logger = get_logger(__name__)
+
+RequestReply = Accepted | TextReply | Finished | Failed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,13 +113,13 @@ class Detokenizer:
     def num_running(self) -> int:
         return len(self._outputs)
 
-    def handle(self, events: Iterable[Event]) -> tuple[list[UserReply], list[StopMsg]]:
+    def handle(self, events: Iterable[Event]) -> tuple[list[RequestReply], list[StopMsg]]:
         """Return the replies for the clients, and a `StopMsg` for each request to be stopped.
 
         Events of one uid must be in order. Events of an unknown uid are ignored, except `Failed`,
         which refuses a request instead of accepting it. An exception fails only its request.
         """
-        replies: list[UserReply] = []
+        replies: list[RequestReply] = []
         stops: list[StopMsg] = []
         touched: dict[int, _Output] = {}  # the outputs with new tokens, in order
         for event in events:
@@ -164,7 +166,7 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
     return StopMatcher(sampling.stop, included=sampling.include_stop_str_in_output)
 
 
-def _last_replies(event: Finished | Failed, output: _Output | None) -> list[UserReply]:
+def _last_replies(event: Finished | Failed, output: _Output | None) -> list[RequestReply]:
     """Return the rest of the text, if any, and the last reply of the request."""
     if output is None:
         return [event] if isinstance(event, Failed) else []

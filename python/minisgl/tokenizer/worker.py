@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from minisgl.core import Event, Failed
-from minisgl.message import (
-    AbortMsg,
-    DetokenizeMsg,
+from minisgl.message import AbortMsg, DetokenizeMsg, ProfileMsg, SchedulerMsg, TokenizeMsg, UserMsg
+from minisgl.message.frontend import (
+    CodecReply,
+    DecodeMsg,
+    EncodeMsg,
     FrontendMsg,
     PongMsg,
-    ProfileMsg,
-    SchedulerMsg,
-    TokenizeMsg,
     UserReply,
 )
 from minisgl.tokenizer.detokenize import Detokenizer
@@ -100,7 +101,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             to_scheduler.put(stops)
             if waiting:  # one prompt a turn: a long one must not stall the running streams twice
                 answer = _forward(encoder, waiting.popleft())
-                (to_api if isinstance(answer, Failed) else to_scheduler).put([answer])
+                (to_api if isinstance(answer, Failed | CodecReply) else to_scheduler).put([answer])
 
 
 def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
@@ -112,5 +113,28 @@ def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
     waiting.appendleft(abort)
 
 
-def _forward(encoder: PromptEncoder, message: FrontendMsg) -> SchedulerMsg | ProfileMsg | Failed:
-    return encoder.tokenize(message) if isinstance(message, TokenizeMsg) else message
+def _forward(
+    encoder: PromptEncoder, message: FrontendMsg
+) -> SchedulerMsg | ProfileMsg | Failed | CodecReply:
+    if isinstance(message, TokenizeMsg):
+        return _clamped(message, encoder.tokenize(message))
+    if isinstance(message, EncodeMsg | DecodeMsg):
+        from minisgl.tokenizer.codec import answer_codec
+
+        return answer_codec(encoder, message)
+    return message
+
+
+def _clamped(asked: TokenizeMsg, message: UserMsg | Failed) -> UserMsg | Failed:
+    """`message` with `max_tokens` lowered to what the context leaves, if the request wants that."""
+    wanted = asked.sampling.max_tokens
+    if (
+        not asked.is_clamped
+        or not wanted
+        or not asked.context_length
+        or isinstance(message, Failed)
+    ):
+        return message
+    left = max(asked.context_length - len(message.ids) // 4, 1)
+    sampling = msgspec.structs.replace(message.sampling, max_tokens=min(wanted, left))
+    return msgspec.structs.replace(message, sampling=sampling)

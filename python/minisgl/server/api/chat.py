@@ -28,7 +28,7 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, TextEvent, event, respond
+from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
 
 _NO_TOOLS: Final = 'tool calls are not parsed; send tool_choice "none" to chat without tools'
 
@@ -212,9 +212,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _ChatShape:
-    """See `minisgl.server.respond.Shape`."""
-
+class _ChatShape(Shape):
     def __init__(self, model: str, asked: ChatRequest) -> None:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -244,7 +242,7 @@ class _ChatShape:
             timings=Timings.of([output.end for output in outputs]),
         )
 
-    def opening(self) -> bytes:
+    def opening(self, num_prompt_tokens: int) -> bytes:
         delta = Delta(role="assistant", content="")
         return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
@@ -264,8 +262,8 @@ class _ChatShape:
 
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
-            return b""
-        return event(
+            return DONE
+        usage = event(
             ChatCompletionChunk(
                 id=self._id,
                 created=self._created,
@@ -275,6 +273,7 @@ class _ChatShape:
                 timings=Timings.of(ends),
             )
         )
+        return usage + DONE
 
     def _chunk(
         self, index: int, delta: Delta, end: Finished | None = None, reply: TextReply | None = None

@@ -28,7 +28,7 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, TextEvent, event, respond
+from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
 
 MAX_PROMPTS: Final = 1024  # of one call; several times `--max-running-requests`
 
@@ -163,9 +163,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _CompletionShape:
-    """See `minisgl.server.respond.Shape`."""
-
+class _CompletionShape(Shape):
     def __init__(self, model: str, num_prompts: int, asked: CompletionRequest) -> None:
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -191,9 +189,6 @@ class _CompletionShape:
         ends = [output.end for output in outputs]
         return self._completion(choices, Usage.of(ends, self._num_choices), Timings.of(ends))
 
-    def opening(self) -> bytes:
-        return b""
-
     def text(self, index: int, reply: TextReply) -> bytes:
         if self._has_logprobs or self._has_ids:
             return event(self._chunk(index, reply.text, reply=reply))
@@ -204,9 +199,9 @@ class _CompletionShape:
 
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
-            return b""
+            return DONE
         usage = Usage.of(ends, self._num_choices)
-        return event(self._completion([], usage, Timings.of(ends)))
+        return event(self._completion([], usage, Timings.of(ends))) + DONE
 
     def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
         return TextLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None

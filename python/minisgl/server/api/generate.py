@@ -24,7 +24,7 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, event, respond
+from minisgl.server.respond import Output, Shape, event, respond
 
 
 class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
@@ -112,8 +112,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _GenerateShape:
-    """A `minisgl.server.respond.Shape`. logprobs: whether the request asks for them."""
+class _GenerateShape(Shape):
+    """logprobs: whether the request asks for them."""
 
     def __init__(self, *, logprobs: bool) -> None:
         self._has_logprobs = logprobs
@@ -123,18 +123,12 @@ class _GenerateShape:
         logprobs = self._shown(output.logprobs)
         return _generated(output.text, output.token_ids, logprobs, output.end)
 
-    def opening(self) -> bytes:
-        return b""
-
     def text(self, index: int, reply: TextReply) -> bytes:
         logprobs = self._shown(reply.logprobs or [])
         return event(GeneratedChunk(text=reply.text, token_ids=reply.token_ids, logprobs=logprobs))
 
     def end(self, index: int, end: Finished) -> bytes:
         return event(_generated("", [], self._shown([]), end))
-
-    def closing(self, ends: list[Finished]) -> bytes:
-        return b""
 
     def _shown(self, logprobs: list[float]) -> list[float] | UnsetType:
         return logprobs if self._has_logprobs else UNSET

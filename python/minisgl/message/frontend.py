@@ -1,0 +1,63 @@
+"""What the API server sends and receives: its unions, and the records that run no model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from minisgl.core.event import Accepted, Failed, Finished
+from minisgl.message import (
+    AbortMsg,
+    PingMsg,
+    ProfileMsg,
+    ProfileReply,
+    Prompt,
+    Record,
+    StatusReply,
+    TextReply,
+    TokenizeMsg,
+)
+
+
+class PongMsg(Record, frozen=True, kw_only=True):
+    seq: int
+
+
+class EncodeMsg(Record, frozen=True, kw_only=True):
+    """Encode a prompt. The tokenizer answers with a `CodecReply` of the same seq, with `ids`.
+
+    is_plain: add no special tokens to a text.
+    """
+
+    seq: int
+    prompt: Prompt
+    is_plain: bool = False
+
+
+class DecodeMsg(Record, frozen=True, kw_only=True):
+    """Decode token ids (little-endian int32), special tokens included.
+
+    The tokenizer answers with a `CodecReply` of the same seq, with `text`.
+    """
+
+    seq: int
+    ids: bytes
+
+
+class CodecReply(Record, frozen=True, kw_only=True):
+    """The answer to an `EncodeMsg` or a `DecodeMsg`; `failed` refuses it.
+
+    pieces: the UTF-8 bytes of each of `ids`.
+    """
+
+    seq: int
+    ids: bytes = b""
+    pieces: list[bytes] = msgspec.field(default_factory=list)
+    text: str = ""
+    failed: Failed | None = None
+
+
+CodecMsg = EncodeMsg | DecodeMsg
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg | EncodeMsg | DecodeMsg
+UserReply = (
+    TextReply | Accepted | Finished | Failed | PongMsg | StatusReply | ProfileReply | CodecReply
+)

@@ -1,0 +1,45 @@
+"""An error in the forms of other vendors' APIs, which differ by path."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from minisgl.server.api.schema import ErrorBody, Json
+
+
+class AnthropicError(Json, frozen=True, kw_only=True):
+    type: str
+    message: str
+    param: str | None
+    code: str
+
+
+class ErrorEvent(Json, tag_field="type", tag="error", frozen=True, kw_only=True):
+    """Anthropic's, as a body and as an event of a stream."""
+
+    error: AnthropicError
+
+
+_KINDS: Final = {
+    "model_not_found": "not_found_error",
+    "not_found": "not_found_error",
+    "body_too_large": "request_too_large",
+    "invalid_api_key": "authentication_error",
+    "not_permitted": "permission_error",
+}
+
+
+def anthropic_error(body: ErrorBody) -> ErrorEvent:
+    error = body.error
+    kind = "api_error" if error.type == "server_error" else error.type
+    kind = _KINDS.get(error.code, kind)
+    return ErrorEvent(
+        error=AnthropicError(type=kind, message=error.message, param=error.param, code=error.code)
+    )
+
+
+def in_form_of(path: str, body: ErrorBody) -> msgspec.Struct:
+    """`body` as the API at `path` writes it; OpenAI's form everywhere else."""
+    return anthropic_error(body) if path.startswith("/v1/messages") else body

@@ -1,0 +1,27 @@
+"""Text to ids and ids to text for a client that wants just that: no model runs."""
+
+from __future__ import annotations
+
+from minisgl.core import Failed
+from minisgl.message import TextPrompt, ids_from_bytes, ids_to_bytes
+from minisgl.message.frontend import CodecMsg, CodecReply, EncodeMsg
+from minisgl.tokenizer.tokenize import PromptEncoder
+
+
+def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
+    """Encode or decode. An exception becomes the reply's `failed`."""
+    tokenizer = encoder.tokenizer
+    try:
+        stream = tokenizer.stream(skip_special_tokens=False)
+        if not isinstance(message, EncodeMsg):
+            ids = ids_from_bytes(message.ids).tolist()
+            text = "".join(map(stream.feed, ids)) + stream.flush()
+            return CodecReply(seq=message.seq, text=text)
+        if message.is_plain and isinstance(message.prompt, TextPrompt):
+            data = ids_to_bytes(tokenizer.encode(message.prompt.text, add_special_tokens=False))
+        else:
+            data = encoder.encode(message.prompt)
+        pieces = [stream.data(token) for token in ids_from_bytes(data).tolist()]
+        return CodecReply(seq=message.seq, ids=data, pieces=pieces)
+    except Exception as error:
+        return CodecReply(seq=message.seq, failed=Failed.of(message.seq, error))

@@ -1,0 +1,240 @@
+"""Anthropic's Messages as the official client sees them, over a scripted pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import message_create_params as params
+from anthropic.types.beta import message_create_params as beta_params
+
+from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.message import ChatPrompt
+from minisgl.server.api.anthropic import MessagesRequest
+
+PATH = "/v1/messages"
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+
+
+@pytest.fixture(scope="module")
+def claude(server: ScriptedServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def turn(text: Any, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def asked(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 100, "messages": list(turns), **fields}
+
+
+def received(server: ScriptedServer) -> ChatPrompt:
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def test_a_whole_message(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(**asked(turn("one two three four")))
+    assert message.id.startswith("msg_")
+    assert (message.type, message.role, message.model) == ("message", "assistant", MODEL)
+    (block,) = message.content
+    assert block.type == "text"
+    assert block.text == "one two three four ."
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.input_tokens == 2
+    assert message.usage.cache_read_input_tokens == 2
+    assert message.usage.output_tokens == 4
+    assert message.model_extra
+    assert message.model_extra["timings"]["num_chunks"] == 3
+
+
+def test_why_it_stopped(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    cut = claude.messages.create(**asked(turn("one two three"), max_tokens=2))
+    assert cut.stop_reason == "max_tokens"
+    stopped = claude.messages.create(**asked(turn("one END two"), stop_sequences=["END"]))
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "END")
+    assert stopped.content[0].model_dump()["text"] == "one "
+    empty = claude.messages.create(**asked(turn("END"), stop_sequences=["END"]))
+    assert empty.content == []
+    assert server.received[-1].is_clamped
+
+
+def test_a_stream_adds_up_to_the_whole_message(claude: anthropic.Anthropic) -> None:
+    for text in ("one 二 \U0001f600", "END"):
+        request = asked(turn(text), stop_sequences=["END"])
+        with claude.messages.stream(**request) as stream:
+            streamed = stream.get_final_message()
+        whole = claude.messages.create(**request)
+        assert [b.text for b in streamed.content if b.type == "text"] == [
+            b.text for b in whole.content if b.type == "text"
+        ]
+        assert streamed.stop_reason == whole.stop_reason
+        assert streamed.stop_sequence == whole.stop_sequence
+        assert streamed.usage == whole.usage
+    raw = claude.messages.create(**asked(turn("one two")), stream=True)
+    kinds = [event.type for event in raw]
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * 3,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_the_frames_of_a_stream(http: httpx.Client) -> None:
+    response = http.post(PATH, json=asked(turn("one"), stream=True))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = response.text.split("\n\n")
+    assert frames.pop() == ""
+    for frame in frames:
+        first, second = frame.split("\n")
+        name = first.removeprefix("event: ")
+        assert second.startswith("data: {")
+        assert f'"type":"{name}"' in second
+    assert '"input_tokens":1' in frames[0]
+
+
+def test_turns_become_messages_of_a_chat(
+    claude: anthropic.Anthropic, server: ScriptedServer
+) -> None:
+    cache: Any = {"cache_control": {"type": "ephemeral"}}
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, "é"]}}
+    result = {"type": "tool_result", "tool_use_id": "t1"}
+    claude.beta.messages.create(
+        **asked(
+            turn([{"type": "text", "text": "one", **cache}, {"type": "text", "text": "two"}]),
+            turn("three"),
+            turn(
+                [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "text", "text": "I call"},
+                    use,
+                ],
+                role="assistant",
+            ),
+            turn(
+                [
+                    {**result, "content": [{"type": "text", "text": "42"}]},
+                    {**result, "content": "no", "is_error": True},
+                    {**result},
+                    {"type": "text", "text": "and now?"},
+                ]
+            ),
+            system=[{"type": "text", "text": "be brief", **cache}, {"type": "text", "text": "ok"}],
+            cache_control={"type": "ephemeral"},
+            metadata={"user_id": "u"},
+            thinking={"type": "disabled"},
+            betas=["no-such-beta-2031-01-01"],
+        )
+    )
+    prompt = received(server)
+    call = {"id": "t1", "type": "function", "function": {"name": "f"}}
+    call["function"] |= {"arguments": '{"a":[1,"é"]}'}
+    assert prompt.messages == [
+        {"role": "system", "content": "be brief\nok"},
+        {"role": "user", "content": "one\ntwo\nthree"},
+        {
+            "role": "assistant",
+            "content": "I call",
+            "reasoning_content": "hm",
+            "tool_calls": [call],
+        },
+        {"role": "tool", "content": "42", "tool_call_id": "t1"},
+        {"role": "tool", "content": "Error: no", "tool_call_id": "t1"},
+        {"role": "tool", "content": "", "tool_call_id": "t1"},
+        {"role": "user", "content": "and now?"},
+    ]
+    assert prompt.template_args == {"enable_thinking": False}
+
+
+def test_a_final_turn_of_the_assistant_is_continued(
+    claude: anthropic.Anthropic, server: ScriptedServer
+) -> None:
+    claude.messages.create(**asked(turn("one"), turn("It is", role="assistant")))
+    assert received(server).template_args == {"continue_final_message": True}
+    for nothing in ("", []):
+        claude.messages.create(**asked(turn("one"), turn(nothing, role="assistant")))
+        assert received(server) == ChatPrompt(messages=[turn("one")])
+
+
+def test_tokens_are_counted(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    request = asked(turn("one two three"), system="be brief")
+    del request["max_tokens"]
+    assert claude.messages.count_tokens(**request).input_tokens == 3
+    claude.messages.create(**request, max_tokens=5)
+    assert server.encoded[-1] == server.received[-1].prompt
+
+
+def test_sampling(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    claude.messages.create(
+        **asked(turn("one"), stop_sequences=["x"], max_tokens=7),
+        extra_body={"temperature": 0.5, "top_p": 0.25, "top_k": 9},
+    )
+    sampling = server.received[-1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 9)
+    assert (sampling.max_tokens, sampling.stop) == (7, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"temperature": 3.0}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"tools": [TOOL]}, "tools is supported only"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"messages": []}, "messages"),
+        ({"messages": [turn([{"type": "image", "source": {}}])]}, "image"),
+        ({"messages": [turn("x", role="tool")]}, "role"),
+        ({"nonsense": 1}, "nonsense is not known"),
+    ],
+)
+def test_refusals_in_anthropics_form(
+    claude: anthropic.Anthropic, fields: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=match) as raised:
+        claude.messages.create(
+            model=MODEL,
+            max_tokens=1,
+            messages=[{"role": "user", "content": "a"}],
+            extra_body=fields,
+        )
+    body = raised.value.body
+    assert isinstance(body, dict)
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+
+
+def test_other_errors_in_anthropics_form(claude: anthropic.Anthropic, http: httpx.Client) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+        claude.messages.create(**asked(turn("a")) | {"model": "other"})
+    assert http.get("/v1/messages/batches").json()["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.InternalServerError, match="out of luck"):
+        claude.messages.create(**asked(turn("!fail")))
+    with (
+        pytest.raises(anthropic.APIStatusError, match="out of luck"),
+        claude.messages.stream(**asked(turn("one !fail"))) as stream,
+    ):
+        list(stream)
+
+
+def test_tools_that_must_not_be_called_stay_out_of_the_prompt(
+    claude: anthropic.Anthropic, server: ScriptedServer
+) -> None:
+    claude.messages.create(**asked(turn("a"), tools=[TOOL], tool_choice={"type": "none"}))
+    assert received(server).template_args == {}
+
+
+def test_no_field_of_anthropics_schema_is_unknown() -> None:
+    headers = {"betas", "user_profile_id", "workspace_id"}
+    known = set(MessagesRequest.__struct_fields__)
+    for schema in (params, beta_params):
+        assert set(schema.MessageCreateParamsBase.__annotations__) - headers <= known

@@ -1,0 +1,69 @@
+"""The API families of other vendors on a whole server with the built-in model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from helpers.running_server import RunningServer
+from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    server = RunningServer(tmp_path_factory.mktemp("s"), "--num-pages", "64")
+    yield server
+    server.process.terminate()
+    server.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def asked(*contents: str, **fields: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return {"model": MODEL, "messages": messages, **fields}
+
+
+GREEDY: Any = {"extra_body": {"temperature": 0.0}}
+
+
+def text_of(message: anthropic.types.Message) -> str:
+    (block,) = message.content
+    assert block.type == "text"
+    return block.text
+
+
+def test_messages(claude: anthropic.Anthropic) -> None:
+    question = asked("What is 12 + 30?", system="Be brief.")
+    message = claude.messages.create(**question, max_tokens=40, **GREEDY)
+    usage = message.usage
+    num_prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert num_prompt == claude.messages.count_tokens(**question).input_tokens
+    with claude.messages.stream(**question, max_tokens=40, **GREEDY) as stream:
+        assert "".join(stream.text_stream) == text_of(message)
+        assert stream.get_final_message().stop_reason == message.stop_reason
+
+
+def test_an_answer_that_is_begun_goes_on_as_it_would_have(claude: anthropic.Anthropic) -> None:
+    whole = text_of(claude.messages.create(**asked("Count to five."), max_tokens=30, **GREEDY))
+    begun = whole[: whole.index(" ", 3)]
+    rest = claude.messages.create(**asked("Count to five.", begun), max_tokens=30, **GREEDY)
+    assert (begun + text_of(rest)).startswith(whole)
+
+
+def test_max_tokens_beyond_the_context_are_lowered(claude: anthropic.Anthropic) -> None:
+    """The pool has 1,024 tokens."""
+    message = claude.messages.create(
+        **asked("Count to a thousand."),
+        max_tokens=20_000,
+        extra_body={"temperature": 0.0, "top_k": 1},
+    )
+    assert message.stop_reason in ("end_turn", "model_context_window_exceeded")
