@@ -2,7 +2,8 @@
 
 Every request of a masked round has a mask that allows the even ids, so each step is sampled after
 the step before is settled. Plain and masked rounds alternate on one engine, and a step's time is
-the median time between two steps' tokens. Greedy, random weights, no early end.
+the median time between two steps' tokens. Greedy, random weights, no early end. The parts are the
+host's mean time per step in each part of a turn; `wait` is what it waits for the device.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES
-from minisgl.core import Event, SamplingParams, Token
+from minisgl.core import Event, Plan, SamplingParams, Token
 from minisgl.core.masker import Mask
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
+from minisgl.scheduler.loop import PARTS, Meter
 
+KINDS = ("plain", "masked")
 PAGE_SIZE = 16
 WARM_UP_STEPS = 8  # steps with prompts, and graphs that are captured
 
@@ -67,6 +70,32 @@ class Recorder:
         raise AssertionError("this benchmark sends no pings")
 
 
+class PartTimes(Meter):
+    """Sums the host's time in each part of the turns. Mutable."""
+
+    def __init__(self) -> None:
+        self._seconds = [0.0] * len(PARTS)
+        self._last = 0.0
+        self._steps = 0
+
+    def begin(self, *, asleep: bool) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self, part: int) -> None:
+        now = time.perf_counter()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def settled(self, plan: Plan, scheduler: Scheduler) -> None:
+        self._steps += 1
+
+    def us(self) -> dict[str, float]:
+        return {
+            part: round(seconds * 1e6 / self._steps, 1)
+            for part, seconds in zip(PARTS, self._seconds, strict=True)
+        }
+
+
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
@@ -80,6 +109,7 @@ def main(argv: list[str]) -> int:
     add_json(parser)
     args = parser.parse_args(argv)
     load = machine_load()
+    parts = {kind: PartTimes() for kind in KINDS}
     length = args.prompt + args.steps + WARM_UP_STEPS
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), SHAPES[args.shape], weights=False)
@@ -92,30 +122,37 @@ def main(argv: list[str]) -> int:
         try:
             rounds = [
                 {
-                    kind: _step_s(engine, config, kind == "masked", args)
-                    for kind in ("plain", "masked")
+                    kind: _step_s(engine, config, kind == "masked", args, parts[kind])
+                    for kind in KINDS
                 }
                 for _ in range(args.rounds + 1)
             ][1:]
         finally:
             engine.close()
     ratio = statistics.median(times["masked"] / times["plain"] for times in rounds)
-    medians = {
-        kind: statistics.median(times[kind] for times in rounds) * 1e3
-        for kind in ("plain", "masked")
-    }
+    medians = {kind: statistics.median(times[kind] for times in rounds) * 1e3 for kind in KINDS}
     print(
         f"{args.shape}, {args.batch} rows: plain {medians['plain']:.3f} ms a step, masked "
         f"{medians['masked']:.3f} ms, ratio of paired rounds {ratio:.3f}"
     )
+    parts_us = {kind: times.us() for kind, times in parts.items()}
+    for kind, times in parts_us.items():
+        print(f"{kind:7s} us a step: {', '.join(f'{part} {us}' for part, us in times.items())}")
     if args.json:
-        result = {"shape": args.shape, "batch": args.batch, "rounds_s": rounds, "ratio": ratio}
+        result = {
+            "shape": args.shape, "batch": args.batch, "rounds_s": rounds, "ratio": ratio,
+            "parts_us": parts_us,
+        }  # fmt: skip
         write_json(args.json, {"load_before": load, **result})
     return 0
 
 
 def _step_s(
-    engine: Engine, config: EngineConfig, is_masked: bool, args: argparse.Namespace
+    engine: Engine,
+    config: EngineConfig,
+    is_masked: bool,
+    args: argparse.Namespace,
+    meter: Meter,
 ) -> float:
     """Run one round. Returns the median seconds of a decode step."""
     batch, prompt, steps = args.batch, args.prompt, args.steps
@@ -131,7 +168,7 @@ def _step_s(
         scheduler_config(config, engine, frozenset()),
         create_masker=lambda message: EvenMasker(vocab_size) if is_masked else None,
     )
-    run(scheduler, engine, recorder, recorder)
+    run(scheduler, engine, recorder, recorder, meter=meter)
     assert len(recorder.ids) == batch * (steps + WARM_UP_STEPS)
     assert not is_masked or not any(token % 2 for token in recorder.ids)
     times = recorder.times[WARM_UP_STEPS:]

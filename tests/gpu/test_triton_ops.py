@@ -43,6 +43,18 @@ def test_norms(rows: int, size: int, dtype: torch.dtype, device: torch.device) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 33), (5, 9000)])
+def test_masks(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(vocab)
+    logits = torch.randn(rows, vocab, device=device).to(dtype)
+    chosen = torch.arange(0, rows, 2, device=device)
+    words = torch.randint(-(2**31), 2**31, (len(chosen), -(-vocab // 32)), device=device)
+    got = FAST.mask(logits, chosen, words.int())
+    assert torch.equal(got, REFERENCE.mask(logits, chosen, words.int()))
+    assert got.isneginf().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "size"), [(1, 3072), (5, 81), (33, 1025)])
 def test_activations(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(size)

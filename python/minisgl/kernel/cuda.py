@@ -9,7 +9,7 @@ from torch import Tensor
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.thin import ThinProducts
-from minisgl.kernel.triton import elementwise, embed, gemv, moe, sample, step, threshold
+from minisgl.kernel.triton import elementwise, embed, gemv, mask, moe, sample, step, threshold
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +80,9 @@ class CudaOps(Ops):
 
     def logits(self, x_SV: Tensor) -> Tensor:
         return x_SV  # `sample` computes in float32; a copy of 256 Qwen rows is 156 MB
+
+    def mask(self, logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
+        return mask.mask(logits_SV, rows_M, masks_MW)
 
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         if args.all_greedy:
