@@ -55,8 +55,9 @@ def test_the_public_door_wins_over_the_inner_loop(tmp_path: Path) -> None:
     shutil.copytree(table.RESULTS, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "offline-qwen3-14b.json"
     content = json.loads(path.read_text())
+    inner = [{**row, "door": "inner loop"} for row in content["rows"]]
     public = [{**row, "door": "LLM.generate", "tokens_per_s": 1.0} for row in content["rows"]]
-    path.write_text(json.dumps({**content, "rows": content["rows"] + public}))
+    path.write_text(json.dumps({**content, "rows": inner + public}))
     rows = [line for line in table.make_table(tmp_path).splitlines() if "Qwen3-14B" in line]
     assert all("| LLM.generate | 1 tok/s |" in row for row in rows)
 
