@@ -17,11 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
+from minisgl.attention.recurrent import TorchRecurrentBackend
 from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
+from minisgl.kvcache.recurrent import RecurrentPool
 from minisgl.models import BaseLLMModel, load_model
+from minisgl.models.recurrent import RecurrentPoolSpec
 
 CPU = torch.device("cpu")
 VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded
@@ -114,7 +117,9 @@ class Runner:
         self.page_size = page_size
         self.page_table = pages.int().view(rows, pages_per_row).to(device)
         self.contexts = [
-            Context(
+            self._recurrent(pool)
+            if isinstance(pool, RecurrentPoolSpec)
+            else Context(
                 kv_pool=create_kvcache_pool(
                     num_layers=pool.num_layers,
                     num_pages=rows * pages_per_row,
@@ -129,6 +134,19 @@ class Runner:
             )
             for pool in model.pools
         ]
+
+    def _recurrent(self, pool: RecurrentPoolSpec) -> Context:
+        return Context(
+            kv_pool=RecurrentPool(
+                pool.shape(self.model.norm.weight.dtype),
+                num_layers=pool.num_layers,
+                num_states=self.page_table.numel(),
+                num_slots=self.page_table.numel() * self.page_size,
+                device=self.device,
+            ),
+            page_table=self.page_table,
+            attn=TorchRecurrentBackend(self.page_size, self.page_table),
+        )
 
     def generate(self, sequences: list[Sequence], chunk: int) -> None:
         """Until all are done. Each keeps the logits of every position, in `logits`."""

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from helpers.dense_cases import DENSE_CASES
+from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import (
     CPU,
     VOCAB,
@@ -185,6 +186,7 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         False,
     ),
     **DENSE_CASES,
+    **HYBRID_CASES,
 }
 
 

@@ -19,9 +19,12 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
 )
 
 from helpers.dense_cases import DENSE_CASES, GEMMA, YARN
+from helpers.hybrid_cases import DELTA, EXPERTS, HYBRID_CASES
 from helpers.model_harness import Runner, load, make_reference
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 
@@ -83,6 +86,48 @@ def test_the_text_model_of_a_wrapper_is_served(
     assert len(lines) == 1
     assert "vision_tower" in lines[0]
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+@pytest.mark.parametrize("kind", [Qwen3_5Config, Qwen3_5MoeConfig])
+@torch.inference_mode()
+def test_qwen_wrappers_and_their_drafts(
+    kind: type[PreTrainedConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As released: `model.language_model.`, `model.visual.` and `mtp.` at the top."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    text = {**SIZES, **DELTA, **EXPERTS} if kind is Qwen3_5MoeConfig else {**SIZES, **DELTA}
+    config = kind(text_config=text, vision_config={**vision, "out_hidden_size": 48})
+    reference = save_wrapped(config, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert {name.split(".")[1] for name in tensors} == {"language_model", "visual", "weight"}
+    tensors["mtp.layers.0.input_layernorm.weight"] = torch.zeros(48)
+    save_file(tensors, file)
+    with caplog.at_level(logging.INFO):
+        model = load(tmp_path)
+    assert any("tensors of mtp and visual" in line for line in caplog.messages)
+    check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+@torch.inference_mode()
+def test_qwen3_next_as_it_is_released(tmp_path: Path) -> None:
+    """Flat rotation fields, no layer types, and the layer that drafts."""
+    config_class, changes, _, _ = HYBRID_CASES["qwen3-next-moe"]
+    reference = make_reference(config_class(**{**SIZES, **changes}))
+    reference.save_pretrained(tmp_path, save_original_format=True)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    del values["rope_parameters"], values["layer_types"]
+    values |= {
+        "full_attention_interval": 4,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": None,
+        "rope_theta": 10_000,
+    }
+    file.write_text(json.dumps(values))
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), "mtp.norm.weight": torch.zeros(48)}, file)
+    check_case(reference, Runner(load(tmp_path), page_size=4), num_outputs=24)
 
 
 def test_a_text_tensor_is_not_skipped(tmp_path: Path) -> None:

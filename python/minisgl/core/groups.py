@@ -72,13 +72,18 @@ class CacheGroup:
             pages = min(pages, -(-(self.window + chunk) // page_size) + 1)
         return pages
 
-    def pool_pages(self, num_pages: int, running: int, chunk: int, page_size: int) -> int:
+    def pool_pages(
+        self, num_pages: int, running: int, chunk: int, page_size: int, saved_every: int = 0
+    ) -> int:
         """The pages with which the group's pool lasts as long as a full group's of `num_pages`:
-        no fewer requests fit, and no fewer cached prefixes where memory is short."""
+        no fewer requests fit, and no fewer cached prefixes where memory is short. saved_every: the
+        tokens of the full group for which one state is saved, of a state group."""
         if self.kind == "full":
             return num_pages
-        if self.kind == "state":  # 3 a request, and as many again for saved states
-            return min(num_pages * page_size // self.interval + 3, 6 * running)
+        if self.kind == "state":  # 2 a request, or fewer where pages are short
+            tokens = num_pages * page_size
+            held = min(tokens // (2 * self.interval), 2 * running)
+            return held + tokens // saved_every + 3
         if self.kind == "rows":
             return min(num_pages, (running + 1) * self.interval // page_size)
         each = -(-self.window // page_size) + 2

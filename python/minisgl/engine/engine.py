@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from minisgl.engine.guard import PageGuard
     from minisgl.engine.logit_options import LogitOptions
     from minisgl.engine.profiler import StepProfiler
+    from minisgl.models import PoolSpec
 
 logger = get_logger(__name__)
 
@@ -128,30 +129,7 @@ class Engine:
             groups=groups,
         )
         self._pools = self.model.pools
-        self._contexts = [
-            Context(
-                kv_pool=create_kvcache_pool(
-                    num_layers=pool.num_layers,
-                    num_pages=groups[pool.group].num_pages,
-                    page_size=config.page_size,
-                    num_kv_heads=pool.num_kv_heads,
-                    head_dim=pool.head_dim,
-                    dtype=self.dtype,
-                    device=self.device.torch_device,
-                    zeroed=groups[pool.group].kind == "window",
-                ),
-                page_table=self._tables.group_table(pool.group),
-                attn=create_attention_backend(
-                    config.attn,
-                    ops,
-                    self.device.torch_device,
-                    dtype=self.dtype,
-                    head_dim=pool.head_dim,
-                    page_size=config.page_size,
-                ),
-            )
-            for pool in self._pools
-        ]
+        self._contexts = [self._context(pool, config) for pool in self._pools]
         backends = [context.attn for context in self._contexts]
         self._graph_safe = all(attn.graph_safe for attn in backends)
         self._prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
@@ -166,6 +144,35 @@ class Engine:
 
             self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
         clock.lap("memory")
+
+    def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
+        """Allocate the pool, and choose the backend of its layers."""
+        if pool.is_recurrent:
+            from minisgl.engine.recurrent import recurrent_context
+
+            return recurrent_context(self, pool)
+        group = self.memory.groups[pool.group]
+        return Context(
+            kv_pool=create_kvcache_pool(
+                num_layers=pool.num_layers,
+                num_pages=group.num_pages,
+                page_size=config.page_size,
+                num_kv_heads=pool.num_kv_heads,
+                head_dim=pool.head_dim,
+                dtype=self.dtype,
+                device=self.device.torch_device,
+                zeroed=group.kind == "window",
+            ),
+            page_table=self._tables.group_table(pool.group),
+            attn=create_attention_backend(
+                config.attn,
+                self._ops,
+                self.device.torch_device,
+                dtype=self.dtype,
+                head_dim=pool.head_dim,
+                page_size=config.page_size,
+            ),
+        )
 
     def apply(self, tuning: Tuning) -> None:
         """Use these settings for later steps. `minisgl.engine.startup` measures them."""

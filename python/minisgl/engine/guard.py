@@ -20,8 +20,8 @@ from torch import Tensor
 from minisgl.core import Context, Plan
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
-from minisgl.kvcache.pool import LayerPool
 from minisgl.models import PoolSpec
+from minisgl.models.recurrent import RecurrentPoolSpec
 
 
 class PageGuard:
@@ -35,11 +35,17 @@ class PageGuard:
         page_size: int,
     ) -> None:
         self._page_size = page_size
-        self._filled: list[list[LayerPool]] = [[] for _ in groups]
+        self._groups = groups
+        self._filled: list[list[Tensor]] = [[] for _ in groups]  # [pages, ...] each
         for pool, context in zip(pools, contexts, strict=True):
-            if groups[pool.group].kind == "full" or context.attn.reads_window_only:
-                layers = [context.kv_pool.layer(index) for index in range(pool.num_layers)]
-                self._filled[pool.group] += layers
+            layers = [context.kv_pool.layer(index) for index in range(pool.num_layers)]
+            if isinstance(pool, RecurrentPoolSpec):
+                for layer in layers:
+                    self._filled[pool.state_group] += (layer.states, layer.tails)
+                    rows = (layer.inputs, layer.keys, layer.updates, layer.decays)
+                    self._filled[pool.group] += (x.unflatten(0, (-1, page_size)) for x in rows)
+            elif groups[pool.group].kind == "full" or context.attn.reads_window_only:
+                self._filled[pool.group] += (x for layer in layers for x in (layer.k, layer.v))
         # By cache group: the rows that have a page since it was handed out, and by table row the
         # page at each page index.
         self._holders: list[dict[int, set[int]]] = [{} for _ in groups]
@@ -79,7 +85,7 @@ class PageGuard:
             else:
                 cached.append((page, table_idx))
         for table_idx, end in zip(plan.table_idxs, plan.ends, strict=True):
-            for index in range(starts[table_idx] // self._page_size, -(-end // self._page_size)):
+            for index in self._written(self._groups[group], starts[table_idx], end):
                 page = tables[table_idx][index]
                 if holders[page] != {table_idx}:
                     raise EngineError(
@@ -90,9 +96,17 @@ class PageGuard:
             holders.setdefault(page, set()).add(table_idx)
         if fresh:
             where = torch.tensor(fresh, device=self._saw_nan.device)
-            for layer in self._filled[group]:
-                layer.k[where] = torch.nan
-                layer.v[where] = torch.nan
+            for pages in self._filled[group]:
+                pages[where] = torch.nan
+
+    def _written(self, group: CacheGroup, start: int, end: int) -> range:
+        """The page indices that a row [start, end) writes in the group."""
+        page_size = self._page_size
+        if group.kind == "state":
+            last = group.newest(end) // page_size
+            return range(last - (group.newest(end) > group.newest(start)), last)
+        first = max(start, group.newest(end)) if group.kind == "rows" else start
+        return range(first // page_size, -(-end // page_size))
 
     def watch(self, logits_SV: Tensor, is_padding_S: Tensor) -> None:
         """Search logits for NaN, on the device, so that a graph may capture it."""

@@ -20,7 +20,6 @@ from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
-from minisgl.kvcache.pool import MHAKVCache
 from minisgl.models import ModelConfig, ModelSpec, build_model
 from minisgl.utils.text import counted, size_of
 
@@ -96,11 +95,21 @@ def plan_memory(
 
     num_pages: pages of the first group; None for as many as memory_ratio allows, up to what
     `max_running` requests of full length can fill. Each other group gets as many pages as it needs
-    not to run out before the first (`CacheGroup.pool_pages`).
+    not to run out before the first (`CacheGroup.pool_pages`). Saved states take about as many bytes
+    as the first group.
     """
 
     def sized(num_pages: int) -> tuple[CacheGroup, ...]:
-        counts = [group.pool_pages(num_pages, max_running, chunk, page_size) for group in groups]
+        counts = [
+            group.pool_pages(
+                num_pages,
+                max_running,
+                chunk,
+                page_size,
+                size * page_size // group_page_bytes[0] + 1,
+            )
+            for group, size in zip(groups, group_page_bytes, strict=True)
+        ]
         if groups[0].kind == "window":
             counts[0] = num_pages  # pages that no request needs hold cached prefixes
         return tuple(
@@ -182,17 +191,7 @@ def plan_engine_memory(
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
         groups=skeleton.layout.groups,
         group_page_bytes=[
-            sum(
-                MHAKVCache.page_bytes(
-                    num_layers=pool.num_layers,
-                    page_size=config.page_size,
-                    num_kv_heads=pool.num_kv_heads,
-                    head_dim=pool.head_dim,
-                    dtype=dtype,
-                )
-                for pool in skeleton.pools
-                if pool.group == number
-            )
+            sum(pool.page_bytes(number, config.page_size, dtype) for pool in skeleton.pools)
             for number in range(len(skeleton.layout.groups))
         ],
         page_size=config.page_size,
@@ -221,9 +220,7 @@ def _activation_bytes(
     times the float32 logits, because filters and noise copy them. A step in a CUDA graph and a step
     outside of graphs are both counted, because they use separate memory pools."""
     model = spec.config
-    heads = max(
-        (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in spec.layers
-    )
+    heads = max(layer.width for layer in spec.layers)
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)
     num_tokens, num_steps = max_prompt_tokens(config, device) + config.max_running_requests, 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:

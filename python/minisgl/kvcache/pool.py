@@ -62,18 +62,6 @@ class MHAKVCache(BaseKVCachePool):
     def layer(self, layer_id: int) -> LayerPool:
         return self._layers[layer_id]
 
-    @staticmethod
-    def page_bytes(
-        *,
-        num_layers: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-    ) -> int:
-        """Return the bytes of one page over all layers."""
-        return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
-
 
 def create_kvcache_pool(
     *,

@@ -10,8 +10,7 @@ Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -122,14 +121,11 @@ class Decoder(BaseLLMModel):
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
-        local: dict[int, int] = {}
+        local = list(self.layout.pools)
         for (pool, _), layer in zip(self.layout.places, self.spec.layers, strict=True):
             heads = split_heads(layer.num_heads, layer.num_kv_heads, self.comm.size)
-            local[pool] = len(heads[self.comm.rank].kv)
-        return tuple(
-            replace(pool, num_kv_heads=local[number])
-            for number, pool in enumerate(self.layout.pools)
-        )
+            local[pool] = self.layout.pools[pool].of_rank(heads[self.comm.rank])
+        return tuple(local)
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed(batch.input_ids)
@@ -154,8 +150,14 @@ class Decoder(BaseLLMModel):
 
 
 class Block(BaseOP):
-    """norm, attention, norm, MLP or mixture of experts."""
+    """norm, attention, norm, MLP or mixture of experts.
 
+    norm_type, attention_type: what to build; both have the constructor and the `forward` of these.
+    """
+
+    norm_type: ClassVar[type[RMSNormFused]] = RMSNormFused
+    attention_type: ClassVar[Callable[..., Any]]
+    attention: Attention
     mlp: GatedMLP | MoELayer
 
     def __init__(
@@ -171,11 +173,11 @@ class Block(BaseOP):
         """index: the layer's index in the model. place: its pool, and its index in the pool."""
         super().__init__()
         size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, layer.prefix
-        self.attention_norm = RMSNormFused(
+        self.attention_norm = self.norm_type(
             build, size=size, eps=eps, name=f"{prefix}.input_layernorm.weight"
         )
-        self.attention = Attention(spec, layer, build, rope, place)
-        self.mlp_norm = RMSNormFused(
+        self.attention = self.attention_type(spec, layer, build, rope, place)
+        self.mlp_norm = self.norm_type(
             build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
         )
         if spec.moe and mixture and spec.moe.is_sparse[index]:
@@ -186,7 +188,7 @@ class Block(BaseOP):
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
         """Returns the norm after the last block, which is one of this class."""
-        return RMSNormFused(
+        return cls.norm_type(
             build, size=spec.config.hidden_size, eps=spec.config.norm_eps, name="model.norm.weight"
         )
 
@@ -278,6 +280,9 @@ class Attention(BaseOP):
             residual_TD = norm.rows(residual_TD, rows_S, len(attended))
             attended = attended[rows_S]
         return self.out.forward(attended), residual_TD
+
+
+Block.attention_type = Attention
 
 
 class GatedMLP(BaseOP):

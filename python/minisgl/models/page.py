@@ -41,7 +41,7 @@ def page() -> str:
         f"| `{name}` | {', '.join(f'`{TEXT_MODELS[kind]}`' for kind in kinds)} |\n"
         for name, kinds in WRAPPERS.items()
     ]
-    head = WRAPPED.format(parts=" and ".join(f"`{part}`" for part in OTHER_PARTS))
+    head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))
     return HEAD + "".join(rows) + head + "".join(wrapped)
 
 

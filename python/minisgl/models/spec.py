@@ -7,17 +7,21 @@ layers of a model is a field of `LayerSpec`. The decoder reads them and never as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from minisgl.core.groups import FULL, CacheGroup
 
 if TYPE_CHECKING:
+    import torch
+
     from minisgl.layers.base import BuildContext
     from minisgl.layers.moe import ExpertNames
     from minisgl.layers.rotary import RotaryConfig
+    from minisgl.layers.shard import HeadShare
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, Decoder
+    from minisgl.models.recurrent import DeltaSpec
     from minisgl.models.view import CheckpointView
 
 
@@ -46,7 +50,8 @@ class LayerSpec:
     prefix: of its tensors' names in the checkpoint. window: the keys that a query sees, itself
     included; None is all. num_heads, num_kv_heads, head_dim: of all ranks together. rope: the
     rotation of queries and keys. scale: multiplies q @ k; None is head_dim ** -0.5. block: the
-    class to build; None is `decoder.Block`.
+    class to build; None is `decoder.Block`. recurrent: of a layer without attention, which then
+    says what the heads are.
     """
 
     prefix: str
@@ -57,10 +62,29 @@ class LayerSpec:
     rope: RotaryConfig
     scale: float | None = None
     block: type[Block] | None = None
+    recurrent: DeltaSpec | None = None
 
     @property
-    def group(self) -> CacheGroup:
-        return FULL if self.window is None else CacheGroup(kind="window", window=self.window)
+    def groups(self) -> tuple[CacheGroup, ...]:
+        if self.recurrent:
+            return self.recurrent.groups
+        return (FULL if self.window is None else CacheGroup(kind="window", window=self.window),)
+
+    @property
+    def width(self) -> int:
+        """Elements of a token's projection."""
+        if self.recurrent:
+            return self.recurrent.width(self)
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def pool(self, groups: Sequence[CacheGroup]) -> PoolSpec:
+        """The pool of layers like this one, without layers."""
+        if self.recurrent:
+            return self.recurrent.pool(self, groups)
+        group = groups.index(self.groups[0])
+        return PoolSpec(
+            group=group, num_layers=0, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+        )
 
 
 def layers_of(
@@ -91,6 +115,16 @@ class PoolSpec:
     num_kv_heads: int
     head_dim: int
 
+    is_recurrent: ClassVar[bool] = False
+
+    def of_rank(self, heads: HeadShare) -> PoolSpec:
+        return replace(self, num_kv_heads=len(heads.kv))
+
+    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
+        """The bytes of a page of a cache group in this pool, over all its layers."""
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return per_token * page_size if group == self.group else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
@@ -103,22 +137,13 @@ class CacheLayout:
 
     @classmethod
     def of(cls, layers: Sequence[LayerSpec]) -> CacheLayout:
-        groups = sorted({layer.group: None for layer in layers}, key=lambda g: g.kind != "full")
-        kinds = [
-            (groups.index(layer.group), layer.num_kv_heads, layer.head_dim) for layer in layers
-        ]
-        unique = sorted(dict.fromkeys(kinds), key=lambda kind: kind[0])
+        found = dict.fromkeys(group for layer in layers for group in layer.groups)
+        groups = sorted(found, key=lambda group: group.kind != "full")
+        kinds = [layer.pool(groups) for layer in layers]
+        unique = sorted(dict.fromkeys(kinds), key=lambda kind: kind.group)
         return cls(
             groups=tuple(groups),
-            pools=tuple(
-                PoolSpec(
-                    group=kind[0],
-                    num_layers=kinds.count(kind),
-                    num_kv_heads=kind[1],
-                    head_dim=kind[2],
-                )
-                for kind in unique
-            ),
+            pools=tuple(replace(kind, num_layers=kinds.count(kind)) for kind in unique),
             places=tuple(
                 (unique.index(kind), kinds[:index].count(kind)) for index, kind in enumerate(kinds)
             ),

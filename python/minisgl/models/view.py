@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minisgl.errors import ConfigError
 from minisgl.models.weight import Checkpoint
-from minisgl.models.wrapper import OTHER_PARTS, text_name
+from minisgl.models.wrapper import part_of, text_name
 from minisgl.quantization import UNQUANTISED, Part
 from minisgl.utils.logger import get_logger
 
@@ -30,20 +30,20 @@ logger = get_logger(__name__)
 class CheckpointView(Checkpoint):
     """names: as the layers declare them."""
 
-    def __init__(self, folder: Path, rename: Callable[[str], str | None] | None = None) -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
         """rename: a file's name -> the declared one, or None for a tensor that is not read."""
         super().__init__(folder)
         # declared name -> name in the files, and rows of that tensor; None is all.
         self._places: dict[str, tuple[str, range | None]] = {}
         for name in self.names:
-            if declared := rename(name) if rename else name:
+            if declared := rename(name):
                 self._places[declared] = (name, None)
-        if skipped := len(self.names) - len(self._places):
+        if skipped := self.names - {name for name, _ in self._places.values()}:
             logger.info(
                 "%s: only the text model is served; skipped %d tensors of %s",
                 folder,
-                skipped,
-                " and ".join(OTHER_PARTS),
+                len(skipped),
+                " and ".join(sorted({part_of(name) for name in skipped})),
             )
         self._interleaved: Callable[[Tensor], Tensor] | None = None
         self.names = set(self._places)
@@ -100,8 +100,13 @@ def deinterleave(rows: Tensor, *, head_dim: int, rotary_dim: int) -> Tensor:
 
 def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
     """Returns the view that the model of `config` needs."""
-    view = CheckpointView(folder, text_name if config.is_wrapped else None)
+    view = CheckpointView(folder, text_name)
     return config.family.view(view, config) if config.family.view else view
+
+
+def text_alone(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """For files that have other parts beside the text model, which the view has left out."""
+    return view
 
 
 def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:

@@ -11,18 +11,22 @@ TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
 """`model_type` of a text_config -> its architecture."""
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
 }
 """Architecture -> the text models that it is known to have."""
 
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Fields that a file may have beside its text_config; these win, as in Hugging Face."""
-OTHER_PARTS = ("vision_tower", "multi_modal_projector")
-"""Modules beside the text model, which are not read."""
+OTHER_PARTS = ("vision_tower", "multi_modal_projector", "visual", "mtp")
+"""Modules beside the text model, which are not read. mtp: drafts of several tokens."""
 
 
 def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -48,9 +52,13 @@ def text_name(name: str) -> str | None:
     transformers 5 writes `model.language_model.layers`, older files have
     `language_model.model.layers`.
     """
-    bare = name.removeprefix("model.")
-    if bare.split(".")[0] in OTHER_PARTS:
+    if part_of(name) in OTHER_PARTS:
         return None
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
     return name.removeprefix("language_model.")
+
+
+def part_of(name: str) -> str:
+    """Returns the module of the whole model that a tensor is in."""
+    return name.removeprefix("model.").split(".")[0]

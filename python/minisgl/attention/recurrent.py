@@ -1,0 +1,158 @@
+"""Backends of recurrent layers: convolution and gated delta rule over the pools, here in torch.
+
+A row [start, end) of a step begins with the state at the last multiple of the interval up to
+`start`, and the rows since then. It writes the state at the last multiple up to `end`, if that is a
+later one, and the rows of its tokens from there on::
+
+    interval     |               |               |               |
+    row                  start |==========================| end
+    reads        S - - - - - - -
+    writes                                       S - - - -
+
+Axes: T tokens of this step, N value heads, K key heads, H key dim, V value dim, D inputs of the
+convolution, W its taps (heads are local to the rank).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.torch_backend import TorchAttnMetadata
+from minisgl.core import Plan, PoolBatch
+from minisgl.kernel.delta_rule import Rows, delta_rule, next_state, short_conv
+from minisgl.kvcache.recurrent import RecurrentLayer, RecurrentPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaLayer:
+    """The constants of one layer. pool, layer_id: see `AttnLayer`. interval: see `CacheGroup`."""
+
+    pool: int
+    layer_id: int
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    interval: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """The columns of queries, keys and values in D."""
+        key_width = self.num_key_heads * self.key_dim
+        return [key_width, key_width, self.num_heads * self.value_dim]
+
+
+class RecurrentBackend(ABC):
+    """See `BaseAttnBackend`, of which this has what the engine asks for."""
+
+    name: str
+    graph_safe = False
+    prompts_graph_safe = False
+    reads_window_only = True
+
+    def __init__(self, page_size: int, state_table: Tensor) -> None:
+        """state_table: the page table of the state group; `Context.page_table` is that of the rows
+        group."""
+        self.page_size, self.state_table = page_size, state_table
+
+    def prepare(self, plan: Plan) -> TorchAttnMetadata:
+        return TorchAttnMetadata(
+            rows=list(zip(plan.table_idxs, plan.starts, plan.ends, strict=True))
+        )
+
+    @abstractmethod
+    def forward(
+        self,
+        x_TD: Tensor,
+        g_TN: Tensor,
+        beta_TN: Tensor,
+        weight_DW: Tensor,
+        layer: DeltaLayer,
+        batch: PoolBatch,
+    ) -> Tensor:
+        """Convolve x, which is queries, keys and values side by side, and apply the gated delta
+        rule. Returns [T, N, V] in x's dtype.
+
+        g_TN, beta_TN: float32, log decays and weights. weight_DW: the convolution's.
+        """
+
+
+class TorchRecurrentBackend(RecurrentBackend):
+    """The reference: row after row, interval after interval."""
+
+    name = "torch"
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        g_TN: Tensor,
+        beta_TN: Tensor,
+        weight_DW: Tensor,
+        layer: DeltaLayer,
+        batch: PoolBatch,
+    ) -> Tensor:
+        pool: RecurrentPool = batch.context.kv_pool
+        cache = pool.layer(layer.layer_id)
+        out_TNV = x_TD.new_empty(len(x_TD), layer.num_heads, layer.value_dim)
+        offset = 0
+        for table_idx, start, end in batch.attn_metadata.rows:
+            span = slice(offset, offset + end - start)
+            offset = span.stop
+            base = start // layer.interval * layer.interval
+            slots = self._slots(batch.context.page_table[table_idx], base, start)
+            state_NHV, tail_WD = self._state(cache, table_idx, base)
+            before_JD = torch.cat((tail_WD, cache.inputs[slots]))[-len(tail_WD) :]
+            x_JD = torch.cat((before_JD, x_TD[span]))
+            mixed = torch.split(short_conv(x_JD, weight_DW), layer.sizes, dim=-1)
+            q, k, v = (x.contiguous() for x in mixed)
+            rows = Rows(cache.keys[slots], cache.updates[slots], cache.decays[slots])
+            at = start
+            while at < end:
+                if at % layer.interval == 0 and at > start:
+                    state_NHV = next_state(state_NHV, rows)
+                    rows = Rows(*(x[:0] for x in (rows.keys, rows.updates, rows.decays)))
+                until = min((at // layer.interval + 1) * layer.interval, end)
+                part = slice(at - start, until - start)
+                out, rows = delta_rule(
+                    state_NHV,
+                    rows,
+                    q[part].view(until - at, -1, layer.key_dim),
+                    k[part].view(until - at, -1, layer.key_dim),
+                    v[part].view(until - at, -1, layer.value_dim),
+                    g_TN[span][part],
+                    beta_TN[span][part],
+                )
+                out_TNV[span][part] = out.to(x_TD.dtype)
+                at = until
+            newest = end // layer.interval * layer.interval
+            if newest == end:
+                state_NHV = next_state(state_NHV, rows)
+            else:
+                new = min(end - start, end - newest)  # tokens to keep
+                kept = batch.slots[span][-new:]
+                cache.inputs[kept] = x_TD[span][-new:]
+                cache.keys[kept] = rows.keys[-new:]
+                cache.updates[kept] = rows.updates[-new:]
+                cache.decays[kept] = rows.decays[-new:]
+            if newest > base:
+                page = self.state_table[table_idx, newest // self.page_size - 1]
+                cache.states[page] = state_NHV
+                last = len(x_JD) - (end - newest)
+                cache.tails[page] = x_JD[last - len(tail_WD) : last]
+        return out_TNV
+
+    def _slots(self, pages: Tensor, base: int, start: int) -> Tensor:
+        """Where the rows of tokens [base, start) are."""
+        positions = torch.arange(base, start, device=pages.device)
+        return pages[positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def _state(self, cache: RecurrentLayer, table_idx: int, base: int) -> tuple[Tensor, Tensor]:
+        """The state at `base`, and the inputs of the convolution before it; zeros at 0."""
+        if base == 0:
+            return torch.zeros_like(cache.states[0]), torch.zeros_like(cache.tails[0])
+        page = self.state_table[table_idx, base // self.page_size - 1]
+        return cache.states[page], cache.tails[page]

@@ -1,0 +1,96 @@
+"""The pools of recurrent layers: states at multiples of an interval, and rows of the tokens since.
+
+The tensors of `minisgl.kernel.delta_rule`. State pages and rows belong to two cache groups. Neither
+is initialised: a step writes before a later one reads.
+
+Axes: P state pages, S row slots, N local value heads, K local key heads, H key dim, V value dim,
+D = 2 K H + N V inputs of the convolution, W its taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentShape:
+    """Of one layer on one rank. dtype: of the activations."""
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    dtype: torch.dtype
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def conv_width(self) -> int:
+        return 2 * self.key_width + self.num_heads * self.value_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a state page in one layer."""
+        matrix = 4 * self.num_heads * self.key_dim * self.value_dim
+        return matrix + (self.taps - 1) * self.conv_width * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a token in one layer."""
+        numbers = 4 * self.num_heads * (self.value_dim + 1)
+        return numbers + (self.conv_width + self.key_width) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentLayer:
+    """One layer's cache.
+
+    states: float32 [P, N, H, V]. tails: [P, W - 1, D], the last inputs of the convolution before
+    the page's position. inputs: [S, D], keys: [S, K, H], updates: float32 [S, N, V], decays:
+    float32 [S, N]; see `minisgl.kernel.delta_rule.Rows`.
+    """
+
+    states: Tensor
+    tails: Tensor
+    inputs: Tensor
+    keys: Tensor
+    updates: Tensor
+    decays: Tensor
+
+
+class RecurrentPool:
+    def __init__(
+        self,
+        shape: RecurrentShape,
+        *,
+        num_layers: int,
+        num_states: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> None:
+        def create(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
+            return torch.empty(num_layers, *sizes, dtype=dtype, device=device)
+
+        heads, key_dim, value_dim = shape.num_heads, shape.key_dim, shape.value_dim
+        tensors = {
+            "states": create(num_states, heads, key_dim, value_dim, dtype=torch.float32),
+            "tails": create(num_states, shape.taps - 1, shape.conv_width),
+            "inputs": create(num_slots, shape.conv_width),
+            "keys": create(num_slots, shape.num_key_heads, key_dim),
+            "updates": create(num_slots, heads, value_dim, dtype=torch.float32),
+            "decays": create(num_slots, heads, dtype=torch.float32),
+        }
+        self._layers = [
+            RecurrentLayer(**{name: tensor[index] for name, tensor in tensors.items()})
+            for index in range(num_layers)
+        ]
+
+    def layer(self, layer_id: int) -> RecurrentLayer:
+        """Return the cache of one layer. The tensors never change."""
+        return self._layers[layer_id]

@@ -1,0 +1,200 @@
+"""A gated delta net (Yang et al., 2024) in the place of attention, as in Qwen3-Next.
+
+One projection gives queries, keys, values and an output gate z; another gives beta and the decay.
+Queries, keys and values go through a short convolution and the gated delta rule
+(`minisgl.attention.recurrent`), which read the layer's pool. The output is normed per head, gated,
+and projected.
+
+Heads are split over ranks like those of attention: a key head stays with the value heads that read
+it, or with a share of them.
+
+Axes: T tokens, N value heads, K key heads, H key dim, V value dim, D inputs of the convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.attention.recurrent import DeltaLayer
+from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.linear import LinearRowParallel
+from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.layers.shard import HeadShare, split_heads, times
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+
+
+class Projections:
+    """The parts of the two projections, whatever tensors a checkpoint has for them.
+
+    All are rows [from, to) of a tensor, of which a rank takes those of its heads.
+    """
+
+    def __init__(
+        self, prefix: str, heads: HeadShare, totals: tuple[int, int], sizes: tuple[int, int, int]
+    ) -> None:
+        """prefix: of the layer's tensors. totals: value heads and key heads of all ranks. sizes:
+        key dim, value dim, hidden size."""
+        self.prefix, self.heads = prefix, heads
+        self.num_heads, self.num_key_heads = totals
+        self.key_dim, self.value_dim, self.hidden_size = sizes
+
+    def _rows(self, name: str, count: int, share: range) -> Part:
+        shape = (count, self.hidden_size)
+        return Part(name=f"{self.prefix}.{name}.weight", shape=shape, axis=0, share=share)
+
+    def qkvz(self) -> list[Part]:
+        """Queries, keys and values as one tensor, z as another."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
+        firsts = (0, keys, 2 * keys)
+        qkv = [shift(share, first) for share, first in zip(self.conv(), firsts, strict=True)]
+        z = self._rows("in_proj_z", values, times(self.heads.q, self.value_dim))
+        return [*(self._rows("in_proj_qkv", 2 * keys + values, rows) for rows in qkv), z]
+
+    def ba(self) -> list[Part]:
+        names = ("in_proj_b", "in_proj_a")
+        return [self._rows(name, self.num_heads, self.heads.q) for name in names]
+
+    def conv(self) -> tuple[range, range, range]:
+        """This rank's channels among those of the queries, the keys and the values."""
+        keys = times(self.heads.kv, self.key_dim)
+        return keys, keys, times(self.heads.q, self.value_dim)
+
+
+class FusedProjections(Projections):
+    """One tensor of all four and one of beta and decay, head after head, as Qwen3-Next has them."""
+
+    def qkvz(self) -> list[Part]:
+        group, key_dim, value_dim = self._group, self.key_dim, self.value_dim
+        size = 2 * (key_dim + group * value_dim)
+        count = self.num_key_heads * size
+        parts = [
+            range(head * size + first, head * size + first + key_dim)
+            for first in (0, key_dim)
+            for head in self.heads.kv
+        ]
+        for first in (2 * key_dim, 2 * key_dim + group * value_dim):
+            parts += [shift(times(own, value_dim), head * size + first) for head, own in self._own]
+        return [self._rows("in_proj_qkvz", count, rows) for rows in parts]
+
+    def ba(self) -> list[Part]:
+        group = self._group
+        return [
+            self._rows("in_proj_ba", 2 * self.num_heads, shift(own, head * 2 * group + first))
+            for first in (0, group)
+            for head, own in self._own
+        ]
+
+    @property
+    def _group(self) -> int:
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def _own(self) -> list[tuple[int, range]]:
+        """For each of the rank's key heads, which of its value heads the rank has, from 0 on."""
+        group, q = self._group, self.heads.q
+        return [
+            (
+                head,
+                range(max(q.start - head * group, 0), min(q.stop - head * group, group)),
+            )
+            for head in self.heads.kv
+        ]
+
+
+class GatedDeltaNet(BaseOP):
+    a_log: Tensor
+    dt_bias: Tensor
+    conv: Tensor
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_key_heads: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+        interval: int,
+        norm_eps: float,
+        projections: Callable[..., Projections],
+        place: tuple[int, int],
+    ) -> None:
+        """prefix: of the tensors' names. num_heads, num_key_heads: of all ranks. projections:
+        `Projections` or a subclass. place: the layer's pool, and its index in it."""
+        super().__init__()
+        heads = split_heads(num_heads, num_key_heads, build.comm.size)[build.comm.rank]
+        self.layer = DeltaLayer(
+            pool=place[0],
+            layer_id=place[1],
+            num_heads=len(heads.q),
+            num_key_heads=len(heads.kv),
+            key_dim=key_dim,
+            value_dim=value_dim,
+            interval=interval,
+        )
+        parts = projections(
+            prefix, heads, (num_heads, num_key_heads), (key_dim, value_dim, hidden_size)
+        )
+        self.qkvz, self.ba = build.weight(*parts.qkvz()), build.weight(*parts.ba())
+        width = 2 * num_key_heads * key_dim
+        shape = (width + num_heads * value_dim, 1, taps)
+        firsts = (0, num_key_heads * key_dim, width)
+        self.declare(
+            "conv",
+            build.dtype,
+            *(
+                Part(name=f"{prefix}.conv1d.weight", shape=shape, axis=0, share=shift(share, first))
+                for share, first in zip(parts.conv(), firsts, strict=True)
+            ),
+        )
+        for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias")):
+            part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
+            self.declare(attr, torch.float32, part)
+        self.norm = RMSNorm(build, size=value_dim, eps=norm_eps, name=f"{prefix}.norm.weight")
+        self.out = LinearRowParallel(
+            build,
+            in_size=num_heads * value_dim,
+            share=times(heads.q, value_dim),
+            out_size=hidden_size,
+            bias=False,
+            name=f"{prefix}.out_proj",
+        )
+
+    def forward(
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Attention.forward`."""
+        layer = self.layer
+        x_TD, residual_TD = norm.forward(x_TD, residual_TD)
+        qkv, z = self.qkvz.linear(x_TD).tensor_split([sum(layer.sizes)], dim=-1)
+        b_TN, a_TN = self.ba.linear(x_TD).chunk(2, dim=-1)
+        g_TN = -self.a_log.exp() * F.softplus(a_TN.float() + self.dt_bias)
+        view = batch.pools[layer.pool]
+        out_TNV = view.context.attn.forward(
+            qkv, g_TN, b_TN.sigmoid().float(), self.conv[:, 0], layer, view
+        )
+        if rows_S is not None:
+            residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
+            out_TNV, z = out_TNV[rows_S], z[rows_S]
+        gated = self.norm.forward(out_TNV).flatten(1) * F.silu(z.float())
+        return self.out.forward(gated.to(x_TD.dtype)), residual_TD
+
+
+def shift(span: range, by: int) -> range:
+    return range(span.start + by, span.stop + by)
