@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -72,5 +73,5 @@ class RunningServer:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGINT)  # SIGTERM would wait for open streams
             self.ended()

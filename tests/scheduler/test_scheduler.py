@@ -10,6 +10,8 @@ from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams
 from minisgl.core.tuning import Tuning
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.io import Message
+from minisgl.scheduler.queue_wait import QueueWait
 
 EOS = 99
 
@@ -380,6 +382,42 @@ def test_a_full_queue_does_not_hide_that_a_request_can_never_fit() -> None:
     answer = add(scheduler, 1, [1] * 60)
     assert isinstance(answer, Failed)
     assert (answer.status, answer.code) == (400, "context_length_exceeded")
+
+
+def test_what_waits_too_long_ends_by_a_message() -> None:
+    """A request that has started may wait for longer, after a retraction for instance."""
+    now = 100.0
+    scheduler = Scheduler(make(max_running=1).config, clock=lambda: now)
+    add(scheduler, 0, [1, 2, 3])
+    settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [4, 5, 6])
+    source = QueueWait(ListSource(), 2.0, lambda: scheduler.waiting, clock=lambda: now)
+    now += 2.0
+    assert source.get(0) == []
+    now += 0.05
+    assert source.get(0) == [], "it looks every 0.1 s"
+    now += 0.33
+    (message,) = source.get(0)
+    assert isinstance(message, AbortMsg)
+    (failed,) = scheduler.handle(message)
+    assert isinstance(failed, Failed)
+    assert (failed.uid, failed.status, failed.code) == (1, 503, "queue_timeout")
+    assert "has waited 2.4 s in the queue, longer than --max-queue-wait 2 allows" in failed.message
+    assert scheduler.handle(message) == [], "it has ended already"
+    scheduler.check()
+    now += 1
+    assert source.get(0) == []
+    scheduler._retract(scheduler._running[0])
+    now += 60
+    assert source.get(0) == []
+
+
+class ListSource:
+    def get(self, timeout_s: float | None) -> list[Message]:
+        return []
+
+    def close(self) -> None:
+        pass
 
 
 def test_no_page_of_a_request_with_damaged_logits_is_reused() -> None:

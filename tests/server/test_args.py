@@ -27,8 +27,8 @@ def test_defaults_and_every_flag() -> None:
             "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
             "--max-stall-ms 2.5 --max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 "
-            "--device cpu --hang-timeout 3 --quantization int8 --api-key k --api-key-file f "
-            "--ssl-certfile f --ssl-keyfile f "
+            "--device cpu --hang-timeout 3 --quantization int8 --drain-timeout 9 "
+            "--max-queue-wait 7 --api-key k --api-key-file f --ssl-certfile f --ssl-keyfile f "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl"
@@ -158,7 +158,7 @@ def test_help_tells_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 34
+    assert len(values) == 36
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

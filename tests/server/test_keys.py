@@ -19,7 +19,8 @@ from helpers.scripted_server import ScriptedServer
 from minisgl.errors import ConfigError
 from minisgl.message import TextReply
 from minisgl.server.address import tls_context
-from minisgl.server.keys import KeyRing, RateLimited
+from minisgl.server.errors import RateLimited
+from minisgl.server.keys import KeyRing
 
 SECRET, OTHER = "sk-first-0123456789", "sk-second-0123456789"
 FILE = f"""

@@ -414,7 +414,7 @@ def test_a_terminals_signal_while_it_starts(launch: Any, sent: signal.Signals) -
 
 def test_sigterm_ends_open_streams_and_everything(launch: Any, server: RunningServer) -> None:
     """Beside the module's server: two on one machine do not meet."""
-    other = launch("--num-tokenizer", "2", *POOL)
+    other = launch("--num-tokenizer", "2", "--drain-timeout", "0", *POOL)
     with other.client() as client:
         family = other.family()
         assert len(family) >= 5

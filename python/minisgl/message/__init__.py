@@ -93,10 +93,12 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
-    """End the request now, with `Finished(reason="abort")`: its client has left. The message goes
-    through the tokenizer, behind the request. Unknown uids are ignored."""
+    """End the request now. With `Finished(reason="abort")` if its client has left: the message then
+    goes through the tokenizer, behind the request. With `because` if that is given. Unknown uids
+    are ignored."""
 
     uid: Uid
+    because: Failed | None = None
 
 
 class PingMsg(Record, frozen=True, kw_only=True):

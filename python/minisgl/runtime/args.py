@@ -53,6 +53,15 @@ class RuntimeArgs(EngineArgs):
         "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
         "prompts than this with 400",
     )
+    max_queue_wait: float | None = option(
+        None,
+        _POSITIVE,
+        "scheduling",
+        "seconds for which a request may wait before its first step; then it ends with HTTP 503",
+        metavar="S",
+        unset="no limit",
+        nodes="first",
+    )
     max_stall_ms: float | None = option(
         None,
         _POSITIVE,

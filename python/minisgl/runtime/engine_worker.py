@@ -82,7 +82,15 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         clock=clock,
         measure_steps=not args.offline,
     )
-    source, executor, now = _links(engine, endpoints, config.ranks)
+
+    def watched(source: Source) -> Source:
+        if not args.max_queue_wait:
+            return source
+        from minisgl.scheduler.queue_wait import QueueWait
+
+        return QueueWait(source, args.max_queue_wait, lambda: scheduler.waiting)
+
+    source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
 
     def on_profile(message: ProfileMsg) -> None:
@@ -162,9 +170,15 @@ def _outbox(args: RuntimeArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | N
 
 
 def _links(
-    engine: Engine, endpoints: Endpoints, ranks: DistributedInfo
+    engine: Engine,
+    endpoints: Endpoints,
+    ranks: DistributedInfo,
+    watched: Callable[[Source], Source],
 ) -> tuple[Source, Executor, Callable[[], float]]:
-    """This rank's source of messages, the executor of its plans, and its scheduler's clock."""
+    """This rank's source of messages, the executor of its plans, and its scheduler's clock.
+
+    watched: makes rank 0's source of the queue that the messages come from.
+    """
     check_every = 1 if env.check_plans() else CHECK_EVERY
     if ranks.rank > 0:
         broadcasts: PullQueue[StepBroadcastMsg] = PullQueue(
@@ -172,7 +186,8 @@ def _links(
         )
         follower = Follower(broadcasts, engine, check_every=check_every)
         return follower, follower, lambda: follower.now
-    source: PullQueue[Message] = PullQueue(endpoints.scheduler, Message)
+    queue: PullQueue[Message] = PullQueue(endpoints.scheduler, Message)
+    source = watched(queue)
     if ranks.size == 1:
         return source, engine, time.monotonic
     followers = [PushQueue(endpoints.broadcasts(rank)) for rank in range(1, ranks.size)]

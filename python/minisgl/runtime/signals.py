@@ -45,6 +45,8 @@ def held() -> Iterator[None]:
 class Signals:
     """Handles the signals inside its `with` block. Mutable: `first` and `second` may be set.
 
+    number: the signal that came first, None before that.
+
     The first signal calls `first`, which at the start raises KeyboardInterrupt. The second calls
     `second` and ends this process on the spot. SIGHUP never counts as the second, because a shell
     and the kernel both send it when a terminal is closed. SIGHUP stays ignored if it was (nohup).
@@ -56,6 +58,7 @@ class Signals:
     def __init__(self) -> None:
         self.first: Callable[[], None] = _interrupt
         self.second: Callable[[], None] = _interrupt
+        self.number: int | None = None
         self._num_seen = 0
 
     def __enter__(self) -> Self:
@@ -100,6 +103,7 @@ class Signals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._num_seen += 1
         if self._num_seen == 1:
+            self.number = signum
             self.first()
         elif signum != signal.SIGHUP:
             self.second()

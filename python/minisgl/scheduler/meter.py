@@ -128,7 +128,7 @@ class LoopMeter(Meter):
                 tokens=plan.num_tokens,
                 output_tokens=num_output_tokens - self._num_output_tokens,
                 running=scheduler.num_running,
-                waiting=scheduler.num_waiting,
+                waiting=len(scheduler.waiting),
                 used_pages=scheduler.num_used_pages,
                 cached_pages=scheduler.num_cached_pages,
                 num_pages=scheduler.num_pages,
@@ -149,7 +149,7 @@ class LoopMeter(Meter):
         stats = scheduler.stats
         return StatusReply(
             rank=self._rank,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=len(scheduler.waiting),
             num_running=scheduler.num_running,
             num_pages=scheduler.num_pages,
             num_used_pages=scheduler.num_used_pages,

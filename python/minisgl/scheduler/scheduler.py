@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
 import msgspec
@@ -31,7 +31,7 @@ from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, 
 from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome
 from minisgl.core.req import IdArray, Req
-from minisgl.errors import EngineError, NonFiniteLogits, RequestError
+from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
 from minisgl.kvcache import create_cache_manager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes, ids_to_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
@@ -89,7 +89,7 @@ class Scheduler:
             case UserMsg():
                 return [self.add(message)]
             case AbortMsg():
-                return self._end_early(message.uid, "abort", None)
+                return self._end_early(message.uid, "abort", None, message.because)
             case StopMsg():
                 return self._end_early(message.uid, "stop", message.num_tokens)
 
@@ -127,17 +127,20 @@ class Scheduler:
         return Accepted(uid=req.uid, num_prompt_tokens=len(prompt), sampling=sampling)
 
     def _end_early(
-        self, uid: int, reason: FinishReason, num_output_tokens: int | None
+        self, uid: int, reason: FinishReason, num_output: int | None, because: Failed | None = None
     ) -> list[Event]:
-        """End a request early. Returns no event if it has ended already."""
+        """End a request early, with `because` if given. Returns no event if it has ended already.
+
+        num_output: the output tokens that the client gets; None is all.
+        """
         req = self._requests.get(uid)
         if req is None or req.ended:
             return []
-        if num_output_tokens is not None:
+        if num_output is not None:
             # The client does not get the tokens after the stop string, so no later prompt has
             # them. They must not enter the prefix cache.
-            del req.output[num_output_tokens:]
-        return [self._end(req, reason)]
+            del req.output[num_output:]
+        return [self._fail(req, because.to_error()) if because else self._end(req, reason)]
 
     # --- plan ----------------------------------------------------------------------------------
 
@@ -456,7 +459,7 @@ class Scheduler:
             decode_s=now - first_token_at,
         )
 
-    def _fail(self, req: Req, error: EngineError) -> Failed:
+    def _fail(self, req: Req, error: MinisglError) -> Failed:
         """End an accepted request with an error. No other method does."""
         req.ended = True
         self._stop_planning(req)
@@ -529,8 +532,8 @@ class Scheduler:
     # --- for reports and tests -----------------------------------------------------------------
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def waiting(self) -> Sequence[Req]:
+        return self._waiting
 
     @property
     def num_running(self) -> int:

@@ -15,6 +15,7 @@ from minisgl.errors import EngineError
 from minisgl.server import errors, page
 from minisgl.server.api import anthropic, chat, completions, generate, models
 from minisgl.server.api.models import ServedModel
+from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
 from minisgl.server.keys import KeyRing
@@ -71,6 +72,8 @@ def create_app(
         While requests are open, the answer has oldest_token_age_s: the seconds since the last token
         of the request that has waited longest for one (or since it came, if it has none yet).
         """
+        if frontend.is_draining:
+            raise Draining
         in_time = await frontend.round_trips.ping(READY_TIMEOUT_S)
         if frontend.failure:
             raise frontend.failure

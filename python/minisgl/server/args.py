@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from minisgl.core.args import SWITCH, one_of, option, text, whole
+from minisgl.core.args import SWITCH, Rule, one_of, option, text, whole
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.node_map import ports_of_nodes
 
@@ -25,6 +25,11 @@ def _is_collector(url: str) -> bool:
     return is_url and not any(character.isspace() for character in url)
 
 
+_SECONDS: Final = Rule(
+    words="a number from 0 to 86400",
+    accepts=lambda value: type(value) in (int, float) and 0 <= value <= 86400,
+    parse=float,
+)
 _SECRET: Final = text("a key")  # what is wrong with it is said where no message repeats it
 _NAME: Final = text("a printable name", lambda name: bool(name.strip()) and name.isprintable())
 _COLLECTOR: Final = text(
@@ -106,6 +111,15 @@ class ServerArgs(RuntimeArgs):
         "the certificate's private key (PEM, without a password)",
         metavar="FILE",
         unset="in the file of the certificate",
+        nodes="first",
+    )
+    drain_timeout: float = option(
+        8.0,
+        _SECONDS,
+        "running",
+        "seconds for which SIGTERM lets running requests finish; new ones are answered with HTTP "
+        "503 meanwhile. Docker waits for 10 s before it kills",
+        metavar="S",
         nodes="first",
     )
     shell: bool = option(False, SWITCH, "running", "the same as minisgl chat", nodes="own")

@@ -25,6 +25,43 @@ from minisgl.server.api.schema import ErrorBody, ErrorObject
 from minisgl.server.telemetry.observe import Observer
 
 
+class RateLimited(RequestError):
+    """An API key has used what it may use in a minute.
+
+    retry_after_s: when the same request is within the limit again.
+    """
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(EngineError):
+    """The request is not answered within its own `timeout`."""
+
+    code = "deadline_exceeded"
+    status = 504
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"the request was not answered within its timeout of {timeout_s:g} s; try again later, "
+            "or with a longer timeout or fewer tokens"
+        )
+
+
+class Draining(EngineError):
+    """The server finishes what runs and takes no new requests."""
+
+    code = "draining"
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down: it finishes what runs, and takes no more")
+
+
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
     """The HTTP status and the object for `error`. An exception that is not ours is our bug."""
     param: str | None = None
@@ -54,7 +91,7 @@ def error_response(error: Exception, path: str) -> Response:
     """
     status, body = error_body(error)
     headers = {}
-    if status in (429, 503):
+    if status in (429, 503, 504):
         headers["Retry-After"] = str(math.ceil(getattr(error, "retry_after_s", 1)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

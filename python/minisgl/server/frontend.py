@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
-from minisgl.errors import EngineError, InvalidRequest, RequestError
+from minisgl.errors import EngineError, InvalidRequest, RequestError, ServerBusy
 from minisgl.message import (
     AbortMsg,
     ProfileReply,
@@ -36,6 +36,7 @@ from minisgl.message import (
     TokenizeMsg,
 )
 from minisgl.message.frontend import CodecReply, PongMsg, UserReply
+from minisgl.server.errors import Draining
 from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
@@ -75,7 +76,7 @@ class Call:
     def __init__(
         self,
         uids: Sequence[int],
-        abort: Callable[[list[int]], None],
+        abort: Callable[[list[int], Exception], None],
         num_choices: int = 1,
         key: Key | None = None,
     ) -> None:
@@ -161,7 +162,7 @@ class Call:
         uids = list(self._indices)
         self._indices.clear()
         self._failure = error
-        self._abort(uids)
+        self._abort(uids, error)
         self._wake()
 
     def _wake(self) -> None:
@@ -182,9 +183,10 @@ class Frontend:
     """Sends prompts to the tokenizers and delivers replies to the calls. Mutable.
 
     tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
-    keep their order. num_ranks: ranks on this machine. max_queued: the most requests that may wait
-    in the scheduler. observer: counts and traces every request. context_length: the most tokens of
-    one request, set when the engine is ready. failure: set when a worker has died, and never unset.
+    keep their order. num_ranks: ranks on this machine. max_queued, max_running: the most requests
+    that may wait in the scheduler, and be computed. observer: counts and traces every request.
+    context_length: the most tokens of one request, set when the engine is ready. failure: set when
+    a worker has died, and never unset. is_draining: no more requests are taken.
     """
 
     def __init__(
@@ -195,8 +197,11 @@ class Frontend:
         *,
         num_ranks: int = 1,
         max_queued: int | None = None,
+        max_running: int = 0,
     ) -> None:
         self.observer = observer or Observer()
+        self.is_draining = False
+        self._max_open = 2 * max_queued + max_running if max_queued is not None else None
         self.round_trips = RoundTrips(tokenizers, num_ranks)
         self.context_length: int | None = None
         self.failure: EngineError | None = None
@@ -226,10 +231,16 @@ class Frontend:
         num_choices: `prompts` has each prompt so many times in a row, for choices of which each has
         a seed of its own (`seed_of`). The first choice computes the prompt, the others find it in
         the prefix cache. is_clamped: `max_tokens` is lowered to what the context leaves.
-        Raises EngineError if a worker has died, InvalidRequest for a value that cannot be sent.
+        Raises EngineError if a worker has died or the server ends, InvalidRequest for a value that
+        cannot be sent, ServerBusy if far too many prompts are open.
         """
         if self.failure:
             raise self.failure
+        if self.is_draining:
+            raise Draining
+        if self._max_open is not None and self.num_open >= self._max_open:
+            # The scheduler refuses above --max-queued-requests; these have not reached it yet.
+            raise ServerBusy(f"{self.num_open} prompts are open already; try again later")
         if self._max_queued is not None and len(prompts) > self._max_queued:
             # The scheduler would answer "try again later", but a retry would fail as well.
             what = "prompts" if num_choices == 1 else "choices"
@@ -303,12 +314,13 @@ class Frontend:
             self.observer.ended(reply.uid, "error", code=reply.code)
         call.deliver(reply)
 
-    def _abort(self, uids: list[int]) -> None:
+    def _abort(self, uids: list[int], why: Exception) -> None:
         for uid in uids:
             if self._calls.pop(uid, None) is None:
                 continue
-            if self.failure:
-                self.observer.ended(uid, "error", code=self.failure.code)
+            if isinstance(why, EngineError):
+                self.observer.ended(uid, "error", code=why.code)
             else:
                 self.observer.ended(uid, "abort")
+            if not self.failure:
                 self._tokenizers[uid % len(self._tokenizers)].put([AbortMsg(uid=uid)])

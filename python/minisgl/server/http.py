@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Generator
-from typing import Final
+from typing import Any, Final, cast
 
 import msgspec
 import uvicorn
@@ -28,6 +30,16 @@ MAX_HEAD_BYTES: Final = 64 * 2**10
 """Of a request's line and headers, which are kept whole: what is longer costs memory, and time that
 grows with its square. Give or take what arrives at once."""
 
+HEAD_S: Final = 30.0
+"""For a connection's first bytes, and for the rest of a head that has begun."""
+
+UNREAD_S: Final = 60.0
+"""A client that reads less than about 50 KiB in this time, of an answer that waits for it, is gone.
+Its answer holds memory, and its request pages of the KV cache."""
+
+ABORT_CONNECTION: Final = "minisgl.abort_connection"
+"""The name in an ASGI scope of a function that closes the connection, whatever is unsent."""
+
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.1\r\n")
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
@@ -39,10 +51,47 @@ class _Protocol(HttpToolsProtocol):
     by default, or for WebSockets. The parser would take what follows for that protocol, and the
     request would be without its body. Only whole lines of a head's first piece are looked at.
 
-    Mutable: how many bytes have come since a head or a piece of a body was complete.
+    Mutable: how many bytes have come since a head or a piece of a body was complete; timers that
+    close a connection whose client stalls.
     """
 
     _num_pending = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._unread_timer):
+            if timer:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[ABORT_CONNECTION] = self._reset
+        self._await_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_timer = self.loop.call_later(UNREAD_S, self._reset)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_timer:
+            self._unread_timer.cancel()
+
+    def _reset(self) -> None:
+        """Close the connection, and free what is unsent here and in the kernel."""
+        if (client := self.transport.get_extra_info("socket")) and not self.transport.is_closing():
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _await_head(self) -> None:
+        if not self._head_timer:
+            self._head_timer = self.loop.call_later(HEAD_S, self._reset)
 
     def data_received(self, data: bytes) -> None:
         self._num_pending += len(data)
@@ -57,6 +106,9 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._num_pending = 0
+        if self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -26,8 +26,9 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.core import Accepted
-from minisgl.errors import ConfigError, RequestError
+from minisgl.errors import ConfigError
 from minisgl.message import TextReply
+from minisgl.server.errors import RateLimited
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -38,20 +39,6 @@ REREAD_S: Final = 1.0
 MAX_NAME: Final = 64
 
 PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
-
-
-class RateLimited(RequestError):
-    """A key has used what it may use in a minute.
-
-    retry_after_s: when the same request is within the limit again.
-    """
-
-    code = "rate_limit_exceeded"
-    status = 429
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class Bucket:

@@ -7,8 +7,8 @@
     tokenizer(s)                               | load tokenizer          | text <-> ids |
 
 The API server runs in this process (`minisgl.server.server`). If a worker dies, the server exits
-with code 1. A requested shutdown (Ctrl-C, SIGTERM, SIGHUP) exits with 0; a second Ctrl-C or SIGTERM
-does not wait.
+with code 1. A requested shutdown (Ctrl-C, SIGTERM, SIGHUP) exits with 0. SIGTERM first lets running
+requests finish, for `--drain-timeout`; a second Ctrl-C or SIGTERM ends everything at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -126,7 +127,7 @@ def _serve(
                 return server.serve_beside(foreground)
 
         def on_ready() -> None:
-            signals.first = server.stop
+            signals.first = lambda: server.stop(drain=signals.number == signal.SIGTERM)
             url = url_of(bound, "https" if tls else "http")
             say(ready_text(name, url, sum(clock.part_s.values()), needs_key=keys is not None))
 

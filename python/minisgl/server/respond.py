@@ -25,12 +25,16 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody
-from minisgl.server.errors import error_body
+from minisgl.server.errors import DeadlineExceeded, error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
+from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
 
 _encode: Final = msgspec.json.Encoder().encode
+
+ERROR_READ_S: Final = 2.0
+"""For which a client may leave the error of its deadline unread."""
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -118,9 +122,11 @@ async def respond(
     prompt_field: str,
     num_choices: int = 1,
     is_clamped: bool = False,
+    timeout_s: float | None = None,
 ) -> Response:
     """Submit `prompts` and answer in `shape`. Raises the refusal if one of them is refused.
 
+    timeout_s: after this time the call ends with DeadlineExceeded, wherever it is.
     num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
     prompt_field: the request's name for its prompt; a refusal of the prompt names it. is_clamped:
     `max_tokens` is lowered to what the context leaves.
@@ -143,10 +149,13 @@ async def respond(
         is_clamped=is_clamped,
     )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
+    deadline = Deadline(call, timeout_s, request.scope) if timeout_s else None
     try:
         await call.accepted()
         if stream:
-            return EventStream(call, shape, frontend.observer)
+            events = EventStream(call, shape, frontend.observer, deadline)
+            deadline = None
+            return events
         whole = shape.whole(await _collect(call, len(prompts)))
         return Response(msgspec.json.encode(whole), media_type="application/json")
     except RequestError as error:
@@ -159,13 +168,38 @@ async def respond(
     except BaseException:
         call.abort()
         raise
+    finally:
+        if deadline:
+            deadline.cancel()
+
+
+class Deadline:
+    """Ends a call after a time, and then its connection if its client does not read. Mutable."""
+
+    def __init__(self, call: Call, timeout_s: float, scope: Scope) -> None:
+        self._call = call
+        self._timeout_s = timeout_s
+        self._abort_connection: Callable[[], None] = scope[ABORT_CONNECTION]
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._call.fail(DeadlineExceeded(self._timeout_s))
+        # The error cannot be written behind text that the client does not read.
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(ERROR_READ_S, self._abort_connection)
 
 
 class EventStream(Response):
     """Sends a call's replies as they come. A failure after the start is the last event."""
 
-    def __init__(self, call: Call, shape: Shape, observer: Observer) -> None:
+    def __init__(
+        self, call: Call, shape: Shape, observer: Observer, deadline: Deadline | None = None
+    ) -> None:
         super().__init__()
+        self._deadline = deadline
         self._observer = observer
         self._call = call
         self._shape = shape
@@ -194,6 +228,8 @@ class EventStream(Response):
             await write(self._shape.failure(body), more=False)
         finally:
             self._call.abort()
+            if self._deadline:
+                self._deadline.cancel()
 
     def _events(self, batch: Answer, ends: dict[int, Finished]) -> bytes:
         parts = []

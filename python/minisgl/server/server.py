@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from minisgl.errors import EngineError, WorkerHung
 from minisgl.message.frontend import UserReply
@@ -33,6 +34,8 @@ from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 logger = get_logger(__name__)
+
+DRAIN_CHECK_S: Final = 0.05
 
 
 class Server:
@@ -65,8 +68,11 @@ class Server:
             observer,
             num_ranks=args.num_local,
             max_queued=args.max_queued_requests,
+            max_running=args.max_running_requests,
         )
         self._http = HttpServer(create_app(self._frontend, model, workers.stalled, keys), tls)
+        self._drain_s = args.drain_timeout
+        self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
 
@@ -96,6 +102,8 @@ class Server:
         finally:
             dispatch.cancel()
             watch.cancel()
+            if self._drain:
+                self._drain.cancel()
             for worker in self._workers.processes:
                 self._loop.remove_reader(worker.process.sentinel)
             for node in self._workers.nodes:
@@ -139,11 +147,32 @@ class Server:
             raise failures[0]
         return code
 
-    def stop(self) -> None:
-        """Accept no more, end the open requests, and let `serve` return. Any thread may call it."""
+    def stop(self, *, drain: bool = False) -> None:
+        """Accept no more, end the open requests, and let `serve` return. Any thread may call it.
+
+        drain: first let the open requests finish, for `--drain-timeout`.
+        """
         if loop := self._loop:
             with contextlib.suppress(RuntimeError):  # `serve` has just ended by itself
-                loop.call_soon_threadsafe(self._end, EngineError("the server is shutting down"))
+                loop.call_soon_threadsafe(self._stop, drain)
+
+    def _stop(self, drain: bool) -> None:
+        if drain and self._drain_s and self._frontend.num_open and not self._frontend.is_draining:
+            self._drain = asyncio.create_task(self._finish_open())
+        else:
+            self._end(EngineError("the server is shutting down"))
+
+    async def _finish_open(self) -> None:
+        self._frontend.is_draining = True
+        num_open = self._frontend.num_open
+        logger.info("draining: %d prompts are open, for at most %g s", num_open, self._drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                while self._frontend.num_open:
+                    await asyncio.sleep(DRAIN_CHECK_S)
+        if num_open := self._frontend.num_open:
+            logger.warning("%d prompts did not finish within --drain-timeout", num_open)
+        self._end(EngineError("the server is shutting down"))
 
     def _end(self, error: EngineError) -> None:
         error.status = 503

@@ -152,6 +152,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             prompts,
             asked.sampling(model.defaults),
+            timeout_s=asked.timeout,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             stream=asked.stream,

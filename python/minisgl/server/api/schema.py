@@ -22,6 +22,7 @@ from minisgl.errors import InvalidRequest, shortened
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
@@ -93,6 +94,9 @@ class SamplingFields(Json, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: Annotated[
         Positive | None, Meta(description="Keep at most so many tokens, the last ones.")
+    ] = None
+    timeout: Annotated[
+        Seconds | None, Meta(description="After so many seconds the request ends with an error.")
     ] = None
     priority: Annotated[
         Priority | None, Meta(description="Lower is served first; the default is 0.")

@@ -1,0 +1,241 @@
+"""Requests that take too long, clients that stall, and a server that shuts down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from helpers.running_server import RunningServer
+from helpers.scripted_server import ScriptedServer
+from minisgl.server import http as http_module
+from minisgl.server import respond as respond_module
+
+POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
+
+
+def post(server: ScriptedServer, prompt: str, **fields: Any) -> httpx.Response:
+    body = {"prompt": prompt, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=20)
+
+
+@pytest.mark.parametrize("prompt", ["!wait", "!hang", "a !forever", "a b !pause c"], ids=str.split)
+def test_a_timeout_ends_a_request_wherever_it_is(server: ScriptedServer, prompt: str) -> None:
+    num_aborted = len(server.aborted)
+    began = time.monotonic()
+    late = post(server, prompt, timeout=0.3)
+    assert 0.3 <= time.monotonic() - began < 5
+    assert late.status_code == 504
+    assert late.headers["retry-after"] == "1"
+    error = late.json()["error"]
+    assert (error["code"], error["type"]) == ("deadline_exceeded", "server_error")
+    assert "its timeout of 0.3 s" in error["message"]
+    assert len(server.wait_aborted(num_aborted + 1)) == num_aborted + 1
+    assert server.num_open == 0
+
+
+def test_a_timeout_is_the_last_event_of_a_stream(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="scripted", prompt="a b !hang", stream=True, extra_body={"timeout": 0.5}
+    )
+    texts: list[str] = []
+
+    def read() -> None:
+        texts.extend(chunk.choices[0].text for chunk in stream)
+
+    with pytest.raises(openai.APIError, match="within its timeout"):
+        read()
+    assert texts == ["a ", "b "]
+
+
+def test_what_is_answered_in_time_is_as_without_a_timeout(server: ScriptedServer) -> None:
+    num_aborted = len(server.aborted)
+    assert post(server, "a b", timeout=0.5).json()["choices"][0]["text"] == "a b ."
+    time.sleep(0.6)
+    assert len(server.aborted) == num_aborted
+    assert "minisgl_requests_open 0.0" in httpx.get(f"{server.url}/metrics").text
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e9, "5"])
+def test_timeouts_that_are_none(server: ScriptedServer, value: Any) -> None:
+    assert post(server, "a", timeout=value).json()["error"]["param"] == "timeout"
+
+
+@pytest.fixture
+def reading_nothing(server: ScriptedServer) -> Iterator[Any]:
+    """Sends a streaming request on a socket with a small buffer, and returns the socket."""
+    sockets: list[socket.socket] = []
+
+    def send(fields: str) -> socket.socket:
+        port = int(server.url.rpartition(":")[2])
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        sockets.append(client)
+        body = '{"prompt": "!forever", "n": 64, "stream": true' + fields + "}"
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            + f"content-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        return client
+
+    yield send
+    for client in sockets:
+        client.close()
+
+
+def is_cut_off(client: socket.socket, timeout_s: float = 10) -> bool:
+    """Read nothing until the server has reset the connection."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_client_that_does_not_read_is_gone(
+    server: ScriptedServer, reading_nothing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "UNREAD_S", 0.3)
+    num_aborted = len(server.aborted)
+    client = reading_nothing("")
+    assert is_cut_off(client)
+    assert len(server.wait_aborted(num_aborted + 64)) == num_aborted + 64
+    assert server.num_open == 0
+
+
+def test_a_timeout_ends_a_connection_that_is_not_read(
+    server: ScriptedServer, reading_nothing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(respond_module, "ERROR_READ_S", 0.2)
+    client = reading_nothing(', "timeout": 1.5')
+    assert is_cut_off(client)
+    assert server.num_open == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea"])
+def test_a_head_that_does_not_come(
+    server: ScriptedServer, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "HEAD_S", 0.2)
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+        client.sendall(sent)
+        client.settimeout(5)
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    with httpx.Client(base_url=server.url) as http:  # a keep-alive connection is not concerned
+        assert http.get("/health").is_success
+        time.sleep(0.4)
+        assert http.get("/health").is_success
+
+
+# --- the queue, and the end ----------------------------------------------------------------------
+
+
+def test_a_request_that_waits_too_long_in_the_queue(tmp_path: Path) -> None:
+    flags = ("--max-running-requests", "1", "--max-queue-wait", "0.5", "--tp", "2")
+    server = RunningServer(tmp_path, *POOL, *flags)
+    try:
+        with server.client() as client:
+            reader = Reader(client, 1000)
+            with pytest.raises(openai.InternalServerError, match="--max-queue-wait") as late:
+                client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
+            assert late.value.status_code == 503
+            assert late.value.response.headers["retry-after"] == "1"
+            assert not reader.error
+            assert reader.is_alive()
+    finally:
+        server.close()
+    reader.join(10)
+    assert "Traceback" not in server.output["err"]
+
+
+class Reader(threading.Thread):
+    """Reads a stream to its end. tokens: how many pieces came; error: what ended it."""
+
+    def __init__(self, client: openai.OpenAI, max_tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.error = 0, ""
+        self._begun = threading.Event()
+        self._stream = client.completions.create(
+            model="minisgl-builtin",
+            prompt="a",
+            stream=True,
+            max_tokens=max_tokens,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        self.start()
+        assert self._begun.wait(20)
+
+    def run(self) -> None:
+        try:
+            for chunk in self._stream:
+                for choice in chunk.choices:
+                    self.tokens += len((choice.model_extra or {}).get("token_ids", []))
+                self._begun.set()
+        except openai.APIError as error:
+            self.error = str(error)
+            self._begun.set()
+
+
+def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, *POOL, "--drain-timeout", "60", "--hang-timeout", "60")
+    try:
+        with server.client() as client:
+            family = server.family()
+            reader = Reader(client, 600)
+            os.kill(server.pid("detokenizer"), signal.SIGSTOP)  # the answer does not go on
+            server.process.terminate()
+            server.wait_for("(draining: 1 prompts)", "err")
+            refused = httpx.get(f"{server.url}/ready")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            with pytest.raises(openai.InternalServerError, match="takes no more") as late:
+                client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
+            assert late.value.response.headers["retry-after"] == "1"
+            os.kill(server.pid("detokenizer"), signal.SIGCONT)
+            reader.join(60)
+        assert (reader.error, reader.tokens) == ("", 600)
+        assert server.ended() == 0
+    finally:
+        server.close()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_drain_ends_in_time_and_a_second_signal_ends_it_at_once(
+    tmp_path: Path, again: bool
+) -> None:
+    server = RunningServer(tmp_path, *POOL, "--drain-timeout", "60" if again else "0.3")
+    try:
+        with server.client() as client:
+            family = server.family()
+            reader = Reader(client, 1000)
+            server.process.terminate()
+            began = time.monotonic()
+            if again:
+                server.wait_for("(draining)", "err")
+                server.process.terminate()
+            reader.join(10)
+            assert server.ended() == (128 + signal.SIGTERM if again else 0)
+            assert time.monotonic() - began < 10
+            assert reader.error
+            assert again or "shutting down" in reader.error
+    finally:
+        server.close()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert list(tmp_path.iterdir()) == []
