@@ -67,3 +67,25 @@ def test_max_tokens_beyond_the_context_are_lowered(claude: anthropic.Anthropic) 
         extra_body={"temperature": 0.0, "top_k": 1},
     )
     assert message.stop_reason in ("end_turn", "model_context_window_exceeded")
+
+
+def test_responses(server: RunningServer) -> None:
+    with server.client() as client:
+        greedy: Any = {"model": MODEL, "temperature": 0.0, "max_output_tokens": 30}
+        first = client.responses.create(input="What is 12 + 30?", **greedy)
+        second = client.responses.create(
+            input="And 2 more?", previous_response_id=first.id, **greedy
+        )
+        whole = client.chat.completions.create(
+            model=MODEL,
+            temperature=0.0,
+            max_tokens=30,
+            messages=[
+                {"role": "user", "content": "What is 12 + 30?"},
+                {"role": "assistant", "content": first.output_text},
+                {"role": "user", "content": "And 2 more?"},
+            ],
+        )
+        assert second.output_text == whole.choices[0].message.content
+        with client.responses.stream(input="What is 12 + 30?", **greedy) as stream:
+            assert stream.get_final_response().output_text == first.output_text

@@ -12,11 +12,13 @@ from anthropic.types import message_create_params as messages_params
 from anthropic.types.beta import message_create_params as beta_messages_params
 from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as responses_params
 
 from minisgl.server.api.anthropic import MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest
+from minisgl.server.api.responses_request import ResponsesRequest
 from minisgl.server.api.schema import Json
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
@@ -25,6 +27,7 @@ FORMS: dict[str, type[Json]] = {
     "text": CompletionRequest,
     "native": GenerateRequest,
     "messages": MessagesRequest,
+    "responses": ResponsesRequest,
 }
 ROW = re.compile(r"\| `(\w+)`( \*)? \| ([a-z, ]+) \| (honoured|neutral|only) \| (.*) ?\|")
 
@@ -80,6 +83,10 @@ def test_the_table_marks_extensions() -> None:
     }
     vendors = dict.fromkeys(("chat", "text", "native"), openai)
     vendors["native"] = openai - {"logprobs"}
+    vendors["responses"] = {
+        *responses_params.ResponseCreateParamsBase.__annotations__,
+        "stream",
+    }
     vendors["messages"] = anthropic | {"stream"}
     for (form, field), (is_extension, _, _) in rows().items():
         assert is_extension == (field not in vendors[form]), (form, field)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
 from minisgl.server import errors, page
-from minisgl.server.api import anthropic, chat, completions, generate, models
+from minisgl.server.api import anthropic, chat, completions, generate, models, responses
 from minisgl.server.api.models import ServedModel
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
@@ -45,7 +45,7 @@ def create_app(
     step is computed. It returns what is wrong, or None if all workers make progress.
     keys: who may use the server; None is everyone.
     """
-    families = (chat, completions, generate, models, anthropic)
+    families = (chat, completions, generate, models, anthropic, responses)
     records = [record for family in families for record in family.RECORDS]
     app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
@@ -54,6 +54,7 @@ def create_app(
     app.include_router(generate.router(frontend, model))
     app.include_router(models.router(model))
     app.include_router(anthropic.router(frontend, model))
+    app.include_router(responses.router(frontend, model))
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
     app.include_router(page.router())

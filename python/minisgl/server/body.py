@@ -55,8 +55,12 @@ _SYNONYMS: Final = {
     "num_predict": "max_tokens",
     "stop_sequences": "stop",
     "stop_strings": "stop",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "stop": "stop_sequences",
+    "messages": "input",
 }
-"""Other servers' names of our fields. A name that is only similar, as min_tokens is to max_tokens,
+"""Other APIs' names of our fields. A name that is only similar, as min_tokens is to max_tokens,
 means something else."""
 
 
@@ -160,7 +164,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
         opposite = {"min": "max", "max": "min"}.get(given[:3], "")
         known = [name for name in known if not opposite or not name.startswith(opposite)]
-        same = [_SYNONYMS[given]] if given in _SYNONYMS and not path else []
+        same = [_SYNONYMS[given]] if _SYNONYMS.get(given) in known else []
         near = same or difflib.get_close_matches(given[: MAX_NAME + 1], known, n=1, cutoff=0.85)
         hint = f"; did you mean {near[0]}?" if near else ""
         return InvalidRequest(f"the field {name} is not known here{hint}", param=name)

@@ -1,0 +1,234 @@
+"""The request of POST /v1/responses, and the chat that it makes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from minisgl.errors import InvalidRequest
+from minisgl.server.api.chat import ChatRequest
+from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
+from minisgl.server.api.schema import Json, Positive, StreamOptions, ignored, only
+
+LOGPROBS: Final = "message.output_text.logprobs"
+Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+
+
+class InputPart(Json, frozen=True, kw_only=True):
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
+    text: str
+    annotations: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
+    logprobs: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
+    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+
+
+class InputItem(Json, frozen=True, kw_only=True):
+    """A message, a function call, its output, or reasoning; items of an answer as they came."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    id: Annotated[str | None, ignored("Changes nothing.")] = None
+    status: Annotated[str | None, ignored("Changes nothing.")] = None
+    phase: Annotated[str | None, ignored("Changes nothing.")] = None
+    caller: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    encrypted_content: Annotated[
+        str | None, only("", why="reasoning is sent back as its content")
+    ] = None
+    namespace: Annotated[str | None, only(why="give each function a name of its own")] = None
+
+    def message(self, path: str) -> Message:
+        """Of a chat. Raises InvalidRequest."""
+        self.refuse_unsupported(f"{path}.")
+        match self.type:
+            case "function_call":
+                function = ToolFunction(
+                    name=_given(self.name, f"{path}.name"),
+                    arguments=_given(self.arguments, f"{path}.arguments"),
+                )
+                call = ToolCall(id=_given(self.call_id, f"{path}.call_id"), function=function)
+                return Message(role="assistant", tool_calls=[call])
+            case "function_call_output":
+                call_id = _given(self.call_id, f"{path}.call_id")
+                output = _given(self.output, f"{path}.output")
+                return Message(role="tool", tool_call_id=call_id, content=_text(output))
+            case "reasoning":
+                thoughts = _text(self.content or self.summary or "")
+                return Message(role="assistant", content="", reasoning_content=thoughts)
+        content = _text(_given(self.content, f"{path}.content"))
+        return Message(role=_given(self.role, f"{path}.role"), content=content)
+
+
+def _given(value: Any, path: str) -> Any:
+    if value is None:
+        raise InvalidRequest(f"the field {path} is missing", param=path)
+    return value
+
+
+def _text(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class TextOptions(Json, frozen=True, kw_only=True):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Json, frozen=True, kw_only=True):
+    effort: str | None = None
+    summary: Annotated[str | None, ignored("Changes nothing: reasoning is shown whole.")] = None
+    generate_summary: Annotated[str | None, ignored("Changes nothing.")] = None
+
+
+class ResponsesRequest(Json, frozen=True, kw_only=True):
+    """POST /v1/responses"""
+
+    model: str | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: Annotated[
+        bool | None, Meta(description="Keep the answer for previous_response_id; left out: true.")
+    ] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Positive | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[Includable] | None = None
+    metadata: dict[str, Any] | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Annotated[str | None, only("disabled", why="shorten the input in the client")] = (
+        None
+    )
+    background: Annotated[bool | None, only(False, why="wait for the answer or stream it")] = None
+    background_options: Annotated[dict[str, Any] | None, only(why="there is none")] = None
+    conversation: Annotated[Any, only(why="use previous_response_id")] = None
+    context_management: Annotated[
+        list[Any] | None, only([], why="shorten the input in the client")
+    ] = None
+    max_tool_calls: Annotated[int | None, only(why="the client calls the tools")] = None
+    prompt: Annotated[dict[str, Any] | None, only(why="send the prompt's text")] = None
+    moderation: Annotated[
+        dict[str, Any] | None, only(why="moderate texts with a request of its own")
+    ] = None
+    access_programs: Annotated[dict[str, Any] | None, only(why="there are none")] = None
+    image: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
+    service_tier: Annotated[str | None, only("auto", "default", why="there is one tier")] = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
+    ] = None
+    prompt_cache_retention: Annotated[
+        str | None, only("in_memory", why="prefixes are kept while the KV pool has room")
+    ] = None
+    prompt_cache_key: Annotated[
+        str | None, ignored("Changes nothing: equal prefixes are found without a key.")
+    ] = None
+    safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
+    user: Annotated[str | None, ignored("Changes nothing.")] = None
+
+    chat_template_kwargs: TemplateArgs = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """Of `input`. Raises InvalidRequest."""
+        if isinstance(self.input, str):
+            return [Message(role="user", content=self.input)]
+        items = [item.message(f"input[{i}]") for i, item in enumerate(self.input)]
+        if not items:
+            raise InvalidRequest("input must have at least one item", param="input")
+        return items
+
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    def chat(self, earlier: list[Message]) -> ChatRequest:
+        """The same request to chat completions, behind the messages of earlier turns.
+
+        Raises InvalidRequest.
+        """
+        if self.stream_options is not None:
+            self.stream_options.refuse_unsupported("stream_options.")
+        first = [Message(role="system", content=self.instructions)] if self.instructions else []
+        options = self.text or TextOptions()
+        chat = ChatRequest(
+            messages=_joined([*first, *earlier, *self.messages]),
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            logprobs=self.has_logprobs or None,
+            top_logprobs=self.top_logprobs,
+            response_format=_response_format(options.format),
+            verbosity=options.verbosity,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            tools=[_tool(tool, i) for i, tool in enumerate(self.tools or ())],
+            tool_choice=_tool_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        chat.refuse_unsupported()
+        return chat
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """Join the items of one turn of the assistant: reasoning, text and calls are one message."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is None or last.role != "assistant" or message.role != "assistant":
+            joined.append(message)
+            continue
+        text = (last.content or "", message.content or "")
+        thoughts = (last.reasoning_content or "", message.reasoning_content or "")
+        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+        joined[-1] = Message(
+            role="assistant",
+            content="\n".join(filter(None, map(_text_of, text))) or (None if calls else ""),
+            reasoning_content="\n".join(filter(None, thoughts)) or None,
+            tool_calls=calls or None,
+        )
+    return joined
+
+
+def _text_of(content: Any) -> str:
+    assert isinstance(content, str)
+    return content
+
+
+def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Chat completions keep a schema and its name one level lower."""
+    if format is None or format.get("type") != "json_schema":
+        return format
+    return {
+        "type": "json_schema",
+        "json_schema": {key: value for key, value in format.items() if key != "type"},
+    }
+
+
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise InvalidRequest(
+            f"tools[{index}].type must be function, got {tool.get('type')!r}: run other tools in "
+            "the client, as functions",
+            param=f"tools[{index}]",
+        )
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice

@@ -1,0 +1,234 @@
+"""OpenAI's Responses as the official client sees them, over a scripted pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.errors import InvalidRequest
+from minisgl.message import ChatPrompt
+from minisgl.server.api.messages import Message
+from minisgl.server.api.response_store import ResponseStore
+
+PATH = "/v1/responses"
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+
+
+def messages_of(server: ScriptedServer) -> list[dict[str, Any]]:
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages
+
+
+def test_a_whole_response(client: openai.OpenAI, server: ScriptedServer) -> None:
+    answer = client.responses.create(
+        model=MODEL,
+        input="one two",
+        instructions="be brief",
+        temperature=0.5,
+        top_p=0.25,
+        max_output_tokens=9,
+        metadata={"a": "b"},
+        store=False,
+    )
+    assert answer.id.startswith("resp_")
+    assert (answer.object, answer.status, answer.error) == ("response", "completed", None)
+    assert answer.output_text == "one two ."
+    (item,) = answer.output
+    assert item.type == "message"
+    assert (item.role, item.status) == ("assistant", "completed")
+    assert answer.usage
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (2, 2)
+    assert answer.usage.input_tokens_details.cached_tokens == 1
+    assert (answer.metadata, answer.instructions) == ({"a": "b"}, "be brief")
+    assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.5, 0.25, 9)
+    assert messages_of(server) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one two"},
+    ]
+    sampling = server.received[-1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.5, 0.25, 9)
+
+
+def test_a_response_that_is_cut(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model=MODEL, input="one two three", max_output_tokens=2)
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details
+    assert answer.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("most", [100, 2])
+def test_a_stream_adds_up_to_the_whole_response(client: openai.OpenAI, most: int) -> None:
+    request: dict[str, Any] = {"model": MODEL, "input": "one 二 \U0001f600"}
+    request |= {"max_output_tokens": most, "include": ["message.output_text.logprobs"]}
+    events = list(client.responses.create(**request, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events if event.type != "response.output_text.delta"]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed" if most == 100 else "response.incomplete",
+    ]
+    whole = client.responses.create(**request)
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(delta.delta for delta in deltas) == whole.output_text
+    assert sum(len(delta.logprobs) for delta in deltas) == len(deltas)
+    for answer in (last.response, whole):
+        del answer.id, answer.created_at, answer.output[0].id
+    assert last.response == whole
+    if most == 100:
+        with client.responses.stream(**request) as stream:
+            assert stream.get_final_response().output_text == whole.output_text
+
+
+def test_input_items_become_messages_of_a_chat(
+    client: openai.OpenAI, server: ScriptedServer
+) -> None:
+    text = {"type": "input_text", "text": "weather?"}
+    items: Any = [
+        {"role": "developer", "content": "rules"},
+        {"type": "message", "role": "user", "content": [text]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "I call", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"role": "user", "content": "so?"},
+    ]
+    client.responses.create(model=MODEL, input=items)
+    assert messages_of(server) == [
+        {"role": "developer", "content": "rules"},
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": "I call",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+        {"role": "user", "content": "so?"},
+    ]
+
+
+def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
+    first = client.responses.create(model=MODEL, input="one", instructions="gone next time")
+    events = client.responses.create(
+        model=MODEL, input="two", previous_response_id=first.id, stream=True
+    )
+    second = list(events)[-1].model_dump()["response"]["id"]
+    client.responses.create(model=MODEL, input="three", previous_response_id=second)
+    assert [(m["role"], m["content"]) for m in messages_of(server)] == [
+        ("user", "one"),
+        ("assistant", "one ."),
+        ("user", "two"),
+        ("assistant", "two ."),
+        ("user", "three"),
+    ]
+    assert client.responses.retrieve(first.id) == first
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="no response"):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="no response") as raised:
+        client.responses.create(model=MODEL, input="x", previous_response_id=first.id)
+    assert raised.value.code == "previous_response_not_found"
+    assert raised.value.param == "previous_response_id"
+    unkept = client.responses.create(model=MODEL, input="one", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+
+
+def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
+    store = ResponseStore(max_bytes=3000)
+    message = Message(role="user", content="x" * 300)
+    for i in range(20):
+        store.put(f"r{i}", "alice", [message], message)
+    kept = [i for i in range(20) if store._kept.get(f"r{i}")]
+    assert kept == list(range(20 - len(kept), 20))
+    assert 1 < len(kept) < 6
+    assert store._num_bytes == sum(each.num_bytes for each in store._kept.values()) <= 3000
+    store.put("large", "alice", [message] * 20, message)
+    with pytest.raises(InvalidRequest):
+        store.get("large", "alice")
+    with pytest.raises(InvalidRequest):
+        store.get("r19", "bob")
+    store.get(f"r{kept[0]}", "alice")
+    store.put("new", "alice", [message], message)
+    assert store.get(f"r{kept[0]}", "alice").messages == [message]
+    with pytest.raises(InvalidRequest):
+        store.get(f"r{kept[1]}", "alice")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"temperature": 3.0}, "temperature"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "must be function, got 'web_search'"),
+        ({"input": []}, "at least one item"),
+        ({"input": [{"role": "user"}]}, r"input\[0\].content"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\].arguments"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type"),
+        ({"text": {"verbosity": "low"}}, "verbosity"),
+        ({"nonsense": 1}, "nonsense is not known"),
+        ({"max_tokens": 1}, "max_output_tokens"),
+    ],
+)
+def test_refusals(client: openai.OpenAI, fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=match):
+        client.responses.create(model=MODEL, input="a", extra_body=fields)
+
+
+def test_neutral_values(client: openai.OpenAI) -> None:
+    client.responses.create(
+        model=MODEL,
+        input="a",
+        include=["reasoning.encrypted_content"],
+        reasoning={"summary": "auto"},
+        text={"format": {"type": "text"}, "verbosity": "medium"},
+        tools=[],
+        parallel_tool_calls=True,
+        prompt_cache_key="k",
+        service_tier="auto",
+        truncation="disabled",
+        background=False,
+    )
+
+
+def test_failures(client: openai.OpenAI, http: httpx.Client) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="other", input="a")
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.responses.create(model=MODEL, input="!refuse")
+    assert raised.value.param == "input"
+    with pytest.raises(openai.InternalServerError, match="out of luck"):
+        client.responses.create(model=MODEL, input="!fail")
+    events = list(client.responses.create(model=MODEL, input="one !fail", stream=True))
+    last = events[-1]
+    assert last.type == "response.failed"
+    assert last.response.error
+    assert "out of luck" in last.response.error.message
+    assert http.get(f"{PATH}/{last.response.id}").status_code == 404
