@@ -125,12 +125,12 @@ def main(argv: list[str]) -> int:
         )  # fmt: skip
         engine = start_engine(config)
         try:
-            rounds = []
+            rounds: list[dict[str, float]] = []
             for number in range(args.rounds + 1):
                 if number == 1:  # the first round compiles and captures
                     rounds.clear()
-                    for times in parts.values():
-                        times.restart()
+                    for part_times in parts.values():
+                        part_times.restart()
                 rounds.append(
                     {
                         kind: _step_s(engine, config, kind == "masked", args, parts[kind])
