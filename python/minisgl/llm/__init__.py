@@ -1,9 +1,11 @@
-"""The engine without a server: `from minisgl.llm import LLM`.
+"""The engine without a server: `from minisgl import LLM, AsyncLLM, SamplingParams`.
+
+`minisgl` imports `AsyncLLM` and `Delta` from the files here when they are used.
 
 What it is for: scripts, notebooks, evaluation. What it does not know: HTTP. It is a composition
 root: it has a tokenizer, a detokenizer, and an engine and a scheduler that run the same loop as a
 server's, in this process (`engines`) or, if `tp` is above 1, in one process per rank (`ranks`).
-Read next: `minisgl.llm.engines`, then `minisgl.scheduler.loop`.
+Read next: `minisgl.llm.session`, then `minisgl.scheduler.loop`.
 """
 
 from minisgl.core import SamplingParams

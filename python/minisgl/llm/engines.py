@@ -19,7 +19,7 @@ class LLMEngine(Protocol):
     """The interface of an engine to an `LLM`."""
 
     def run(self, session: Session) -> None:
-        """Run until every request of the session has ended. Unusable after an error."""
+        """Run the loop until the session sends an `ExitMsg`. Unusable after an error."""
 
     def close(self) -> None:
         """Release memory, threads and processes."""

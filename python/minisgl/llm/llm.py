@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,12 +27,12 @@ from minisgl.core.args import (
     check_option,
     options_of,
 )
-from minisgl.errors import ConfigError, InvalidRequest, brief
+from minisgl.errors import InvalidRequest
 from minisgl.llm.engines import LLMEngine, OwnEngine
 from minisgl.llm.output import RequestOutput
-from minisgl.llm.prompts import as_batch, as_conversations, ids_of_prompt
-from minisgl.llm.session import Session
-from minisgl.message import MAX_NAMESPACE, ChatPrompt, TextPrompt, TokenPrompt, UserMsg
+from minisgl.llm.session import Call, OnNews, Session
+from minisgl.message import MAX_NAMESPACE, TextPrompt, UserMsg
+from minisgl.message import Prompt as PromptRecord
 from minisgl.tokenizer import (
     Detokenizer,
     PromptEncoder,
@@ -42,17 +42,23 @@ from minisgl.tokenizer import (
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
 from minisgl.utils.hf import resolve_checkpoint
 
+if TYPE_CHECKING:
+    from minisgl.llm.stream import Stream, Streams
+
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams] | None
 T = TypeVar("T")
 
 
 class LLM:
-    """A model to call from Python. Mutable; calls from several threads wait for each other.
+    """A model to call from Python. Mutable; the calls of several threads run as one batch.
 
     Several instances can exist in one process. `close` (or leaving a `with` block) releases memory,
     threads and processes. The prefix cache exists as long as the instance: if a conversation is
-    sent again with one more turn, only the new part is computed.
+    sent again with one more turn, only the new part is computed. `AsyncLLM` is for asyncio.
+
+    tokenizer: the checkpoint's, from text to ids and back.
 
     ::
 
@@ -108,12 +114,9 @@ class LLM:
             weights=not args.dummy_weight,
         )
         self._progress = progress
-        self._lock = threading.Lock()
-        self._num_requests = 0
-        tokenizer = load_tokenizer(folder)
+        self.tokenizer = tokenizer = load_tokenizer(folder)
         warn_of_unknown_ids(tokenizer, folder)
         self._encoder = PromptEncoder(tokenizer=tokenizer, folder=folder)
-        self._detokenizer = Detokenizer(tokenizer)
         self.default_sampling_params = sampling_defaults(folder)
         self._engine: LLMEngine
         with self._bar("loading weights") as bar:
@@ -124,57 +127,74 @@ class LLM:
             else:
                 eos_ids = end_of_sequence_ids(folder, tokenizer)
                 self._engine = OwnEngine(args, folder, eos_ids, bar.update)
-        self._is_closed = False
+        self._session = Session(self._engine, Detokenizer(tokenizer))
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params = None,
         *,
+        n: int = 1,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        """Complete each prompt: a text, or token ids; or a list of such, which run as one batch.
+        """Complete each prompt: a text, or token ids; or several of such, which run as one batch.
 
         sampling_params: one for all, or one for each; None takes the checkpoint's recommendation
-        (`default_sampling_params`). cache_salt: only calls with the same one share the prefix
-        cache. Raises RequestError, which names the prompt, if one cannot be served; then nothing of
-        the call is left.
+        (`default_sampling_params`). n: choices of each prompt, which follow one another in the
+        result. cache_salt: only calls with the same one share the prefix cache. Raises
+        RequestError, which names the prompt, if one cannot be served; then nothing of the call is
+        left.
         """
-        batch = as_batch(prompts)
-        records = (
-            TextPrompt(text=prompt)
-            if isinstance(prompt, str)
-            else TokenPrompt(ids=ids_of_prompt(prompt))
-            for prompt in batch
-        )
-        return self._run(self._encode(records, len(batch)), sampling_params, cache_salt)
+        if isinstance(prompts, str):
+            ids = self._encode([TextPrompt(text=prompts)], 1)
+        else:
+            from minisgl.llm.prompts import prompt_records
+
+            ids = self._encode(*prompt_records(prompts))
+        return self._run(ids, sampling_params, n, cache_salt)
 
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Messages | Iterable[Messages],
+        sampling_params: Params = None,
         *,
+        n: int = 1,
         cache_salt: str = "",
         **template_args: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
-        cache_salt: as for `generate`. `template_args` are further variables for the checkpoint's
+        n, cache_salt: as for `generate`. `template_args` are further variables for the checkpoint's
         chat template.
         """
-        batch = as_conversations(messages)
-        records = (
-            ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
-            for turns in batch
-        )
-        return self._run(self._encode(records, len(batch)), sampling_params, cache_salt)
+        from minisgl.llm.prompts import chat_records
+
+        ids = self._encode(*chat_records(messages, template_args))
+        return self._run(ids, sampling_params, n, cache_salt)
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        **template_args: Any,
+    ) -> Stream:
+        """Iterate over the answer to one prompt, or one conversation, while it is computed.
+
+        Yields a `Delta` for each new piece of text, and the `RequestOutput` last. Leaving the loop,
+        or `close` of what is returned, ends the request. Raises as `generate`.
+        """
+        from minisgl.llm.stream import Stream
+
+        return Stream(self, prompt, sampling_params, cache_salt, template_args)
 
     def close(self) -> None:
-        """Release memory, threads and processes. A second call does nothing."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._engine.close()
+        """Release memory, threads and processes, and end open calls with a ConfigError.
+
+        A second call does nothing.
+        """
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,9 +202,7 @@ class LLM:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _encode(
-        self, prompts: Iterable[TextPrompt | ChatPrompt | TokenPrompt], num_prompts: int
-    ) -> list[bytes]:
+    def _encode(self, prompts: Iterable[PromptRecord], num_prompts: int) -> list[bytes]:
         """Return the ids of each prompt. Raises InvalidRequest with the index of a wrong one."""
         encoded: list[bytes] = []
         try:
@@ -198,57 +216,57 @@ class LLM:
         return encoded
 
     def _run(
-        self,
-        prompts: list[bytes],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        cache_salt: str,
+        self, prompts: list[bytes], params: Params, n: int, cache_salt: str
     ) -> list[RequestOutput]:
-        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
-            raise InvalidRequest(
-                f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
-                f"{brief(cache_salt)}",
-                param="cache_salt",
-            )
+        with self._bar("prompts") as bar:
+            call = self._submit(prompts, params, n, cache_salt, bar.show)
+            bar.update(0, len(call.requests))
+            with self._session.catching_ctrl_c(call):
+                self._session.wait(call)
+        return call.outputs()
+
+    def _submit(
+        self, prompts: list[bytes], params: Params, n: int, cache_salt: str, on_news: OnNews
+    ) -> Call:
+        """Send the requests to the loop, which some thread then has to wait for."""
         if params is None:
             params = self.default_sampling_params
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
-        if not _is_list(params) or not all(isinstance(item, SamplingParams) for item in params):
-            raise InvalidRequest(
-                f"sampling_params must be SamplingParams, or one for each prompt, got {params!r}",
-                param="sampling_params",
-            )
-        if len(params) != len(prompts):
-            raise InvalidRequest(
-                f"there must be as many sampling_params as prompts, {len(prompts)}, or one for "
-                f"all; got {len(params)}",
-                param="sampling_params",
-            )
-        with self._lock:
-            if self._is_closed:
-                raise ConfigError("this LLM is closed; make a new one")
+        if (
+            not _is_list(params)
+            or not all(isinstance(item, SamplingParams) for item in params)
+            or len(params) != len(prompts)
+            or not isinstance(cache_salt, str)
+            or len(cache_salt) > MAX_NAMESPACE
+        ):
+            from minisgl.llm.prompts import wrong_call
+
+            raise wrong_call(len(prompts), params, cache_salt)
+        if n != 1:
+            from minisgl.core.choices import choices_of
+
+            prompts, params = choices_of(prompts, params, n)
+
+        def make(uid: int) -> Call:
             requests = [
                 UserMsg(
-                    uid=self._num_requests + index,
+                    uid=uid + index,
                     ids=sampling.kept(ids),
                     sampling=_with_seed(sampling),
                     namespace=cache_salt,
                 )
                 for index, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
             ]
-            self._num_requests += len(requests)
-            with self._bar("tokens") as bar:
-                session = Session(requests, self._detokenizer, bar.advance)
-                with session.catching_ctrl_c():
-                    try:
-                        self._engine.run(session)
-                    except BaseException:  # a step may be lost, so the engine's state is unknown
-                        self._is_closed = True
-                        self._engine.close()
-                        raise
-        if session.error:
-            raise session.error
-        return session.outputs()
+            return Call(requests, on_news, n)
+
+        return self._session.submit(make)
+
+    @cached_property
+    def _streams(self) -> Streams:
+        from minisgl.llm.stream import Streams
+
+        return Streams(self._session)
 
     def _bar(self, what: str) -> AbstractContextManager[Bar]:
         if not self._progress:
@@ -263,7 +281,7 @@ class Bar:
 
     def update(self, done: int, total: int) -> None: ...
 
-    def advance(self, count: int) -> None: ...
+    def show(self, num_tokens: int, num_ended: int) -> None: ...
 
 
 def _with_seed(sampling: SamplingParams) -> SamplingParams:

@@ -1,5 +1,7 @@
 """Prompts as callers write them: texts, lists, tuples, NumPy arrays, torch tensors; ids as bytes.
 
+`LLM` imports this for all but a single text.
+
 A prompt of token ids is read and checked as one array. Checking 4,160 ids one by one took 0.46 us
 an id and an array takes 0.01 us (one core of an AMD EPYC, Python 3.11): 128 such prompts took
 longer to check than an H200 takes to compute their common prefix once.
@@ -8,25 +10,74 @@ longer to check than an H200 takes to compute their common prefix once.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.errors import InvalidRequest
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidRequest, brief
+from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_ID = 2**31 - 1
 
+Records = tuple[Iterator[Prompt], int]
+"""Prompts as records, each checked when it is reached, and their number."""
+
+
+def prompt_records(prompts: Any) -> Records:
+    """Return the prompts of `LLM.generate`. Raises InvalidRequest, later for a single prompt."""
+    batch = as_batch(prompts)
+    records = (
+        TextPrompt(text=prompt)
+        if isinstance(prompt, str)
+        else TokenPrompt(ids=ids_of_prompt(prompt))
+        for prompt in batch
+    )
+    return records, len(batch)
+
+
+def chat_records(messages: Any, template_args: dict[str, Any]) -> Records:
+    """Return the prompts of `LLM.chat`. Raises InvalidRequest."""
+    batch = as_conversations(messages)
+    records = (
+        ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
+        for turns in batch
+    )
+    return records, len(batch)
+
+
+def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest:
+    """Return what says what is wrong with the other arguments of a call."""
+    if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
+        return InvalidRequest(
+            f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
+            f"{brief(cache_salt)}",
+            param="cache_salt",
+        )
+    if not _is_list(params) or not all(isinstance(item, SamplingParams) for item in params):
+        return InvalidRequest(
+            f"sampling_params must be SamplingParams, or one for each prompt, got {params!r}",
+            param="sampling_params",
+        )
+    return InvalidRequest(
+        f"there must be as many sampling_params as prompts, {num_prompts}, or one for all; got "
+        f"{len(params)}",
+        param="sampling_params",
+    )
+
 
 def as_batch(prompts: Any) -> list[Any]:
-    """The prompts of one call: a text or a sequence of ids is a batch of one.
+    """The prompts of one call: a text or a sequence of ids is one, a generator makes several.
 
     Raises InvalidRequest if `prompts` is neither, nor a sequence of such.
     """
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Iterator):
+        return list(prompts)
     batch = _items(prompts)
     is_one_prompt = len(batch) > 0 and isinstance(batch[0], Integral)
     return [prompts] if is_one_prompt else list(batch)
@@ -63,6 +114,8 @@ def as_conversations(messages: Any) -> list[Any]:
 
     Raises InvalidRequest if `messages` is neither a conversation nor a list of them.
     """
+    if isinstance(messages, Iterator):
+        messages = list(messages)
     if _is_list(messages):
         is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
         batch = [messages] if is_one else list(messages)

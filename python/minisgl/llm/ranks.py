@@ -55,11 +55,11 @@ class OwnRanks:
             raise
 
     def run(self, session: Session) -> None:
-        """Run until every request of the session has ended. Raises WorkerDied or WorkerHung."""
+        """Run until the session sends an `ExitMsg`. Raises WorkerDied or WorkerHung."""
         while True:
             messages = session.take(0)
             if any(isinstance(message, ExitMsg) for message in messages):
-                return  # the session has ended; the ranks keep running
+                return  # for the session alone; the ranks keep running
             self._messages.put(messages)
             arrived = self._events.get(POLL_S)
             for message in arrived:

@@ -1,4 +1,8 @@
-"""One call of `LLM.generate`: the inbox and the outbox of its requests."""
+"""The inbox and the outbox of an `LLM`: the requests of all its calls, which run as one batch.
+
+No thread of its own runs the loop. The first thread that waits for its call leads: it runs the loop
+for all calls until its own is over. Then one of the other waiting threads leads.
+"""
 
 from __future__ import annotations
 
@@ -7,111 +11,87 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from minisgl.core import Accepted, Event, Failed, Finished
-from minisgl.errors import EngineError, RequestError
+from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.llm.output import RequestOutput
-from minisgl.message import (
-    AbortMsg,
-    ExitMsg,
-    SchedulerMsg,
-    TextReply,
-    UserMsg,
-)
+from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, TextReply, UserMsg
 from minisgl.tokenizer import Detokenizer
 
+if TYPE_CHECKING:
+    from minisgl.llm.engines import LLMEngine
 
-class Session:
-    """The loop's inbox and outbox for a fixed set of requests. Mutable.
+OnNews = Callable[[int, int], None]
 
-    The first refusal or failure aborts the other requests and is stored in `error`. Ctrl-C aborts
-    all. The loop runs until every request has ended, so none is left in the scheduler.
 
-    on_tokens: called with the number of new tokens, once per turn of the loop. A call per token
-    took a quarter of the host's time at 256 requests.
+class Call:
+    """The requests of one call, and what has come of them. Mutable.
+
+    error: why the call failed, if it has. on_news: called after a turn of the loop that brought
+    something, with the number of new tokens and the number of requests that have ended. A call per
+    token took a quarter of the host's time at 256 requests.
+    num_choices: requests of each prompt.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[UserMsg],
-        detokenizer: Detokenizer,
-        on_tokens: Callable[[int], None],
-    ) -> None:
-        self.error: RequestError | EngineError | None = None
-        self.interrupted = False
-        self._detokenizer = detokenizer
-        self._on_tokens = on_tokens
+    def __init__(self, requests: Sequence[UserMsg], on_news: OnNews, num_choices: int = 1) -> None:
+        self.error: BaseException | None = None
+        self.requests = requests
+        self.on_news = on_news
+        self._num_choices = num_choices
         self._order = {request.uid: index for index, request in enumerate(requests)}
-        self._outgoing: list[SchedulerMsg] = list(requests)
-        self._open = set(self._order)
-        self._aborting = False
-        self._texts: dict[int, list[str]] = {uid: [] for uid in self._order}
-        self._ids: dict[int, list[int]] = {uid: [] for uid in self._order}
-        self._logprobs: dict[int, list[float]] = {}
-        self._tops: dict[int, list[dict[int, float]]] = {}
+        self.open = set(self._order)
+        self.texts: dict[int, list[str]] = {uid: [] for uid in self._order}
+        self.ids: dict[int, list[int]] = {uid: [] for uid in self._order}
+        self.logprobs: dict[int, list[float]] = {}
+        self.tops: dict[int, list[dict[int, float]]] = {}
         self._finished: dict[int, Finished] = {}
 
-    def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
-        if (self.error or self.interrupted) and not self._aborting:
-            self._aborting = True
-            self._outgoing += [AbortMsg(uid=uid) for uid in sorted(self._open)]
-        messages, self._outgoing = self._outgoing, []
-        if not messages and not self._open:
-            return [ExitMsg()]
-        return messages
+    @property
+    def is_over(self) -> bool:
+        return not self.open
 
-    def send(self, events: list[Event]) -> None:
-        replies, stops = self._detokenizer.handle(events)
-        self._outgoing += stops
-        num_tokens = 0
-        for reply in replies:
-            match reply:
-                case TextReply():
-                    num_tokens += self._add(reply)
-                case Finished():
-                    self._finished[reply.uid] = reply
-                    self._open.discard(reply.uid)
-                case Failed():
-                    self._open.discard(reply.uid)
-                    self.error = self.error or self._error(reply)
-                case Accepted():
-                    pass
-        if num_tokens:
-            self._on_tokens(num_tokens)
-
-    def pong(self, seq: int) -> None:
-        raise AssertionError("an offline engine gets no pings")
+    def add(self, reply: TextReply | Accepted | Finished | Failed) -> int:
+        """Keep a reply. Returns the number of its tokens."""
+        match reply:
+            case TextReply(uid=uid):
+                self.texts[uid].append(reply.text)
+                self.ids[uid] += reply.token_ids
+                if reply.logprobs:
+                    self.logprobs.setdefault(uid, []).extend(reply.logprobs)
+                    tops = [{id: logprob for id, _, logprob in t.top} for t in reply.tokens]
+                    if tops[0]:
+                        self.tops.setdefault(uid, []).extend(tops)
+                return len(reply.token_ids)
+            case Finished(uid=uid):
+                self._finished[uid] = reply
+                self.open.discard(uid)
+            case Failed(uid=uid):
+                self.open.discard(uid)
+                self.error = self.error or self._error(reply)
+        return 0
 
     def outputs(self) -> list[RequestOutput]:
-        """Return the outputs in the order of the requests, which have all finished."""
+        """Return the outputs in the order of the requests. Raises the error of a failed call."""
+        if self.error:
+            raise self.error
         return [self._output(uid) for uid in self._order]
 
-    def _add(self, reply: TextReply) -> int:
-        """Keep a piece of a request's output. Returns the number of its tokens."""
-        self._texts[reply.uid].append(reply.text)
-        self._ids[reply.uid] += reply.token_ids
-        if reply.logprobs:
-            self._logprobs.setdefault(reply.uid, []).extend(reply.logprobs)
-            tops = [{id: logprob for id, _, logprob in token.top} for token in reply.tokens]
-            if tops[0]:
-                self._tops.setdefault(reply.uid, []).extend(tops)
-        return len(reply.token_ids)
-
     def _error(self, failed: Failed) -> RequestError | EngineError:
-        if len(self._order) > 1:
-            message = f"prompt {self._order[failed.uid]}: {failed.message}"
-            failed = msgspec.structs.replace(failed, message=message)
+        if len(self._order) > self._num_choices:
+            index = self._order[failed.uid] // self._num_choices
+            failed = msgspec.structs.replace(failed, message=f"prompt {index}: {failed.message}")
         return failed.to_error()
 
     def _output(self, uid: int) -> RequestOutput:
         reply = self._finished[uid]
         return RequestOutput(
-            text="".join(self._texts[uid]),
-            token_ids=self._ids[uid],
-            logprobs=self._logprobs.get(uid),
-            top_logprobs=self._tops.get(uid),
+            text="".join(self.texts[uid]),
+            token_ids=self.ids[uid],
+            logprobs=self.logprobs.get(uid),
+            top_logprobs=self.tops.get(uid),
             finish_reason=reply.reason,
             stop_match=reply.stop_match,
             num_prompt_tokens=reply.num_prompt_tokens,
@@ -122,9 +102,122 @@ class Session:
             decode_s=reply.decode_s,
         )
 
+
+class Leader(Protocol):
+    """What a thread waits for: a call, or all calls of a kind."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+class Session:
+    """All open calls. Mutable.
+
+    The first refusal or failure of a call aborts its other requests. The loop runs until every
+    request of the leader's call has ended.
+    """
+
+    def __init__(self, engine: LLMEngine, detokenizer: Detokenizer) -> None:
+        self._engine, self._detokenizer = engine, detokenizer
+        self._calls: dict[int, Call] = {}  # by the uid of an open request
+        self._outgoing: list[SchedulerMsg] = []
+        self._num_requests = 0
+        self._is_closed = False
+        self._leader: Leader | None = None
+        self.changed = threading.Condition()  # guards all of this; told when a call is over
+
+    def submit(self, make: Callable[[int], Call]) -> Call:
+        """Let the loop run the call that `make` returns for its first uid. Raises ConfigError."""
+        with self.changed:
+            if self._is_closed:
+                raise ConfigError("this LLM is closed; make a new one")
+            call = make(self._num_requests)
+            self._num_requests += len(call.requests)
+            self._calls.update((request.uid, call) for request in call.requests)
+            self._outgoing += call.requests
+        return call
+
+    def abort(self, call: Call, error: BaseException) -> None:
+        """Let the call end with `error`, unless it has failed already."""
+        with self.changed:
+            call.error = call.error or error
+            self._outgoing += [AbortMsg(uid=uid) for uid in sorted(call.open)]
+
+    def wait(self, waited: Leader) -> None:
+        """Return when `waited` is over: run the loop, or wait while another thread runs it.
+
+        An exception of the loop fails all calls and closes the engine, whose state is unknown.
+        """
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: waited.is_over or self._leader is None)
+                if waited.is_over:
+                    return
+                self._leader = waited
+            error: BaseException | None = None
+            try:
+                self._engine.run(self)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                with self.changed:
+                    self._leader = None
+                    if error:
+                        self._end(error)
+                    self.changed.notify_all()
+
+    def close(self) -> None:
+        """Abort the open calls and release the engine. A second call does nothing."""
+        with self.changed:
+            if not self._is_closed:
+                self._is_closed = True
+                for call in set(self._calls.values()):
+                    self.abort(call, ConfigError("this LLM was closed while it computed"))
+                self.changed.wait_for(lambda: not self._leader)
+                self._end(ConfigError("this LLM was closed"))
+
+    def _end(self, error: BaseException) -> None:
+        self._is_closed = True
+        for call in set(self._calls.values()):
+            call.error = call.error or error
+            call.open.clear()
+            call.on_news(0, len(call.requests))
+        self._calls.clear()
+        self._engine.close()
+
+    # --- the loop's side -------------------------------------------------------------------------
+
+    def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
+        with self.changed:
+            if self._leader and self._leader.is_over:
+                return [ExitMsg()]
+            messages, self._outgoing = self._outgoing, []
+            return messages
+
+    def send(self, events: list[Event]) -> None:
+        replies, stops = self._detokenizer.handle(events)
+        news: dict[Call, int] = {}
+        with self.changed:
+            self._outgoing += stops
+            for reply in replies:
+                call = self._calls[reply.uid]
+                news[call] = news.get(call, 0) + call.add(reply)
+                if reply.uid not in call.open:
+                    del self._calls[reply.uid]
+                    if isinstance(reply, Failed) and call.error:
+                        self.abort(call, call.error)
+                    if call.is_over:
+                        self.changed.notify_all()
+        for call, num_tokens in news.items():
+            call.on_news(num_tokens, len(call.requests) - len(call.open))
+
+    def pong(self, seq: int) -> None:
+        raise AssertionError("an offline engine gets no pings")
+
     @contextmanager
-    def catching_ctrl_c(self) -> Iterator[None]:
-        """Turn Ctrl-C into an abort, and raise KeyboardInterrupt when all requests have ended.
+    def catching_ctrl_c(self, call: Call) -> Iterator[None]:
+        """Turn Ctrl-C into an abort of the call, whose error is then KeyboardInterrupt.
 
         A second Ctrl-C raises at once, since a rank may hang.
         """
@@ -134,14 +227,12 @@ class Session:
             return
 
         def interrupt(signum: int, frame: FrameType | None) -> None:
-            if self.interrupted:
+            if isinstance(call.error, KeyboardInterrupt):
                 raise KeyboardInterrupt
-            self.interrupted = True
+            self.abort(call, KeyboardInterrupt())
 
         previous = signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, previous)
-        if self.interrupted:
-            raise KeyboardInterrupt

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
+from minisgl.core.choices import seed_of
 from minisgl.errors import EngineError, InvalidRequest, RequestError, ServerBusy
 from minisgl.message import (
     AbortMsg,
@@ -172,11 +173,6 @@ class Call:
     async def _news(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
         await self._wakeup
-
-
-def seed_of(seed: int, choice: int) -> int:
-    """The seed of choice `choice` of a request: the formula in docs/api.md."""
-    return (seed + choice) % 2**64
 
 
 class Frontend:

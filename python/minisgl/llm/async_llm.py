@@ -1,0 +1,127 @@
+"""`AsyncLLM`: an `LLM` for asyncio. All requests that are open at once run as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+
+from minisgl.core import SamplingParams
+from minisgl.llm.llm import LLM, Messages, Prompt
+from minisgl.llm.output import RequestOutput
+from minisgl.llm.stream import Delta, Reader, submit
+
+
+class AsyncLLM:
+    """A model to call from asyncio.
+
+    ::
+
+        async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:
+            async for part in llm.generate("Once upon", SamplingParams(max_tokens=20)):
+                if isinstance(part, Delta):
+                    print(part.text, end="")
+
+    Leaving the loop, or cancelling the task, ends the request.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        """The arguments are those of `LLM`. Returns when the model is loaded, so the event loop
+        stands still; `await asyncio.to_thread(AsyncLLM, ...)` lets it go on.
+        """
+        self._llm = LLM(model, **options)
+        self._wakers: dict[asyncio.AbstractEventLoop, _Waker] = {}
+        self.tokenizer = self._llm.tokenizer
+        self.default_sampling_params = self._llm.default_sampling_params
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+    ) -> AsyncIterator[Delta | RequestOutput]:
+        """Iterate over the completion of a text or of token ids while it is computed.
+
+        Yields a `Delta` for each new piece, and the `RequestOutput` last. Raises as `LLM.generate`.
+        """
+        return self._stream(prompt, sampling_params, cache_salt, {})
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        **template_args: Any,
+    ) -> AsyncIterator[Delta | RequestOutput]:
+        """Iterate over the answer to a conversation; as `generate`, and see `LLM.chat`."""
+        return self._stream(list(messages), sampling_params, cache_salt, template_args)
+
+    async def aclose(self) -> None:
+        """Release memory, threads and processes. Open requests end with a ConfigError."""
+        await asyncio.to_thread(self._llm.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def _stream(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        cache_salt: str,
+        template_args: dict[str, Any],
+    ) -> AsyncIterator[Delta | RequestOutput]:
+        loop, has_news = asyncio.get_running_loop(), asyncio.Event()
+        waker = self._wakers.setdefault(loop, _Waker(loop))
+
+        def on_news(num_tokens: int, num_ended: int) -> None:
+            waker.wake(has_news)
+
+        call = submit(self._llm, prompt, params, cache_salt, template_args, on_news)
+        reader = Reader(self._llm._session, call)
+        try:
+            while True:
+                has_news.clear()
+                delta, is_over = reader.news()
+                if delta:
+                    yield delta
+                elif is_over:
+                    break
+                else:
+                    await has_news.wait()
+            yield call.outputs()[0]
+        finally:
+            reader.leave()
+
+
+class _Waker:
+    """Wakes the tasks of an event loop from the engine's thread, all of a turn at once. Mutable.
+
+    A call of the event loop for each of 256 streams would cost more than the step's planning.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._events: list[asyncio.Event] = []
+
+    def wake(self, event: asyncio.Event) -> None:
+        with self._lock:
+            self._events.append(event)
+            if len(self._events) > 1:
+                return
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and so are its tasks
+            self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        for event in events:
+            event.set()

@@ -1,0 +1,172 @@
+"""One request whose answer is read while it is computed: `LLM.stream`.
+
+A thread runs the loop while streams are open, as the reader may be slow or do something else. It
+puts a `Delta` into each stream's queue once per turn of the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidRequest
+from minisgl.llm.output import RequestOutput
+from minisgl.llm.prompts import chat_records, prompt_records
+from minisgl.llm.session import Call, OnNews, Session
+
+if TYPE_CHECKING:
+    from minisgl.llm.llm import LLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New text of an answer, and its tokens. The text may be empty: a character is not complete.
+
+    logprobs, top_logprobs: as in `RequestOutput`, for these tokens.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | None
+    top_logprobs: list[dict[int, float]] | None
+
+
+class Left(Exception):
+    """The reader has left the stream."""
+
+
+class Reader:
+    """Cuts the output of a call with one request into deltas. Mutable: what has been read."""
+
+    def __init__(self, session: Session, call: Call) -> None:
+        self._session, self._call = session, call
+        (self._uid,) = (request.uid for request in call.requests)
+        self._num_texts = self._num_ids = 0
+
+    def news(self) -> tuple[Delta | None, bool]:
+        """Return what has come since the last call, if anything, and whether the call is over."""
+        with self._session.changed:
+            return self._delta(), self._call.is_over
+
+    def leave(self) -> None:
+        """End the request, if it has not ended."""
+        if not self._call.is_over:
+            self._session.abort(self._call, Left())
+
+    def _delta(self) -> Delta | None:
+        call, uid = self._call, self._uid
+        texts, ids = call.texts[uid][self._num_texts :], call.ids[uid][self._num_ids :]
+        if not texts and not ids:
+            return None
+        logprobs, tops = call.logprobs.get(uid), call.tops.get(uid)
+        delta = Delta(
+            text="".join(texts),
+            token_ids=ids,
+            logprobs=logprobs[self._num_ids :] if logprobs else None,
+            top_logprobs=tops[self._num_ids :] if tops else None,
+        )
+        self._num_texts += len(texts)
+        self._num_ids += len(ids)
+        return delta
+
+
+class Streams:
+    """The open streams of an `LLM`, and the thread that runs the loop for them. Mutable.
+
+    The thread ends when no stream is open, so it keeps no engine alive.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._calls: set[Call] = set()
+        self._is_running = False
+
+    @property
+    def is_over(self) -> bool:
+        self._calls = {call for call in self._calls if not call.is_over}
+        return not self._calls
+
+    def add(self, call: Call) -> None:
+        with self._session.changed:
+            self._calls.add(call)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._lead, name="llm-streams", daemon=True).start()
+
+    def _lead(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # each call has it, and its reader raises it
+                self._session.wait(self)
+            with self._session.changed:
+                if self.is_over:
+                    self._is_running = False
+                    return
+
+
+def submit(
+    llm: LLM,
+    prompt: Any,
+    params: SamplingParams | None,
+    cache_salt: str,
+    template_args: dict[str, Any],
+    on_news: OnNews,
+) -> Call:
+    """Send one prompt, a text, ids or a conversation, to the loop. Raises InvalidRequest."""
+    is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
+    if template_args and not is_chat:
+        name = next(iter(template_args))
+        raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
+    records, count = chat_records(prompt, template_args) if is_chat else prompt_records(prompt)
+    if count != 1:
+        raise InvalidRequest("a stream has one prompt", param="prompts")
+    call = llm._submit(llm._encode(records, 1), params, 1, cache_salt, on_news)
+    llm._streams.add(call)
+    return call
+
+
+class Stream(Iterator[Delta | RequestOutput]):
+    """What `LLM.stream` returns. Mutable."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        prompt: Any,
+        params: SamplingParams | None,
+        cache_salt: str,
+        template_args: dict[str, Any],
+    ) -> None:
+        self._is_over = True  # nothing to close, if the next line raises
+        news: queue.SimpleQueue[None] = queue.SimpleQueue()  # not self: nothing else keeps a stream
+        call = submit(llm, prompt, params, cache_salt, template_args, lambda *_: news.put(None))
+        self._is_over = False
+        self._news, self._call = news, call
+        self._reader = Reader(llm._session, call)
+
+    def __next__(self) -> Delta | RequestOutput:
+        try:
+            while not self._is_over:
+                delta, is_over = self._reader.news()
+                if delta:
+                    return delta
+                if is_over:
+                    self._is_over = True
+                    return self._call.outputs()[0]
+                self._news.get()
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the request. What is left is not read any more."""
+        if not self._is_over:
+            self._is_over = True
+            self._reader.leave()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,237 @@
+"""`LLM.stream`, `AsyncLLM`, threads of one `LLM`, choices, and what `import minisgl` imports."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from minisgl import LLM, AsyncLLM, Delta, RequestOutput, SamplingParams
+from minisgl.errors import ConfigError, InvalidRequest, RequestError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+LONG = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
+ASK = [{"role": "user", "content": "What is 12 + 30?"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(progress=False, num_pages=512) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def async_llm() -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(progress=False, num_pages=512)
+    yield llm
+    asyncio.run(llm.aclose())
+
+
+def joined(parts: list[Delta | RequestOutput]) -> RequestOutput:
+    """Check that the deltas make the output, which is last."""
+    *deltas, output = parts
+    assert isinstance(output, RequestOutput)
+    assert all(isinstance(delta, Delta) for delta in deltas)
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert [id for delta in deltas for id in delta.token_ids] == output.token_ids
+    if output.logprobs is not None:
+        logprobs = [one for delta in deltas for one in getattr(delta, "logprobs", None) or []]
+        assert logprobs == output.logprobs
+    return output
+
+
+def test_import_minisgl_imports_nothing() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import minisgl; "
+        "new = set(sys.modules) - before - set(sys.stdlib_module_names); "
+        "print(sorted(name for name in new if name.split('.')[0] not in sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "['minisgl']\n"
+    with pytest.raises(ImportError, match="no_such_name"):
+        from minisgl import no_such_name  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_a_stream_is_deltas_then_the_output_of_generate(llm: LLM) -> None:
+    (expected,) = llm.chat(ASK, GREEDY)
+    output = joined(list(llm.stream(ASK, GREEDY)))
+    assert (output.text, output.token_ids) == (expected.text, expected.token_ids)
+    sampling = SamplingParams(temperature=0.0, max_tokens=9, logprobs=True, top_logprobs=2)
+    ids = llm.tokenizer.encode("count")
+    (expected,) = llm.generate([ids], sampling)
+    output = joined(list(llm.stream(ids, sampling)))
+    assert (output.text, output.logprobs) == (expected.text, expected.logprobs)
+    assert len(list(llm.stream("one two", sampling))) > 4  # not all at once
+
+
+def test_wrong_streams_are_refused(llm: LLM) -> None:
+    for prompt in (["a", "b"], [ASK, ASK], 5):
+        with pytest.raises(InvalidRequest):
+            llm.stream(prompt)
+    with pytest.raises(InvalidRequest, match="enable_thinking is for chat templates"):
+        llm.stream("a", enable_thinking=False)
+    with pytest.raises(RequestError, match="the prompt has"):
+        list(llm.stream("b " * 5000))
+
+
+def test_leaving_a_stream_ends_its_request(llm: LLM) -> None:
+    for part in llm.stream("Once", LONG):
+        assert isinstance(part, Delta)
+        break
+    del part
+    gc.collect()
+    wait_idle(llm)
+    stream = llm.stream("Once", LONG)
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    wait_idle(llm)
+    scheduler = llm._engine.scheduler  # type: ignore[attr-defined]
+    assert scheduler.num_running == 0
+
+
+def wait_idle(llm: LLM) -> None:
+    deadline = time.monotonic() + 5
+    while any(thread.name == "llm-streams" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_threads_run_as_one_batch(llm: LLM) -> None:
+    """Four calls at once share steps: they take fewer than the sum of what each takes."""
+    steps = 0
+    launch = llm._engine.engine.launch  # type: ignore[attr-defined]
+
+    def counted(plan: object) -> object:
+        nonlocal steps
+        steps += 1
+        return launch(plan)
+
+    llm._engine.engine.launch = counted  # type: ignore[attr-defined]
+    sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    (alone,) = llm.generate("Tell me", sampling)
+    steps = 0
+    outputs: list[RequestOutput] = []
+    threads = [
+        threading.Thread(target=lambda: outputs.extend(llm.generate("Tell me", sampling)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    parts = list(llm.stream("Tell me", sampling))
+    for thread in threads:
+        thread.join()
+    llm._engine.engine.launch = launch  # type: ignore[attr-defined]
+    assert [output.token_ids for output in outputs] == [alone.token_ids] * 4
+    assert joined(parts).token_ids == alone.token_ids
+    assert 200 <= steps < 600
+
+
+def test_a_refused_call_of_one_thread_leaves_the_others(llm: LLM) -> None:
+    outputs: list[RequestOutput] = []
+    sampling = SamplingParams(temperature=0.0, max_tokens=250, ignore_eos=True)
+    thread = threading.Thread(target=lambda: outputs.extend(llm.generate("Tell me", sampling)))
+    thread.start()
+    for _ in range(2):
+        with pytest.raises(RequestError, match="prompt 1"):
+            llm.generate(["a", "b " * 5000])
+    thread.join()
+    assert outputs[0].num_output_tokens == 250
+
+
+def test_close_ends_open_calls() -> None:
+    llm = LLM(progress=False, num_pages=256)
+    stream = llm.stream("Once", LONG)
+    next(stream)
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            llm.generate("Once", LONG)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.05)
+    llm.close()
+    thread.join(5)
+    with pytest.raises(ConfigError, match="closed"):
+        list(stream)
+    assert [type(error) for error in failures] == [ConfigError]
+
+
+def test_an_error_of_the_loop_reaches_every_call() -> None:
+    llm = LLM(progress=False, num_pages=256)
+    stream = llm.stream("Once", LONG)
+    next(stream)
+
+    def launch(plan: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    llm._engine.engine.launch = launch  # type: ignore[attr-defined,method-assign]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        list(stream)
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+
+
+def test_choices(llm: LLM) -> None:
+    hot = SamplingParams(temperature=1.5, max_tokens=8, seed=7, ignore_eos=True)
+    choices = llm.generate(["Once", "Twice"], hot, n=3)
+    assert len(choices) == 6
+    assert len({tuple(choice.token_ids) for choice in choices[:3]}) == 3
+    third = SamplingParams(temperature=1.5, max_tokens=8, seed=9, ignore_eos=True)
+    assert llm.generate("Twice", third)[0].token_ids == choices[5].token_ids
+    with pytest.raises(InvalidRequest, match="n must be 1 to 128, got 0"):
+        llm.generate("Once", n=0)
+    with pytest.raises(RequestError, match=r"^the prompt"):
+        llm.generate("b " * 5000, n=2)
+
+
+def test_prompts_may_come_from_generators(llm: LLM) -> None:
+    outputs = llm.generate((str(number) for number in range(3)), GREEDY)
+    assert [o.text for o in outputs] == [o.text for o in llm.generate(["0", "1", "2"], GREEDY)]
+    assert len(llm.chat((ASK for _ in range(2)), GREEDY)) == 2
+
+
+def test_async_requests_run_as_one_batch(async_llm: AsyncLLM) -> None:
+    async def answer(number: int) -> RequestOutput:
+        messages = [{"role": "user", "content": f"What is {number} + 10?"}]
+        return joined([part async for part in async_llm.chat(messages, GREEDY)])
+
+    async def main() -> list[RequestOutput]:
+        return await asyncio.gather(*(answer(number) for number in range(20, 28)))
+
+    for number, output in enumerate(asyncio.run(main()), 20):
+        assert str(number + 10) in output.text
+    assert len(asyncio.run(main())) == 8  # in another event loop
+
+
+def test_cancelling_ends_the_request(async_llm: AsyncLLM) -> None:
+    async def main() -> None:
+        async for _ in async_llm.generate("Once", LONG):
+            break
+        stream = async_llm.generate("Once", LONG)
+        task = asyncio.create_task(_read(stream))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    wait_idle(async_llm._llm)
+    with pytest.raises(RequestError, match="the prompt has"):
+        asyncio.run(_read(async_llm.generate("b " * 5000)))
+
+
+async def _read(stream: object) -> None:
+    async for _ in stream:  # type: ignore[attr-defined]
+        pass
