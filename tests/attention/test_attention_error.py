@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from test_backends import CASES, Case, Step, expected, make_step
+from test_backends import BOUNDED, CASES, Case, Step, expected, make_step
 from torch import Tensor
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
 
 from helpers.attention_error import count_keys, rows_of, worst_miscount, worst_share
 
@@ -26,9 +29,13 @@ def rounded(step: Step, cut: bool = False) -> Tensor:
         q, k, v = (x.float() for x in (row.q_NQH, row.k_NCH, row.v_NCH))
         top = torch.full((*q.shape[:2], 1), -1e30)
         mass, acc = torch.zeros_like(top), torch.zeros_like(q)
+        if row.sinks_N is not None:
+            top, mass = row.sinks_N.float()[:, None, None].expand(top.shape), torch.ones_like(top)
         for first in range(0, k.shape[1], block):
             keys = slice(first, first + block)
             scores = q @ k[:, keys].mT * row.scale
+            if row.softcap is not None:
+                scores = row.softcap * (scores / row.softcap).tanh()
             scores = scores.masked_fill(~row.seen_QC[:, keys], -torch.inf)
             new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
             p, shrink = (scores - new_top).exp(), (top - new_top).exp()
@@ -44,11 +51,12 @@ def rounded(step: Step, cut: bool = False) -> Tensor:
 
 
 @DTYPES
-@pytest.mark.parametrize("case", [*CASES, LONG], ids=lambda case: case.name)
-def test_rounding_is_a_third_of_the_bound(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", [*CASES, *BOUNDED, LONG], ids=lambda case: case.name)
+def test_rounding_is_a_part_of_the_bound(case: Case, dtype: torch.dtype) -> None:
     step = make_step(case, dtype, "torch")
-    assert worst_share(rounded(step), step) < 0.33
-    assert worst_share(rounded(step, cut=True), step) < 0.33
+    most = 0.55 if case.sinks else 0.33  # the only key of a query has a weight to round
+    assert worst_share(rounded(step), step) < most
+    assert worst_share(rounded(step, cut=True), step) < most
 
 
 def test_the_truth_is_sdpas() -> None:
@@ -56,6 +64,25 @@ def test_the_truth_is_sdpas() -> None:
         step = make_step(case, torch.float32, "torch")
         truth = torch.cat([(row.weights_NQC @ row.v_NCH).transpose(0, 1) for row in rows_of(step)])
         torch.testing.assert_close(truth, expected(step), rtol=1e-12, atol=1e-12)
+
+
+def test_the_truth_is_transformers() -> None:
+    for case in BOUNDED:
+        step = make_step(case, torch.float32, "torch")
+        for row in rows_of(step):
+            mask = torch.zeros(row.seen_QC.shape).masked_fill(~row.seen_QC, -torch.inf).double()
+            module = SimpleNamespace(
+                num_key_value_groups=1, training=False, sinks=row.sinks_N, is_causal=True
+            )
+            q, k, v = (x[None] for x in (row.q_NQH, row.k_NCH, row.v_NCH))
+            if row.softcap is None:
+                truth, _ = gpt_oss(module, q, k, v, mask, row.scale)
+            elif row.sinks_N is None:
+                truth, _ = gemma2(module, q, k, v, mask, scaling=row.scale, softcap=row.softcap)
+            else:
+                continue  # no model has both
+            ours = (row.weights_NQC @ row.v_NCH).transpose(0, 1)
+            torch.testing.assert_close(ours, truth[0], rtol=1e-6, atol=1e-6)
 
 
 def with_other_keys(case: Case, dtype: torch.dtype, first: int, last: int) -> Step:

@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """rows: (start, end) of each; layer_id 1 of a pool of 2."""
+    """rows: (start, end) of each; layer_id 1 of a pool of 2. sinks: whether heads have them."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -36,6 +36,15 @@ class Case:
     head_dim: int = 64
     page_size: int = 16
     window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """`minisgl.attention.Sinks`."""
+
+    weight: Tensor
 
 
 MIXED = ((70, 71), (0, 1), (130, 131), (0, 40), (33, 50), (64, 64 + 19))
@@ -60,6 +69,15 @@ CASES = (
     Case(name="window past all", rows=MIXED, window=10_000),
     Case(name="long prefill", rows=((0, 700), (200, 500)), head_dim=32),
 )
+BOUNDED = (
+    Case(name="softcap", rows=MIXED, softcap=5.0),
+    Case(name="softcap, window 24", rows=MIXED, softcap=30.0, window=24, head_dim=256),
+    Case(name="sinks", rows=(*MIXED, (700, 701)), num_q_heads=16, sinks=True),
+    Case(name="sinks, one long row", rows=((3000, 3001),), num_q_heads=8, sinks=True),
+    Case(name="sinks, window 24", rows=(*MIXED, (900, 901)), window=24, sinks=True),
+    Case(name="sinks, long prefill", rows=((0, 700), (200, 500)), sinks=True, softcap=8.0),
+)
+"""What transformers' attention of Gemma 2 and gpt-oss has beside scores."""
 
 
 def is_countable(case: Case) -> bool:
@@ -147,6 +165,8 @@ def make_step(case: Case, dtype: torch.dtype, backend_name: str, seed: int = 0) 
         head_dim=case.head_dim,
         scale=case.head_dim**-0.5,
         window=case.window,
+        softcap=case.softcap,
+        sinks=Sinks(3 + 2 * torch.randn(case.num_q_heads, generator=gen)) if case.sinks else None,
     )
     q_shape = (num_tokens, case.num_q_heads, case.head_dim)
     q = torch.randn(q_shape, generator=gen).to(dtype) * 2
@@ -184,7 +204,7 @@ def expected(step: Step) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *BOUNDED], ids=lambda case: case.name)
 @BACKENDS
 def test_rounding_explains_the_error(name: str, case: Case, dtype: torch.dtype) -> None:
     step = make_step(case, dtype, name)

@@ -152,7 +152,8 @@ def test_layers_take_turns_with_one_cut(window: int | None, device: torch.device
     )  # fmt: skip
     outs = [torch.full_like(q, float("nan")) for _ in range(3)]
     for out in outs:
-        decode(q, k, v, table, rows, own, scale=0.125, window=window, shared_1=None, out_BNH=out)
+        decode(q, k, v, table, rows, own, scale=0.125, window=window, softcap=None, sinks=None,
+               shared_1=None, out_BNH=out)  # fmt: skip
         assert not own.done.any()
     assert outs[0].isfinite().all()
     assert torch.equal(outs[0], outs[1])

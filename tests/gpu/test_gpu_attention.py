@@ -11,13 +11,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from test_backends import CASES, Case, Step, Steps, is_countable, make_step
+from test_backends import BOUNDED, CASES, Case, Step, Steps, is_countable, make_step
 
 from helpers.attention_error import count_keys, worst_miscount, worst_share
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.attention import BaseAttnBackend, BaseAttnMetadata, create_attention_backend
+from minisgl.attention import BaseAttnBackend, BaseAttnMetadata, create_attention_backend, cuda
+from minisgl.attention.names import SINKS, SOFTCAP
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import Context, PoolBatch
@@ -45,6 +46,13 @@ LONG = (
     Case(name="300 rows", rows=tuple((3 * i, 3 * i + 1) for i in range(300)), head_dim=128),
     Case(name="8 heads share", rows=((900, 901), (0, 300)), num_q_heads=16, head_dim=128),
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
+)  # fmt: skip
+BOUNDED_LONG = (
+    Case(name="40,000 keys, sinks", rows=ENDS, num_q_heads=16, num_kv_heads=2, sinks=True),
+    Case(name="40,000 keys, sinks, window 128", rows=ENDS, num_q_heads=16, num_kv_heads=2,
+         window=128, sinks=True),
+    Case(name="300 rows, sinks", rows=tuple((3 * i, 3 * i + 1) for i in range(300)), sinks=True),
+    Case(name="40,000 keys, softcap", rows=ENDS, num_kv_heads=4, head_dim=256, softcap=50.0),
 )  # fmt: skip
 PADDED_SIZE = StepSize(num_decodes=4, num_prompts=8, num_prompt_tokens=768, longest=8192)
 PADDED = (
@@ -83,6 +91,7 @@ def make_backend(
         return create_attention_backend(
             name, CudaOps(), device, dtype=dtype, head_dim=case.head_dim,
             page_size=case.page_size,
+            needs=[need for need, has in ((SINKS, case.sinks), (SOFTCAP, case.softcap)) if has],
         )  # fmt: skip
     except ConfigError as error:  # the sentence that a start would end with: the reason
         pytest.skip(str(error))
@@ -170,7 +179,7 @@ def attend(step: Step, backend: BaseAttnBackend, device: torch.device) -> torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
-@pytest.mark.parametrize("case", [*CASES, *LONG], ids=named)
+@pytest.mark.parametrize("case", [*CASES, *BOUNDED, *LONG, *BOUNDED_LONG], ids=named)
 @BACKENDS
 def test_rounding_explains_the_error(
     name: str, case: Case, dtype: torch.dtype, device: torch.device
@@ -336,3 +345,31 @@ def test_rows_that_pad_beside_a_shared_beginning(
     monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
     out = backend.forward(q, k, v, step.layer, dataclasses.replace(batch, shared=shared))
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "message"),
+    [
+        ("fi,triton", (SINKS,), "'fi' has no sinks, which this model needs; choose --attn triton"),
+        ("fa2,triton", (SINKS, SOFTCAP), "'fa2' has no sinks and no softcap"),
+        ("fa", (SOFTCAP,), "'fa' has no softcap"),
+        ("triton,trtllm", (SINKS,), "'trtllm' has no sinks"),
+        ("fa", (SINKS,), "'fa' takes sinks in bfloat16 alone; here is float16"),
+    ],
+)
+def test_a_backend_without_what_the_model_needs_is_refused_by_name(
+    name: str, needs: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(cuda, "num_cores", lambda _: 132)
+    monkeypatch.setattr(
+        cuda, "TritonAttnBackend", lambda ops, *_: TritonAttnBackend(ops, 132, torch.device("cpu"))
+    )
+
+    def create(name: str) -> BaseAttnBackend:
+        device = torch.device("cuda")
+        return create_attention_backend(name, CudaOps(), device, dtype=torch.float16, needs=needs)
+
+    with pytest.raises(ConfigError, match=message):
+        create(name)
+    assert create("auto").name == "triton"

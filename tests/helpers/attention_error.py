@@ -4,7 +4,8 @@ With weights p_c of keys c, output o = sum p_c v_c, roundoff u of the dtype, a t
 
 1. `u |o|`, where it rounds the output;
 2. `p_c e_c` in each weight, where it rounds the weight before it multiplies v (u, in 16 bits) and
-   where the score is off (float32 sums: `SUM_ERROR` of the magnitudes that were summed). That
+   where the score is off (float32 sums: `SUM_ERROR` of the magnitudes that were summed, and of a
+   softcap, by which tanh is multiplied). That
    moves the output by `sum p_c e_c v_c`, and the sum of all weights, which divides, by at most
    `sum p_c e_c` of it;
 3. `SUM_ERROR` of `sum p_c |v_c|` in the sums of weights times values.
@@ -47,7 +48,7 @@ CHANCE = 25.0
 class Row:
     """One row of a step in float64 and with heads of keys repeated for their queries.
 
-    tokens: which of the step's. seen_QC: causal and in the window.
+    tokens: which of the step's. seen_QC: causal and in the window. softcap, sinks_N: None for none.
     """
 
     tokens: slice
@@ -56,11 +57,21 @@ class Row:
     v_NCH: Tensor
     seen_QC: Tensor
     scale: float
+    softcap: float | None
+    sinks_N: Tensor | None
+
+    @property
+    def scores_NQC(self) -> Tensor:
+        scores = self.q_NQH @ self.k_NCH.mT * self.scale
+        return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
 
     @property
     def weights_NQC(self) -> Tensor:
-        scores = self.q_NQH @ self.k_NCH.mT * self.scale
-        return scores.masked_fill(~self.seen_QC, -torch.inf).softmax(-1)
+        scores = self.scores_NQC.masked_fill(~self.seen_QC, -torch.inf)
+        if self.sinks_N is None:
+            return scores.softmax(-1)
+        sinks = self.sinks_N[:, None, None].expand(*scores.shape[:2], 1)
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
 def rows_of(step: Step, device: torch.device = CPU) -> Iterator[Row]:
@@ -80,6 +91,8 @@ def rows_of(step: Step, device: torch.device = CPU) -> Iterator[Row]:
             v_NCH=v.to(device).double().transpose(0, 1).repeat_interleave(group, 0),
             seen_QC=seen.to(device),
             scale=step.layer.scale,
+            softcap=step.layer.softcap,
+            sinks_N=sinks.weight.to(device).double() if (sinks := step.layer.sinks) else None,
         )
 
 
@@ -96,14 +109,16 @@ def worst_share(got: Tensor, step: Step) -> float:
 
 def _bound(row: Row, p_NQC: Tensor, want_NQH: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, Q], of the root mean square over the head dim."""
-    scores = (row.q_NQH @ row.k_NCH.mT * row.scale).abs()
-    largest = scores.masked_fill(~row.seen_QC, 0).amax(-1, keepdim=True)
+    largest = row.scores_NQC.abs().masked_fill(~row.seen_QC, 0).amax(-1, keepdim=True)
+    if row.sinks_N is not None:
+        largest = largest.maximum(row.sinks_N.abs()[:, None, None])
     magnitudes = row.q_NQH.abs() @ row.k_NCH.abs().mT * row.scale
-    of_scores = SUM_ERROR[dtype] * (1 + magnitudes + largest)
+    of_scores = SUM_ERROR[dtype] * (1 + magnitudes + largest + (row.softcap or 0))
     # A weight is rounded when the largest so far counts as 1.
-    tiny = TINY[dtype] * p_NQC.amax(-1, keepdim=True)
+    most = p_NQC.amax(-1, keepdim=True).maximum(1 - p_NQC.sum(-1, keepdim=True))
+    tiny = TINY[dtype] * most
     errors = (p_NQC * (WEIGHT_ROUNDOFF[dtype] + of_scores) + tiny) * row.seen_QC
-    relative = ROUNDOFF[dtype] + errors.sum(-1)
+    relative = ROUNDOFF[dtype] + errors.sum(-1) + of_scores.amax(-1)  # at most, of a sink's weight
     of_sums = SUM_ERROR[dtype] * _rms(p_NQC @ row.v_NCH.abs())
     return _noise(errors, row.v_NCH) + relative * _rms(want_NQH) + of_sums + TINY[dtype]
 

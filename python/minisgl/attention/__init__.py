@@ -5,7 +5,7 @@ What it is for: `BaseAttnBackend` with its implementations, chosen once by
 Read next: `minisgl.attention.torch_backend`, which says in plain torch what every backend computes.
 """
 
-from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
+from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps, Sinks
 from minisgl.attention.names import ATTENTION_BACKENDS
 from minisgl.attention.registry import create_attention_backend
 
@@ -15,5 +15,6 @@ __all__ = [
     "BaseAttnBackend",
     "BaseAttnMetadata",
     "QKVSteps",
+    "Sinks",
     "create_attention_backend",
 ]

@@ -14,13 +14,20 @@ from torch import Tensor
 from minisgl.core import Plan, PoolBatch
 
 
+class Sinks(Protocol):
+    """weight: float32 [N], a logit for each query head that no key has. It takes its part of the
+    softmax and adds no value (Xiao et al. 2024, as gpt-oss has it)."""
+
+    weight: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttnLayer:
     """The constants of one attention layer; `num_q_heads` is a multiple of `num_kv_heads`.
 
     pool: its number in `Batch.pools`. layer_id: the layer's index in that pool. scale: multiplies
     q @ k. window: a query at position i sees the keys in (i - window, i], as in Hugging Face's
-    sliding window; None is all of [0, i].
+    sliding window; None is all of [0, i]. softcap: scores s become softcap * tanh(s / softcap).
     """
 
     pool: int = 0
@@ -30,6 +37,8 @@ class AttnLayer:
     head_dim: int
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: Sinks | None = None
 
 
 class QKVSteps(Protocol):

@@ -49,7 +49,9 @@ class CpuAttnBackend(BaseAttnBackend):
             batch.context.page_table,
             batch.attn_metadata.rows,
             out_TNH,
+            layer.sinks.weight if layer.sinks else None,
             layer.scale,
+            layer.softcap or 0.0,
             layer.window or 0,
             torch.get_num_threads(),
         )
@@ -72,7 +74,9 @@ class CpuAttnBackend(BaseAttnBackend):
             batch.context.page_table,
             batch.attn_metadata.rows,
             out,
+            layer.sinks.weight if layer.sinks else None,
             layer.scale,
+            layer.softcap or 0.0,
             layer.window or 0,
             torch.get_num_threads(),
         )

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
-from minisgl.attention.names import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
+from minisgl.attention.names import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS, SINKS
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
@@ -24,16 +26,35 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 
+SERVED = {"fa": (SINKS,)}
+"""Of what a model needs, what a package's kernels have. triton serves all."""
+
+
 def create_cuda_backend(
-    name: str, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
+    name: str,
+    ops: Ops,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    page_size: int,
+    needs: Sequence[str],
 ) -> BaseAttnBackend:
     """See `create_attention_backend`. "torch" is the reference; it is not for a graph."""
+
+    def check(part: str) -> None:
+        lacking = [need for need in needs if need not in SERVED.get(part, ())]
+        if part != "triton" and lacking:
+            raise ConfigError(
+                f"attention backend {part!r} has no {' and no '.join(lacking)}, which this model "
+                "needs; choose --attn triton"
+            )
 
     def create(part: str) -> PagedAttnBackend:
         if part == "triton":
             return TritonAttnBackend(ops, num_cores(device), device)
         if part == "fa":
-            return FlashAttentionBackend(ops, device, dtype, head_dim)
+            check(part)
+            return FlashAttentionBackend(ops, device, dtype, head_dim, needs)
         raise ConfigError(
             f"unknown attention backend {part!r} for a GPU; one of auto, torch, "
             f"{', '.join(CUDA_BACKENDS)}, or two of them as prefill,decode; as prefill also "
@@ -42,14 +63,17 @@ def create_cuda_backend(
 
     def create_prefill(part: str) -> PagedAttnBackend:
         if part == "fi":
+            check(part)
             return FlashInferBackend(ops, device, dtype, head_dim)
         is_hopper = torch.cuda.get_device_capability(device)[0] == 9
         if part == "fa2" or (part == "fa" and not is_hopper):
+            check("fa2")
             return FlashAttention2Backend(ops, device, dtype, head_dim)
         return create(part)
 
     def create_decode(part: str) -> PagedAttnBackend:
         if part == "trtllm":
+            check(part)
             return TensorRTLLMBackend(ops, device, dtype, head_dim, page_size)
         return create(part)
 

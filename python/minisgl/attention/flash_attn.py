@@ -8,14 +8,16 @@ Axes: as in `minisgl.attention.paged`; B rows, E of them extend, P pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
+from minisgl.attention.names import SINKS
 from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
 from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
@@ -33,8 +35,16 @@ class FlashAttentionBackend(PagedAttnBackend):
     name = "fa"
     prompts_graph_safe = True
 
-    def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-        """Raises ConfigError where the package, the GPU or the model does not do."""
+    def __init__(
+        self,
+        ops: Ops,
+        device: torch.device,
+        dtype: torch.dtype,
+        head_dim: int,
+        needs: Sequence[str] = (),
+    ) -> None:
+        """needs: see `create_attention_backend`. Raises ConfigError where the package, the GPU or
+        the model does not do."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] != 9:
             raise ConfigError(
@@ -47,7 +57,17 @@ class FlashAttentionBackend(PagedAttnBackend):
                 f"{', '.join(map(str, HEAD_DIMS))}; here are {str(dtype)[6:]} and {head_dim}; "
                 "choose --attn triton"
             )
+        if SINKS in needs and dtype != torch.bfloat16:
+            raise ConfigError(
+                f"attention backend 'fa' takes sinks in bfloat16 alone; here is {str(dtype)[6:]}; "
+                "choose --attn triton"
+            )
         self._paged, self._varlen = _load()
+        if SINKS in needs and "sinks" not in signature(self._paged).parameters:
+            raise ConfigError(
+                "attention backend 'fa' has sinks in newer versions of sglang-kernel than the one "
+                "that is installed; upgrade it, or choose --attn triton"
+            )
 
     def prepare(self, plan: Plan) -> PagedMetadata:
         metadata = super().prepare(plan)
@@ -90,6 +110,7 @@ class FlashAttentionBackend(PagedAttnBackend):
                 causal=True,
                 window_size=_window(layer),
                 out=out_TNH[part],
+                **_sinks(layer),
             )
         if old.num_rows:
             first = first_fresh - old.num_tokens
@@ -128,11 +149,16 @@ class FlashAttentionBackend(PagedAttnBackend):
             causal=True,
             window_size=_window(layer),
             out=out[:, None] if firsts is None else out,
+            **_sinks(layer),
         )
 
 
 def _window(layer: AttnLayer) -> tuple[int, int]:
     return (-1, -1) if layer.window is None else (layer.window - 1, 0)
+
+
+def _sinks(layer: AttnLayer) -> dict[str, Tensor]:
+    return {"sinks": layer.sinks.weight.bfloat16()} if layer.sinks else {}
 
 
 def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:

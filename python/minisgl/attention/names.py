@@ -9,3 +9,8 @@ ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
 CUDA_BACKENDS: Final = ("triton", "fa")
 PREFILL_BACKENDS: Final = ("fa2", "fi")  # for the first place of two
 DECODE_BACKENDS: Final = ("trtllm",)  # for the second place
+
+SINKS: Final = "sinks"
+SOFTCAP: Final = "softcap"
+"""What some models' attention has, see `AttnLayer`: the backends of a CPU, torch and triton serve
+it, other backends only where `minisgl.attention.cuda` says so."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minisgl.attention.base import BaseAttnBackend
@@ -30,16 +32,18 @@ def create_attention_backend(
     dtype: torch.dtype = torch.float32,
     head_dim: int = 128,
     page_size: int = 16,
+    needs: Sequence[str] = (),
 ) -> BaseAttnBackend:
     """Return the backend called `name` on `device`; "auto" is the fastest that works here.
 
-    dtype, head_dim, page_size: of the KV pool; not every backend supports all values. Raises
-    ConfigError for a name that does not exist on the device, or a backend that does not work here.
+    dtype, head_dim, page_size: of the KV pool; not every backend supports all values. needs: see
+    `ModelSpec.attention`. Raises ConfigError for a name that does not exist on the device, or a
+    backend that does not work here.
     """
     if device.type == "cuda":
         from minisgl.attention.cuda import create_cuda_backend
 
-        return create_cuda_backend(name, ops, device, dtype, head_dim, page_size)
+        return create_cuda_backend(name, ops, device, dtype, head_dim, page_size, needs)
     if name not in ATTENTION_BACKENDS:
         of_a_gpu = {*CUDA_BACKENDS, *PREFILL_BACKENDS, *DECODE_BACKENDS}
         if of_a_gpu.issuperset(name.split(",")):

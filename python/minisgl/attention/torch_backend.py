@@ -72,6 +72,13 @@ def _attend(
     hidden_QC = key_1C > query_Q1
     if layer.window is not None:
         hidden_QC |= key_1C <= query_Q1 - layer.window
-    weights_KGQC = scores_KGQC.masked_fill(hidden_QC, -torch.inf).softmax(-1)
+    if layer.softcap:
+        scores_KGQC = layer.softcap * (scores_KGQC / layer.softcap).tanh()
+    scores_KGQC = scores_KGQC.masked_fill(hidden_QC, -torch.inf)
+    if layer.sinks:
+        sinks_KG11 = layer.sinks.weight.view(layer.num_kv_heads, -1, 1, 1)
+        sinks_KGQ1 = sinks_KG11.expand(*scores_KGQC.shape[:3], 1)
+        scores_KGQC = torch.cat((scores_KGQC, sinks_KGQ1), -1)
+    weights_KGQC = scores_KGQC.softmax(-1)[..., : len(k_CKH)]
     out_QKGH = torch.einsum("kgqc,ckh->qkgh", weights_KGQC, v_CKH.float())
     return out_QKGH.flatten(1, 2).to(q_QNH.dtype)

@@ -171,6 +171,7 @@ class Engine:
                 dtype=self.dtype,
                 head_dim=pool.head_dim,
                 page_size=config.page_size,
+                needs=self.model.spec.attention,
             ),
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
-from minisgl.models.mixture import read_experts
-from minisgl.models.spec import Family, ModelSpec, MoeSpec, layers_of
+from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

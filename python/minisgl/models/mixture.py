@@ -4,11 +4,12 @@ that have one."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from minisgl.errors import ConfigError
-from minisgl.layers.moe import MoELayer, SharedExpert
+from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
 from minisgl.moe import create_moe_backend
 from minisgl.utils.text import counted
 
@@ -16,12 +17,30 @@ if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
     from minisgl.layers import BuildContext
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import ModelSpec, MoeSpec
+    from minisgl.models.spec import ModelSpec
     from minisgl.moe import BaseMoeBackend
     from minisgl.quantization import Weight
 
 MAX_EXPERTS = 8192
 """More are taken for a typo, which would take long to build."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A mixture of experts in some layers.
+
+    is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
+    inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
+    renormalise: see `Ops.route`. names: of layer {}'s tensors.
+    """
+
+    num_experts: int
+    top_k: int
+    inner_size: int
+    renormalise: bool
+    is_sparse: tuple[bool, ...]
+    names: Callable[[int], ExpertNames]
+    shared_size: int = 0
 
 
 def read_experts(config: ModelConfig, field: str) -> tuple[int, int]:

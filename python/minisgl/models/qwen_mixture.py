@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
-from minisgl.models.mixture import read_experts
-from minisgl.models.spec import MoeSpec
+from minisgl.models.mixture import MoeSpec, read_experts
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -16,31 +16,13 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.layers.base import BuildContext
-    from minisgl.layers.moe import ExpertNames
     from minisgl.layers.rotary import RotaryConfig
     from minisgl.layers.shard import HeadShare
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, Decoder
+    from minisgl.models.mixture import MoeSpec
     from minisgl.models.recurrent import DeltaSpec
     from minisgl.models.view import CheckpointView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
-    """A mixture of experts in some layers.
-
-    is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
-    inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
-    renormalise: see `Ops.route`. names: of layer {}'s tensors.
-    """
-
-    num_experts: int
-    top_k: int
-    inner_size: int
-    renormalise: bool
-    is_sparse: tuple[bool, ...]
-    names: Callable[[int], ExpertNames]
-    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +136,8 @@ class CacheLayout:
 class ModelSpec:
     """A decoder to build: what `config` says, and what its family adds.
 
-    qk_norm: queries and keys are normed per head before they are rotated. decoder: what to build;
+    qk_norm: queries and keys are normed per head before they are rotated. attention: what it has
+    that not every attention backend serves, of `minisgl.attention.names`. decoder: what to build;
     None is `decoder.Decoder`.
     """
 
@@ -164,6 +147,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention: tuple[str, ...] = ()
     moe: MoeSpec | None = None
     decoder: Callable[[ModelSpec, BuildContext, int], Decoder] | None = None
 

@@ -223,6 +223,7 @@ def _dry_run(config: EngineConfig) -> str:
                 dtype=dtype,
                 head_dim=model.head_dim,
                 page_size=config.page_size,
+                needs=model.family.spec(model).attention,
             )
         if not config.dummy_weight:
             check_model(

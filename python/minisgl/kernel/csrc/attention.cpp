@@ -41,7 +41,8 @@ struct Step {
   int64_t q_stride, table_stride;  // elements between tokens, rows
   const int32_t *slots, *table, *table_idxs, *starts, *ends;
   int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
-  float scale;
+  const float* sinks;  // a logit per query head, or null
+  float scale, softcap;  // softcap 0: none
 };
 
 struct Item {
@@ -66,6 +67,12 @@ struct Scratch {
 };
 
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+// Of a tile whose first query is at `position`.
+template <class T>
+int first_key(const Step<T>& s, int position) {
+  return s.window ? std::max(0, position - s.window + 1) : 0;
+}
 
 // --- direct: few query vectors ------------------------------------------------------------------
 
@@ -286,10 +293,13 @@ void locate(const Step<T>& s, const Item& item, int begin, int end, const T** ke
 
 // Scores of one query vector become weights, in place; returns their sum. Keys outside [low, high)
 // of the block are hidden. `top` is the largest score so far; the caller's sums shrink by `shrink`.
-INLINE float soften(float* scores, float scale, int low, int high, float& top, float& shrink) {
+// softcap: x becomes softcap * tanh(x / softcap), unless it is 0.
+INLINE float soften(float* scores, float scale, float softcap, int low, int high, float& top,
+                    float& shrink) {
   VF x[BLOCK / W], largest = splat(LOWEST);
   for (int i = 0; i < BLOCK / W; i++) {
     x[i] = load(scores + i * W) * scale;
+    if (softcap > 0) x[i] = softcap * tanh(x[i] / softcap);
     if (low > 0 || high < BLOCK) {
       VI j = lanes() + i * W;
       x[i] = select((j >= low) & (j < high), x[i], splat(-INFINITY));
@@ -330,6 +340,9 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
   std::memset(acc, 0, size_t(padded_M) * ld * 4);
   std::fill(tops, tops + padded_M, LOWEST);
   std::fill(totals, totals + padded_M, 0.0f);
+  // A sink counts as a key without a value before the tile's first key.
+  if (s.sinks && item.key_begin == first_key(s, item.position))
+    for (int m = 0; m < M; m++) tops[m] = s.sinks[item.kv_head * G + m % G], totals[m] = 1.0f;
   for (int m = 0; m < M; m++) {
     const T* from = s.q + (item.token + m / G) * s.q_stride + (item.kv_head * G + m % G) * H;
     std::memcpy(q_raw + m * ld, from, H * sizeof(T));
@@ -365,7 +378,7 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
       int i = item.position + m / G;
       int low = s.window ? i - s.window + 1 - begin : 0, high = std::min(i + 1 - begin, n);
       float shrink;
-      float total = soften(scores + m * BLOCK, s.scale, low, high, tops[m], shrink);
+      float total = soften(scores + m * BLOCK, s.scale, s.softcap, low, high, tops[m], shrink);
       totals[m] = totals[m] * shrink + total;
       if (shrink != 1.0f)
         for (int h = 0; h < H; h += W) store(acc + m * ld + h, load(acc + m * ld + h) * shrink);
@@ -444,7 +457,7 @@ void run(const Step<T>& s, int num_threads, Prepare prepare) {
   for (int row = 0; row < s.num_rows; row++)
     for (int begin = s.starts[row]; begin < s.ends[row]; begin += tile_queries) {
       int n = std::min(tile_queries, s.ends[row] - begin);
-      int key_begin = s.window ? std::max(0, begin - s.window + 1) : 0;
+      int key_begin = first_key(s, begin);
       for (int head = 0; head < s.num_kv_heads; head++)
         tiles.push_back({row, head, token, begin, n, key_begin, begin + n, -1});
       work += double(n * s.group) * (begin + n - key_begin) * s.num_kv_heads;
@@ -514,7 +527,9 @@ bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype(
 template <class T>
 Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
                   const TensorView& v_pool, const TensorView& slots, const TensorView& page_table,
-                  const TensorView& rows, const TensorView& out, double scale, int64_t window) {
+                  const TensorView& rows, const TensorView& out,
+                  const tvm::ffi::Optional<TensorView>& sinks, double scale, double softcap,
+                  int64_t window) {
   const int64_t K = k_pool.size(2);
   CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
         "attention: the pools must be contiguous [pages, page size, heads, head dim]");
@@ -527,6 +542,9 @@ Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_
             is_int32(page_table) && page_table.stride(1) == 1 && is_int32(rows) &&
             rows.IsContiguous() && out.IsContiguous(),
         "attention: slots, page table and rows must be int32, packed");
+  CHECK(!sinks || ((*sinks).numel() == N && (*sinks).dtype().code == kDLFloat &&
+                   (*sinks).dtype().bits == 32 && (*sinks).IsContiguous()),
+        "attention: sinks must be float32, one per query head");
   Step<T> s;
   s.q = s.out = data<T>(out), s.q_stride = N * H;
   s.k_pool = data<T>(k_pool), s.v_pool = data<T>(v_pool);
@@ -535,7 +553,8 @@ Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_
   s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
   s.starts = s.table_idxs + s.num_rows, s.ends = s.starts + s.num_rows;
   s.num_tokens = num_tokens, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
-  s.page_size = k_pool.size(1), s.scale = scale;
+  s.page_size = k_pool.size(1), s.scale = scale, s.softcap = softcap;
+  s.sinks = sinks ? data<float>(*sinks) : nullptr;
   s.window = int(std::min<int64_t>(window, std::numeric_limits<int>::max()));
   int64_t tokens = 0;
   for (int row = 0; row < s.num_rows; row++) tokens += s.ends[row] - s.starts[row];
@@ -548,10 +567,11 @@ Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_
 
 // q [T, N, H] and k, v [T, K, H]: tokens may be apart, heads are packed. out [T, N, H], pools
 // [pages, page size, K, H], all of one dtype. slots [T], page_table [R, P], rows [3, B]: int32.
-// window 0: none.
+// sinks float32 [N] or None. softcap 0, window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
                      TensorView slots, TensorView page_table, TensorView rows, TensorView out,
-                     double scale, int64_t window, int64_t num_threads) {
+                     tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
+                     int64_t window, int64_t num_threads) {
   for (const TensorView& x : {q, k, v})
     CHECK(x.ndim() == 3 && x.size(0) == q.size(0) && x.size(2) == q.size(2) &&
               x.dtype() == out.dtype() && x.stride(2) == 1 &&
@@ -562,7 +582,7 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
   with_dtype(q.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Step<T> s = make_step<T>(q.size(0), q.size(1), q.size(2), k_pool, v_pool, slots, page_table,
-                             rows, out, scale, window);
+                             rows, out, sinks, scale, softcap, window);
     s.q = data<T>(q), s.q_stride = q.stride(0);
     const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
     run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
@@ -578,7 +598,8 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
 void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
                    tvm::ffi::Optional<TensorView> k_weight, double eps, TensorView cos_sin,
                    TensorView positions, TensorView k_pool, TensorView v_pool, TensorView slots,
-                   TensorView page_table, TensorView rows, TensorView out, double scale,
+                   TensorView page_table, TensorView rows, TensorView out,
+                   tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
                    int64_t window, int64_t num_threads) {
   CHECK(k_pool.ndim() == 4 && qkv.ndim() == 2 && out.ndim() == 2, "attention: wrong axes");
   const int64_t K = k_pool.size(2), H = k_pool.size(3), N = out.size(1) / H, R = cos_sin.size(1);
@@ -594,8 +615,8 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
   check_rotary(H, R);
   with_dtype(qkv.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Step<T> s = make_step<T>(qkv.size(0), N, H, k_pool, v_pool, slots, page_table, rows, out, scale,
-                             window);
+    Step<T> s = make_step<T>(qkv.size(0), N, H, k_pool, v_pool, slots, page_table, rows, out,
+                             sinks, scale, softcap, window);
     const T* weights[] = {q_weight ? data<T>(*q_weight) : nullptr,
                           k_weight ? data<T>(*k_weight) : nullptr};
     run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {

@@ -11,7 +11,8 @@ import triton.language as tl
 
 from minisgl.kernel.sizes import power_of_2
 
-LOG2_E = 1.4426950408889634  # scores are scaled by it, as exp2 is what the hardware has
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""Scores are scaled by it, as exp2 is what the hardware has."""
 
 # Which of a block's keys a query sees.
 WHOLE = tl.constexpr(0)  # all
@@ -24,14 +25,44 @@ def block_h_of(head_dim: int) -> int:
     return max(power_of_2(head_dim), 16)
 
 
+def scaled(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Returns (scale, SOFTCAP) of the kernels: what multiplies q @ k, and what multiplies tanh of
+    that, 0 without a softcap. Scores are in base 2."""
+    if softcap is None:
+        return scale * LOG2_E.value, 0.0
+    return scale / softcap, softcap * LOG2_E.value
+
+
+@triton.jit
+def tanh(x):
+    """Near 0 the polynomial of Cephes' tanhf (Moshier), where the difference would lose digits."""
+    z = x * x
+    p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z) + 1.33314422036e-1
+    near = (p * z - 3.33332819422e-1) * z * x + x
+    return tl.where(z < 0.390625, near, 1.0 - 2.0 / (tl.exp(x + x) + 1.0))
+
+
+@triton.jit
+def no_keys(sinks_ptr, head, inside, SINKS: tl.constexpr, BLOCK: tl.constexpr):
+    """(sum of weights, largest score) [BLOCK] before any key. With SINKS, of the sinks of the
+    queries' heads: their weight is 1."""
+    mass = tl.zeros([BLOCK], tl.float32)
+    top = tl.full([BLOCK], -1e30, tl.float32)  # finite: a window can hide a whole block
+    if SINKS:
+        sink = tl.load(sinks_ptr + head, mask=inside, other=0.0) * LOG2_E
+        mass = tl.where(inside, 1.0, mass)
+        top = tl.where(inside, sink, top)
+    return mass, top
+
+
 @triton.jit
 def attend(
     acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last, end,
     MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
-    WINDOWED: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(sums of values, of weights, largest score) of the queries, with keys `first` to `last`, of
-    which those from `end` on are nobody's."""
+    which those from `end` on are nobody's. scale, SOFTCAP: see `scaled`."""
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
@@ -46,6 +77,8 @@ def attend(
             v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < H), other=0.0
         )
         score = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP > 0:
+            score = tanh(score) * SOFTCAP
         if MASK == ENDED:
             score = tl.where(inside[None, :], score, -float("inf"))
         if MASK == CAUSAL:

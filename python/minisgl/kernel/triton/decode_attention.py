@@ -26,7 +26,7 @@ from torch import Tensor
 
 from minisgl.kernel.decode_form import LIGHT
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.attend import ENDED, LOG2_E, attend, block_h_of
+from minisgl.kernel.triton.attend import ENDED, attend, block_h_of, no_keys, scaled
 from minisgl.kernel.triton.decode_cut import (
     BASE,
     COUNT,
@@ -79,11 +79,14 @@ def decode(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
     shared_1: Tensor | None,
     rotation: Rotation | None = None,
     out_BNH: Tensor,
 ) -> None:
-    """One query per row. rows, window, shared_1: as `cut_contexts` was given them.
+    """One query per row. rows, window, shared_1: as `cut_contexts` was given them. scale, softcap,
+    sinks: see `AttnLayer`.
 
     rotation: then q_BNH has a shape and a dtype alone; not with shared_1.
     """
@@ -91,6 +94,7 @@ def decode(
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = num_q_heads // num_kv_heads
     form, block_h = cut.form, block_h_of(head_dim)
+    factor, cap = scaled(scale, softcap)
     cascade = shared_1 is not None
     shared = rows if shared_1 is None else shared_1
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
@@ -102,9 +106,9 @@ def decode(
             (blocks, num_kv_heads, SHARED_PIECES),
             (
                 q_BNH, k_pool, v_pool, page_table, rows, shared, cut.partial, cut.mass,
-                scale * LOG2_E, num_rows, cut.num_pieces,
+                factor, num_rows, cut.num_pieces,
             ),
-            (*common, SHARED_PIECES, block_m, block_h, form.keys),
+            (*common, SHARED_PIECES, cap, block_m, block_h, form.keys),
             dtype=q_BNH.dtype, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
     merge_g = max(power_of_2(group), 2)
@@ -119,10 +123,12 @@ def decode(
         (num_kv_heads, cut.num_pieces, 1),  # what nobody has comes last
         (
             q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, cut.partial, cut.mass,
-            cut.done, cut.table, *fused, scale * LOG2_E, window or 0, rows.stride(0),
+            cut.done, cut.table, q_BNH if sinks is None else sinks, *fused, factor, window or 0,
+            rows.stride(0),
         ),
         (
-            *common, cut.pieces_each, SHARED_PIECES, bool(window), cascade,
+            *common, cut.pieces_each, SHARED_PIECES, bool(window), cap,
+            sinks is not None, cascade,
             max(power_of_2(group), 16), merge_g, merge_p, block_h, form.keys, MIN_PIECE,
             rotation is not None, normed,
             form == LIGHT and cut.pieces_each > 0 and has_pdl(),
@@ -142,12 +148,12 @@ def _shared_piece_size(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
 )
 def _decode(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr, partial_ptr, mass_ptr,
-    done_ptr, cut_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
+    done_ptr, cut_ptr, sinks_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
     scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
     PIECES_EACH: tl.constexpr, SHARED_PIECES: tl.constexpr,
-    WINDOWED: tl.constexpr, CASCADE: tl.constexpr,
+    WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, MERGE_G: tl.constexpr, MERGE_P: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
@@ -214,13 +220,14 @@ def _decode(
                 tl.debug_barrier()  # this program reads them back
         else:
             q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
-        top = tl.full([BLOCK_G], -1e30, tl.float32)
-        mass = tl.zeros([BLOCK_G], tl.float32)
+        # The sinks count with a row's first piece.
+        with_sink = (g < G) & (piece == base)
+        mass, top = no_keys(sinks_ptr, head, with_sink, SINKS, BLOCK_G)
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
         query = tl.zeros([BLOCK_G], tl.int32)
         acc, mass, top = attend(
             acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
-            last, ENDED, Z, K, H, False, BLOCK_N,
+            last, ENDED, Z, K, H, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
         if (count == 1) & (not CASCADE):
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
@@ -329,7 +336,7 @@ def _decode_shared(
     scale, num_rows, num_pieces,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SHARED_PIECES: tl.constexpr,
+    SHARED_PIECES: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -354,7 +361,7 @@ def _decode_shared(
         acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
         acc, mass, top = attend(
             acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
-            last, ENDED, Z, K, H, False, BLOCK_N,
+            last, ENDED, Z, K, H, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
         sums = num_pieces + (m // G) * SHARED_PIECES + index
         at = sums.to(tl.int64) * K * G + kv_head * G + m % G

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.attend import CAUSAL, LOG2_E, WHOLE, attend, block_h_of
+from minisgl.kernel.triton.attend import CAUSAL, WHOLE, attend, block_h_of, no_keys, scaled
 from minisgl.kernel.triton.launch import Launcher, begin
 
 
@@ -27,12 +27,14 @@ def extend(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
     num_tokens: int,
     longest: int,
     out_TNH: Tensor,
 ) -> None:
-    """Any number of queries per row. rows: [4, B], of tokens in q_TNH. num_tokens: theirs, at most;
-    longest: the longest's, at most."""
+    """Any number of queries per row. rows: [4, B], of tokens in q_TNH. scale, window, softcap,
+    sinks: see `AttnLayer`. num_tokens: theirs, at most; longest: the longest's, at most."""
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = k_pool.shape[1:3]
     block_h = block_h_of(head_dim)
@@ -42,16 +44,17 @@ def extend(
     if longest <= 32 or (block_h > 128 and is_float32):  # 64 rows take 128 KiB, not all GPUs have
         block_m = 32
     num_rows = rows.shape[1]
+    factor, cap = scaled(scale, softcap)
     num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
     _launch_extend(
         (num_tiles, num_q_heads, 1),
         (
-            q_TNH, k_pool, v_pool, page_table, rows, out_TNH, scale * LOG2_E, window or 0,
-            num_rows, rows.stride(0),
+            q_TNH, k_pool, v_pool, page_table, rows, out_TNH,
+            q_TNH if sinks is None else sinks, factor, window or 0, num_rows, rows.stride(0),
         ),
         (
             page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
-            _row_form(num_rows), block_m, block_h, block_n,
+            cap, sinks is not None, _row_form(num_rows), block_m, block_h, block_n,
         ),
         dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
     )  # fmt: skip
@@ -67,9 +70,10 @@ def _row_form(num_rows: int) -> int:
     do_not_specialize_on_alignment=["rows_ptr"],
 )
 def _extend(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, out_ptr, scale, window, num_rows, rows_stride,
-    TABLE_STRIDE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, out_ptr, sinks_ptr, scale, window, num_rows,
+    rows_stride, TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -97,8 +101,7 @@ def _extend(
     q_at = ((q_first + m[:, None]) * N + head) * H + h[None, :]
     in_q = (m[:, None] < length) & (h[None, :] < H)
     q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
-    top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite: a window can hide a whole block
-    mass = tl.zeros([BLOCK_M], tl.float32)
+    mass, top = no_keys(sinks_ptr, head + 0 * m, m < length, SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
     low = 0
     if WINDOWED:
@@ -111,11 +114,11 @@ def _extend(
     kv_head = head // (N // K)
     acc, mass, top = attend(
         acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, low, whole, end,
-        WHOLE, Z, K, H, WINDOWED, BLOCK_N,
+        WHOLE, Z, K, H, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
     acc, mass, top = attend(
         acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, whole, high, end,
-        CAUSAL, Z, K, H, WINDOWED, BLOCK_N,
+        CAUSAL, Z, K, H, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
     out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_at, out, mask=in_q)
