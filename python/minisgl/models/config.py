@@ -248,43 +248,19 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
     theta = rope.number("rope_theta", config.number("rope_theta", 10_000.0))
     if theta <= 1:
         raise ConfigError(f"{config.where}: rope_theta must be above 1, got {theta}")
-    llama3 = rope_type == "llama3"
-    low = rope.number("low_freq_factor", None if llama3 else 1.0)
-    high = rope.number("high_freq_factor", None if llama3 else 4.0)
-    if low >= high:
-        raise rope.error("high_freq_factor", f"above low_freq_factor {low}")
     max_position = config.integer("max_position_embeddings")
     # A top-level field wins over the one in the object, as in Hugging Face.
     original = config.optional_integer("original_max_position_embeddings")
     original = original or rope.integer("original_max_position_embeddings", max_position)
-    default_factor = max_position / original if rope_type in ("yarn", "longrope") else None
-    factor = 1.0 if rope_type == "default" else rope.number("factor", default_factor)
-    if kind is not None and rope_type == "linear":
-        max_position = max(int(max_position / factor), 1)
-    lists: dict[str, tuple[float, ...]] = {}
-    if rope_type == "longrope":
-        from minisgl.models.rotation import long_factors
-
-        lists = long_factors(rope, rotary_dim // 2)
     read = RotaryConfig(
         rope_type=rope_type,
         theta=theta,
         rotary_dim=rotary_dim,
         max_position=max_position,
         original_max_position=original,
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=rope.optional_number("attention_factor"),
-        mscale=rope.optional_number("mscale"),
-        mscale_all_dim=rope.optional_number("mscale_all_dim"),
-        truncate=rope.flag("truncate", True),
-        **lists,
     )
-    if read.max_context < 1:
-        raise rope.error("factor", "so large that the context is at least a token")
-    if read.max_context >= 2**31:
-        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
-    return read
+    if rope_type == "default":
+        return read
+    from minisgl.models.rotation import stretched
+
+    return stretched(read, rope, of_a_type=kind is not None)

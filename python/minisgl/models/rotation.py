@@ -21,18 +21,54 @@ def rope_fields(config: ModelConfig) -> Fields:
     return Fields(given, f"{config.fields.where}: the settings of the rotation")
 
 
-def long_factors(rope: Fields, num_pairs: int) -> dict[str, tuple[float, ...]]:
-    """Returns the two lists of longrope. Raises ConfigError for anything but `num_pairs` numbers in
-    each."""
-    lists = {name: rope.values.get(name) for name in ("short_factor", "long_factor")}
-    for name, values in lists.items():
-        if (
-            type(values) is not list
-            or len(values) != num_pairs
-            or not all(type(x) in (int, float) and 0 < x <= sys.float_info.max for x in values)
-        ):
-            raise rope.error(name, f"a list of {num_pairs} positive numbers")
-    return {name: tuple(map(float, values or ())) for name, values in lists.items()}
+def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryConfig:
+    """Returns the rotation with the fields of its type. of_a_type: `rope` is the object of one type
+    of layer, where `max_position_embeddings` is the stretched length. Raises ConfigError."""
+    llama3 = read.rope_type == "llama3"
+    low = rope.number("low_freq_factor", None if llama3 else 1.0)
+    high = rope.number("high_freq_factor", None if llama3 else 4.0)
+    if low >= high:
+        raise rope.error("high_freq_factor", f"above low_freq_factor {low}")
+    by_lengths = read.rope_type in ("yarn", "longrope")
+    lengths = read.max_position / read.original_max_position if by_lengths else None
+    factor = rope.number("factor", lengths)
+    max_position = read.max_position
+    if of_a_type and read.rope_type == "linear":
+        max_position = max(int(max_position / factor), 1)
+    num_pairs = read.rotary_dim // 2 if read.rope_type == "longrope" else 0
+    read = replace(
+        read,
+        max_position=max_position,
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.flag("truncate", True),
+        short_factor=long_factors(rope, "short_factor", num_pairs),
+        long_factor=long_factors(rope, "long_factor", num_pairs),
+    )
+    if read.max_context < 1:
+        raise rope.error("factor", "so large that the context is at least a token")
+    if read.max_context >= 2**31:
+        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
+    return read
+
+
+def long_factors(rope: Fields, name: str, num_pairs: int) -> tuple[float, ...]:
+    """Returns a list of longrope; () for no pairs. Raises ConfigError for anything but `num_pairs`
+    numbers."""
+    values = rope.values.get(name) if num_pairs else []
+    if (
+        type(values) is not list
+        or len(values) != num_pairs
+        or not all(type(x) in (int, float) and 0 < x <= sys.float_info.max for x in values)
+    ):
+        raise rope.error(name, f"a list of {num_pairs} positive numbers")
+    return tuple(map(float, values))
 
 
 def no_rotation(config: ModelConfig) -> RotaryConfig:
