@@ -169,8 +169,8 @@ def test_nobody_listens_where_rank_0_should(
     with pytest.raises(PeerLost) as raised:
         join(1, url)
     assert str(raised.value) == (
-        f"rank 1 finds nobody at {url}, where rank 0 listens (Connection refused): has that "
-        "ended, or does a firewall close the port?"
+        f"rank 1 cannot reach rank 0 at {url} (Connection refused): has rank 0 "
+        "ended, or does a firewall block the port?"
     )
     assert capfd.readouterr().err == ""  # torch writes pages
 
@@ -191,7 +191,7 @@ def test_another_program_listens_where_rank_0_should(monkeypatch: pytest.MonkeyP
             join(0, url)
         pool.submit(answer)
         try:
-            with pytest.raises(PeerLost, match=f"rank 1 finds somebody at {url} who is not rank 0"):
+            with pytest.raises(PeerLost, match=f"rank 1 reaches {url}, but rank 0 does not answer"):
                 join(1, url)
         finally:
             other.shutdown(socket.SHUT_RDWR)

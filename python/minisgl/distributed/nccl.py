@@ -1,13 +1,13 @@
-"""The collectives of GPU tensors over NCCL: by our own calls of it, or by torch's process group.
+"""Collectives of GPU tensors over NCCL, called directly or through torch's process group.
 
-Both run on torch's current stream, can be captured in CUDA graphs, and talk as hosts over gloo.
-Ours skips what a process group adds to each call (events, a record for its watchdog, which polls
-from a thread of its own), and sends small sums through memory that the GPUs share
-(`minisgl.distributed.peer`). It needs a C++ compiler; torch's is what remains without one.
+Both run on torch's current stream, can be captured in CUDA graphs, and use gloo between the hosts.
+The direct calls skip what a process group adds to each call (events, a record for its watchdog
+thread), and send small all-reduces through memory that the GPUs share (`minisgl.distributed.peer`).
+They need a C++ compiler; without one torch's process group is used.
 
-Closing waits for nobody: an abort takes a communicator apart alone. What it would wait for is a
-CUDA graph that captured its calls (NCCL 2.26 and later); one that an error's traceback still holds
-must not keep a failed rank from ending.
+Closing aborts the communicator and does not wait for other ranks. An abort waits for CUDA graphs
+that captured its calls (NCCL 2.26 and later). A traceback may still hold such a graph, and a failed
+rank must end all the same, so the wait has a limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.errors import PeerLost
 from minisgl.kernel.ops import Ops
 
-_dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
+_dist: Any = torch.distributed  # its type stubs lack most of what follows
 
 # ncclDataType_t (nccl.h)
 _NCCL_DTYPES = {
@@ -45,12 +45,12 @@ _NCCL_DTYPES = {
 
 
 CLOSE_S = 1.0
-"""How long closing waits for an abort: much less than the 2 s in which a server ends whose rank
-died, and much more than the abort of an idle communicator takes."""
+"""How long closing waits for an abort. A server whose rank died ends within 2 s; aborting an idle
+communicator takes much less than this."""
 
 
 class _NcclCommunicator(DistributedCommunicator):
-    """What both have in common: the hosts' own line."""
+    """The part that both have in common: gloo between the hosts."""
 
     def __init__(self, host: GlooCommunicator) -> None:
         super().__init__(host.info)
@@ -64,7 +64,7 @@ class _NcclCommunicator(DistributedCommunicator):
 
 
 class TorchNcclCommunicator(_NcclCommunicator):
-    """torch's process group, built on our own store: the program's global group is not touched."""
+    """torch's process group on our own store. It does not touch the program's global group."""
 
     def __init__(self, host: GlooCommunicator, device: torch.device) -> None:
         super().__init__(host)
@@ -110,7 +110,7 @@ class TorchNcclCommunicator(_NcclCommunicator):
 
 
 class PyNcclCommunicator(_NcclCommunicator):
-    """NCCL called through `library` (`minisgl.kernel.jit.CUDA`); `peer` does small all-reduces."""
+    """Calls NCCL through `library` (`minisgl.kernel.jit.CUDA`). `peer` does small all-reduces."""
 
     def __init__(self, host: GlooCommunicator, library: Any, peer: PeerAllReduce | None) -> None:
         super().__init__(host)
@@ -119,7 +119,7 @@ class PyNcclCommunicator(_NcclCommunicator):
             unique_id = library.nccl_unique_id() if self.rank == 0 else bytes(128)
             shared = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
             self._comm = library.nccl_init(shared.numpy().tobytes(), self.rank, self.size)
-            # What connects each pair of ranks is made by the first call, and takes memory.
+            # The first call connects each pair of ranks, which takes memory.
             self.exchange(torch.zeros(self.size, 1, device="cuda"))
             torch.cuda.synchronize()
 
@@ -174,7 +174,7 @@ class PyNcclCommunicator(_NcclCommunicator):
 
 
 def _run_briefly(abort: Callable[[], object]) -> None:
-    """Abort, or leave it to a thread that ends with the process."""
+    """Run the abort in a daemon thread and wait `CLOSE_S` for it."""
     thread = threading.Thread(target=abort, name="nccl-abort", daemon=True)
     thread.start()
     thread.join(CLOSE_S)
@@ -185,12 +185,12 @@ def _stream() -> int:
 
 
 def _on_current_stream(options: Any) -> Any:
-    options.asyncOp = False  # else NCCL runs on a stream of the group's, between two events
+    options.asyncOp = False  # otherwise NCCL runs on the group's stream, between two events
     return options
 
 
 def _finish(work: Any) -> None:
-    """Enqueued work of a group; None when it knows that nobody waits."""
+    """Order the current stream after the work. A group returns None if no wait is needed."""
     if work is not None:
         work.wait()
 

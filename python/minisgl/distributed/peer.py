@@ -1,12 +1,12 @@
 """All-reduce of small tensors through memory that the GPUs of one machine share.
 
-Between the kernels of a decode step NCCL's latency is what counts, not its bandwidth. Here one
-kernel per GPU writes into the others' memory and reads what they wrote; `all_reduce.cu` explains
-how, and why nothing has to wait for a barrier. A decoder's sums are followed by a residual addition
-and a norm: `add_norm` does these in the same kernel. The memory is allocated once, opened by the
-others through CUDA's IPC handles, and never registered or moved, so that graphs can capture a call.
+NCCL's latency, not its bandwidth, limits the small all-reduces of a decode step. Here one kernel
+per GPU writes into the other GPUs' memory and reads what they wrote; `all_reduce.cu` explains how,
+and why it needs no barrier. In a decoder a residual addition and a norm follow each all-reduce:
+`add_norm` computes them in the same kernel. The memory is allocated once, opened by the other ranks
+through CUDA IPC handles, and never moved, so CUDA graphs can capture a call.
 
-Where a call goes is decided by dtype and number of bytes alone: every rank decides alike.
+The dtype and the number of bytes alone decide which path a call takes, so all ranks choose equally.
 """
 
 from __future__ import annotations
@@ -33,30 +33,34 @@ from minisgl.kernel.all_reduce import (
 )
 
 MAX_SHARE_BYTES = 2 << 20
-"""What one rank may send another in one trip: 1,024 blocks, which an H200 (132 multiprocessors, 64
-registers a thread at 8 ranks) runs all at once. Each of N ranks takes 8 N times as much memory."""
-MAX_ROWS = 1024  # that `add_norm` sends in one trip
+"""The most that a rank sends another in one trip: 1,024 blocks, which an H200 (132 multiprocessors,
+64 registers a thread at 8 ranks) runs at once. Each of N ranks allocates 8 N times as much."""
+MAX_ROWS = 1024  # the most rows that `add_norm` sends in one trip
 SECOND_TRIP_BYTES = 256 << 10
-"""What a GPU sends over NVLink in the time that a second trip takes: one trip is taken where it
-sends no more than this above what two would send. Four H200s, in a graph: one trip takes 4.6 us for
-128 KB and 7.5 for 256 KB, two take 5.3 and 5.9."""
+"""What a GPU sends over NVLink in the time of a second trip. `one_shot` is chosen if it sends at
+most this much more than `two_shot`. Four H200s, in a graph: one trip takes 4.6 us for 128 KB and
+7.5 us for 256 KB, two trips take 5.3 and 5.9."""
 
 
 def choose_algorithm(num_bytes: int, size: int, share_bytes: int) -> str | None:
-    """For so many bytes of each of `size` ranks, which can send another `share_bytes` in a trip."""
+    """Return the algorithm for an all-reduce of `num_bytes` on `size` ranks; None for NCCL.
+
+    share_bytes: the most that a rank can send another in one trip.
+    """
     if num_bytes == 0 or num_bytes % PACK_BYTES:
         return None
-    more = num_bytes * (size - 1) * (size - 2) // size  # is sent in one trip than in two
+    more = num_bytes * (size - 1) * (size - 2) // size  # what one trip sends above two
     if num_bytes <= share_bytes and more <= SECOND_TRIP_BYTES:
         return "one_shot"
     return "two_shot" if num_bytes <= share_bytes * size else None
 
 
 class _Rooms:
-    """A part of the shared memory, in which calls take turns: see `all_reduce.cu`."""
+    """A part of the shared memory. Its rooms are used in rotation: see `all_reduce.cu`."""
 
     def __init__(self, library: Any, info: DistributedInfo, capacity: int, num_turns: int) -> None:
-        """capacity: packs that a rank may send another in one trip. num_turns: blocks, at most."""
+        """capacity: the most packs that a rank sends another in one trip. num_turns: the most
+        blocks."""
         self._library, self._info, self._capacity = library, info, capacity
         size = 4 * info.size * capacity * PACK_BYTES + num_turns * 4
         self._memory = library.memory_allocate(size, EMPTY)
@@ -64,7 +68,7 @@ class _Rooms:
         self.handle: bytes = bytes(library.memory_handle(self._memory))
 
     def connect(self, handles: list[bytes]) -> None:
-        """Open the others' memory. Raises RuntimeError where a GPU cannot reach another's."""
+        """Open the other ranks' memory. Raises RuntimeError if a GPU cannot reach another's."""
         addresses = []
         for rank, handle in enumerate(handles):
             if rank == self._info.rank:
@@ -82,12 +86,12 @@ class _Rooms:
 
 
 class PeerAllReduce:
-    """This rank's memory and its view of the others'. Mutable: the memory, until it is closed."""
+    """This rank's memory and its view of the other ranks'. Mutable: owns memory until `close`."""
 
     def __init__(
         self, info: DistributedInfo, device: torch.device, library: Any, share_bytes: int
     ) -> None:
-        """Raises JitUnavailable or RuntimeError where this cannot work."""
+        """Raises JitUnavailable or RuntimeError if the kernels or the memory are not to be had."""
         self._info, self._library = info, library
         cubin = library.cubin_load(all_reduce_cubin(device, info.size))
         self._kernels = {
@@ -97,29 +101,29 @@ class PeerAllReduce:
         }
         self._dependent = torch.cuda.get_device_capability(device) >= (9, 0)
         self._capacity = share_bytes // PACK_BYTES
-        self._row_packs = 0  # of the rows of all calls; the first decides
+        self._row_packs = 0  # packs of a row; the first call sets it for all calls
         num_blocks = -(-self._capacity // THREADS)
         self._sums = _Rooms(library, info, self._capacity, num_blocks)
         self._rows = _Rooms(library, info, self._capacity, MAX_ROWS)
-        torch.cuda.synchronize(device)  # all of it is EMPTY before another rank can write
+        torch.cuda.synchronize(device)  # the memory is EMPTY before another rank can write
 
     @property
     def handle(self) -> bytes:
         return self._sums.handle + self._rows.handle
 
     def connect(self, handles: list[bytes]) -> None:
-        """Open the others' memory. Raises RuntimeError where a GPU cannot reach another's."""
+        """Open the other ranks' memory. Raises RuntimeError if a GPU cannot reach another's."""
         self._sums.connect([handle[: len(handle) // 2] for handle in handles])
         self._rows.connect([handle[len(handle) // 2 :] for handle in handles])
 
     def algorithm(self, x: Tensor) -> str | None:
-        """What sums tensors like this one fastest here; None where NCCL should."""
+        """Return the fastest algorithm for tensors like this one; None for NCCL."""
         if x.dtype not in TYPES:
             return None
         return choose_algorithm(x.nbytes, self._info.size, self._capacity * PACK_BYTES)
 
     def all_reduce(self, x: Tensor, algorithm: str) -> Tensor:
-        """The sum, in place where `x` is contiguous and aligned."""
+        """Return the sum over all ranks, in place if `x` is contiguous and aligned."""
         x = _aligned(x)
         count = x.nbytes // PACK_BYTES
         threads = count if algorithm == "one_shot" else -(-count // self._info.size)
@@ -132,14 +136,14 @@ class PeerAllReduce:
         return x
 
     def row_algorithm(self, x_TD: Tensor) -> str | None:
-        """What `add_norm` takes for such rows; None where it cannot or NCCL should sum."""
+        """Return `add_norm`'s algorithm for such rows; None if it cannot or NCCL is faster."""
         num_rows, size = x_TD.shape
         algorithm = self.algorithm(x_TD)
         packs = size * x_TD.itemsize // PACK_BYTES
         if algorithm is None or size * x_TD.itemsize % PACK_BYTES:
             return None
         if num_rows == 1 and algorithm == "two_shot":
-            return None  # the first rank's share would be taken for all rows
+            return None  # rank 0's share would be used for all rows
         if packs > ROW_THREADS * ROW_ITEMS or packs != (self._row_packs or packs):
             return None
         sent = num_rows if algorithm == "one_shot" else -(-num_rows // self._info.size)
@@ -153,8 +157,8 @@ class PeerAllReduce:
         eps: float,
         algorithm: str,
     ) -> tuple[Tensor, Tensor]:
-        """See `DistributedCommunicator.add_norm`; in place, where the arguments are contiguous and
-        aligned. Of the residual, two_shot gives this rank's share."""
+        """See `DistributedCommunicator.add_norm`. In place if the arguments are contiguous and
+        aligned. two_shot returns this rank's share of the residual."""
         x_TD, weight = _aligned(x_TD), _aligned(weight)
         count, packs = len(x_TD), x_TD.shape[1] * x_TD.itemsize // PACK_BYTES
         has_residual = residual_TD is not None
@@ -185,7 +189,7 @@ class PeerAllReduce:
         self._library.kernel_launch(kernel, blocks, threads, 0, 1, address, self._dependent, stream)
 
     def close(self) -> None:
-        """What was enqueued is done: nobody writes here any more."""
+        """Close and free the memory. All enqueued calls must have ended."""
         self._sums.close()
         self._rows.close()
 
@@ -198,9 +202,9 @@ def _aligned(x: Tensor) -> Tensor:
 def connect_peers(
     host: GlooCommunicator, device: torch.device, library: Any, share_bytes: int = MAX_SHARE_BYTES
 ) -> PeerAllReduce | None:
-    """All ranks', or None on all ranks, with one log line that says why."""
+    """Connect all ranks. Returns None on all ranks if one of them fails, and logs why."""
     return connect(
         host,
         lambda: PeerAllReduce(host.info, device, library, share_bytes),
-        otherwise="NCCL does all sums, none go through shared memory",
+        otherwise="NCCL does all all-reduces, none go through shared memory",
     )

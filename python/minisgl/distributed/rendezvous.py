@@ -1,10 +1,10 @@
-"""Where the ranks find each other: a store of torch's, named by one string.
+"""Where the ranks meet: a torch store, named by one URL.
 
     file:///PATH      a file that all ranks can open (one machine); it must not exist before
     tcp://HOST:PORT   rank 0 listens there, on that address alone
 
-A process group built directly on such a store is nobody else's: the global group of the user's
-program (`torch.distributed.init_process_group`) is neither needed nor touched.
+The process groups are built on this store. The global group of the user's program
+(`torch.distributed.init_process_group`) is not used or changed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from minisgl.distributed.communicator import DistributedInfo
 from minisgl.errors import ConfigError, PeerLost
 
 TIMEOUT = timedelta(seconds=300)
-"""How long a rank waits for another. One that has died is noticed at once, by its closed
-connection; this must cover one that is slow: it reads its weights, or compiles its kernels."""
+"""How long a rank waits for another one that loads weights or compiles kernels. A rank that died is
+noticed at once, by its closed connection."""
 ANSWER_TIMEOUT = timedelta(seconds=20)
-"""For who listens to answer as a store does. One that says nothing at all torch waits for without
-end, and rank 0's `TIMEOUT` ends that."""
+"""How long a rank waits for a store's answer. If the listener never answers at all, torch waits
+without limit, until rank 0's `TIMEOUT` ends the start."""
 CONNECT_S = 2.0
 RETRY_S = 0.2
 LOOPBACK = "127.0.0.1"
@@ -40,19 +40,19 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The store, and the address of this machine at which the other ranks reach this one."""
+    """The store, and this machine's address as the other ranks reach it."""
 
     store: Store
     address: str
 
 
 def meet(info: DistributedInfo, url: str) -> Rendezvous:
-    """Open the store at `url`; over TCP this waits for rank 0 to listen, up to `TIMEOUT`.
+    """Open the store at `url`. Over TCP, wait up to `TIMEOUT` until rank 0 listens.
 
-    Raises ConfigError when the url is none of the two kinds, its host is not known or rank 0 cannot
-    listen there; PeerLost when nobody answers, or not rank 0.
+    Raises ConfigError if the URL has another form, its host is unknown or rank 0 cannot listen
+    there; PeerLost if rank 0 does not answer, or another program does.
     """
-    if url.startswith("file:///"):  # any path: no character of it means something else
+    if url.startswith("file:///"):  # not parsed further: a path may contain any character
         store: Store = FileStore(url.removeprefix("file://"), info.size)
         store.set_timeout(TIMEOUT)
         return Rendezvous(store, LOOPBACK)
@@ -78,7 +78,7 @@ def _port(url: str) -> int | None:
 
 
 def _serve(family: int, address: Address, size: int, url: str) -> TCPStore:
-    """Rank 0's store. torch would listen on every interface, so it is given what listens on one."""
+    """Return rank 0's store. torch would listen on every interface, so it gets our listener."""
     try:
         listener = socket.create_server(address, family=family)
     except OSError as error:
@@ -91,10 +91,10 @@ def _serve(family: int, address: Address, size: int, url: str) -> TCPStore:
 
 
 def _join(address: Address, info: DistributedInfo, url: str) -> TCPStore:
-    """Another rank's way to rank 0's store.
+    """Connect to rank 0's store.
 
-    torch is asked only when somebody listens: it would wait as well, but for every failure writes
-    the stack of its C++ to stderr.
+    This waits for a listener before it calls torch, which writes its C++ stack to stderr for every
+    attempt that fails.
     """
     deadline = time.monotonic() + TIMEOUT.total_seconds()
     while True:
@@ -104,8 +104,8 @@ def _join(address: Address, info: DistributedInfo, url: str) -> TCPStore:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"rank {info.rank} finds nobody at {url}, where rank 0 listens "
-                    f"({error.strerror or error}): has that ended, or does a firewall close the "
+                    f"rank {info.rank} cannot reach rank 0 at {url} "
+                    f"({error.strerror or error}): has rank 0 ended, or does a firewall block the "
                     "port?"
                 ) from error
         time.sleep(RETRY_S)
@@ -113,7 +113,7 @@ def _join(address: Address, info: DistributedInfo, url: str) -> TCPStore:
         store = _tcp_store(address, info.size, ANSWER_TIMEOUT)
     except RuntimeError as error:  # torch's DistNetworkError is one
         raise PeerLost(
-            f"rank {info.rank} finds somebody at {url} who is not rank 0 ({error}): has that "
+            f"rank {info.rank} reaches {url}, but rank 0 does not answer there ({error}): has it "
             "ended, or does another program listen there?"
         ) from error
     store.set_timeout(TIMEOUT)
@@ -123,7 +123,7 @@ def _join(address: Address, info: DistributedInfo, url: str) -> TCPStore:
 def _tcp_store(
     address: Address, size: int, timeout: timedelta, listener: int | None = None
 ) -> TCPStore:
-    """listener: of rank 0, a descriptor that is the store's from here."""
+    """listener: rank 0's listening socket as a descriptor; the store takes it over."""
     return TCPStore(
         *address,
         world_size=size,

@@ -5,10 +5,9 @@
     turn n    | receive | plan n | launch n | wait n-1 | commit n-1 | send n-1 |
     turn n+1                                                                   | receive | ...
 
-The parts add up to the loop's whole time without its sleep, so a sum of them is busy time. All of
-it costs 1.3 us a step, of the 150 us that the host spends on one with 256 running requests
-(docs/observability.md). Reports go out at the start, while there is work, and when it ends; an
-idle loop reports nothing.
+The parts add up to the time that the loop is awake. Measuring takes 1.3 us of the 150 us that the
+host spends on a step with 256 running requests (docs/observability.md). The meter reports at the
+start, each second while there is work, and when the work ends. An idle loop reports nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ REPORT_EVERY_S: Final = 1.0  # Prometheus scrapes every 15 s by default; a perso
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Its first three parts are of the turn that launched it, the others of the turn
-    that settled it: with overlap the next one.
+    """One step. The first three parts belong to the turn that launched it, the others to the turn
+    that settled it. With overlap that is the next turn.
 
-    start_s and settle_s: when these two series of parts began, on a clock that starts with the
-    loop. tokens: computed, prompt and decode. output_tokens: given to requests. running and
-    waiting: requests after the step; used_pages and cached_pages: what these hold of the KV pool's
-    num_pages, and what is kept for whoever comes with the same prefix.
+    start_s, settle_s: when these two groups of parts began, in seconds since the loop started.
+    tokens: computed tokens, prompt and decode. output_tokens: tokens that requests received.
+    running, waiting: requests after the step. used_pages: pages that they hold, of the KV pool's
+    num_pages. cached_pages: pages that only the prefix cache holds.
     """
 
     step: int
@@ -59,10 +58,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopMeter(Meter):
-    """Mutable: it adds up. The loop calls `begin`, a `lap` after each part, and `end`.
+    """Sums the times. Mutable. The loop calls `begin`, a `lap` after each part, and `end`.
 
-    on_report: get a `StatusReply` each `REPORT_EVERY_S`. on_step: gets a record of each step.
-    peak_memory_bytes: asked for each report.
+    on_report: called with a `StatusReply` every `REPORT_EVERY_S`. on_step: called with the record
+    of each step. peak_memory_bytes: called for each report.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class LoopMeter(Meter):
         self._turn_s = [0.0] * len(PARTS)
         self._epoch = self._last = self._begin = time.perf_counter()
         self._due = 0.0
-        self._working: bool | None = None  # None: nothing was reported yet
+        self._working: bool | None = None  # None: before the first report
         self._launches: deque[tuple[float, ...]] = deque()
         self._num_output_tokens = 0
 
@@ -99,7 +98,7 @@ class LoopMeter(Meter):
         self._last = now
 
     def launched(self, plan: Plan) -> None:
-        if not self._working:  # it begins; how it goes is told a while later
+        if not self._working:  # work begins; the first report comes after the first interval
             self._working = True
             self._due = self._last + REPORT_EVERY_S
         self.num_prefill_tokens += plan.num_tokens - plan.num_decodes
