@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,20 @@ def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM) -> None:
         expected = alone.generate(prompts, settings)
     outputs = llm.generate(prompts, settings)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+
+
+def test_grammars_match_on_each_rank(llm: LLM) -> None:
+    forms: list[dict[str, Any]] = [
+        {"json": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}},
+        {"regex": r"[a-z]{2,9}!"},
+    ]
+    settings = [SamplingParams(seed=1, max_tokens=24, structured_outputs=form) for form in forms]
+    settings.append(GREEDY)
+    with LLM(max_prefill_length=32, **OPTIONS) as alone:
+        expected = alone.generate(PROMPTS[:3], settings)
+    outputs = llm.generate(PROMPTS[:3], settings)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert re.fullmatch("[a-z]{2,9}!", outputs[1].text)
 
 
 def test_a_refused_prompt_costs_only_its_call(llm: LLM) -> None:

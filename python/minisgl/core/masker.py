@@ -18,5 +18,6 @@ class Masker(Protocol):
     def mask(self, output: Sequence[int]) -> Mask:
         """The mask of the token after the committed output ids; it allows at least one token.
 
-        `output` is that of the last call, or continues it.
+        `output` is that of the last call, or continues it. Raises RequestError if there is no
+        such mask, which fails the request. Every rank raises it, or none.
         """

@@ -66,6 +66,9 @@ class SamplingParams(
     min_tokens: output tokens before which no end-of-sequence or stop token is sampled. All of these
     come before temperature and filters, and hold for greedy requests too.
     truncate_prompt_tokens: keep at most so many tokens, the last ones, of the prompt.
+    structured_outputs: the answer's form, a dictionary with one of `json` (a JSON schema),
+    `json_object` (True), `regex`, `choice` (a list of texts) and `grammar` (Lark or GBNF). The
+    output follows it, and the model's end of sequence is sampled only where the form is complete.
 
     Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
     wrong type: ``stop="abc"`` would otherwise stop at each of the three letters.
@@ -91,6 +94,7 @@ class SamplingParams(
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
     min_tokens: int = 0
+    structured_outputs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self._take_plain_values()
@@ -134,6 +138,11 @@ class SamplingParams(
                 param="stop_token_ids",
             )
         self._check_logit_options()
+        if self.structured_outputs is not None:
+            from minisgl.core.structured import checked_structured_outputs
+
+            checked = checked_structured_outputs(self)
+            msgspec.structs.force_setattr(self, "structured_outputs", checked)
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise InvalidSampling(

@@ -11,7 +11,7 @@ from minisgl.core.args import EngineArgs
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
-from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
 from minisgl.scheduler import Scheduler, run
 
 
@@ -38,7 +38,10 @@ class OwnEngine:
         """Load the model. `progress(done, total)` counts bytes. Raises ConfigError."""
         self.engine = start_engine(EngineConfig.of(args, folder), progress=progress)
         try:
-            self.scheduler = Scheduler(scheduler_config(args, self.engine, eos_ids))
+            self.scheduler = Scheduler(
+                scheduler_config(args, self.engine, eos_ids),
+                create_masker=masker_factory(folder, self.engine.model_config.vocab_size, eos_ids),
+            )
         except Exception:
             self.engine.close()
             raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
@@ -27,7 +27,7 @@ from minisgl.core.args import (
     check_option,
     options_of,
 )
-from minisgl.errors import InvalidRequest
+from minisgl.errors import RequestError
 from minisgl.llm.engines import LLMEngine, OwnEngine
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.session import Call, OnNews, Session
@@ -203,16 +203,11 @@ class LLM:
         self.close()
 
     def _encode(self, prompts: Iterable[PromptRecord], num_prompts: int) -> list[bytes]:
-        """Return the ids of each prompt. Raises InvalidRequest with the index of a wrong one."""
+        """Return the ids of each prompt. Raises RequestError with the index of a wrong one."""
         encoded: list[bytes] = []
-        try:
+        with _naming_the_prompt(encoded, num_prompts):
             for prompt in prompts:
                 encoded.append(self._encoder.encode(prompt))
-        except InvalidRequest as error:
-            if num_prompts > 1:
-                error.message = f"prompt {len(encoded)}: {error.message}"
-                error.args = (error.message,)
-            raise
         return encoded
 
     def _run(
@@ -248,15 +243,15 @@ class LLM:
 
             prompts, params = choices_of(prompts, params, n)
 
+        messages: list[UserMsg] = []
+        with _naming_the_prompt(messages, len(prompts), n):
+            for ids, sampling in zip(prompts, params, strict=True):
+                messages.append(self._encoder.request(ids, _with_seed(sampling), cache_salt))
+
         def make(uid: int) -> Call:
             requests = [
-                UserMsg(
-                    uid=uid + index,
-                    ids=sampling.kept(ids),
-                    sampling=_with_seed(sampling),
-                    namespace=cache_salt,
-                )
-                for index, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
+                msgspec.structs.replace(message, uid=uid + index)
+                for index, message in enumerate(messages)
             ]
             return Call(requests, on_news, n)
 
@@ -282,6 +277,18 @@ class Bar:
     def update(self, done: int, total: int) -> None: ...
 
     def show(self, num_tokens: int, num_ended: int) -> None: ...
+
+
+@contextmanager
+def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> Iterator[None]:
+    """Let a refusal within name the prompt behind those that are done, n of each."""
+    try:
+        yield
+    except RequestError as error:
+        if num_prompts > n:
+            error.message = f"prompt {len(done) // n}: {error.message}"
+            error.args = (error.message,)
+        raise
 
 
 def _with_seed(sampling: SamplingParams) -> SamplingParams:

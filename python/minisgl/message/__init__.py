@@ -121,7 +121,8 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
 class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
-    Only requests of one `namespace` share a cached prefix.
+    Only requests of one `namespace` share a cached prefix. grammar: that the output follows
+    (`minisgl.grammar`); "" is none. `sampling` then has no `structured_outputs`.
     """
 
     uid: Uid
@@ -129,6 +130,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: Priority = 0
     namespace: Namespace = ""
+    grammar: str = ""
 
 
 class StopMsg(Record, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from minisgl.message import ProfileMsg, ProfileReply, StatusReply, StepBroadcast
 from minisgl.models import ModelConfig, build_model, check_model
 from minisgl.quantization import UNQUANTISED
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
@@ -111,14 +111,16 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     )
     is_torn = False
     try:
+        eos_ids = end_of_sequence_ids(folder, load_tokenizer(folder))
         settings = scheduler_config(
             args,
             engine,
-            end_of_sequence_ids(folder, load_tokenizer(folder)),
+            eos_ids,
             max_stall_s=None if args.offline else _stall_bound_s(args, engine, rank),
             max_queued=None if args.offline else args.max_queued_requests,
         )
-        scheduler = Scheduler(settings, clock=now)
+        create_masker = masker_factory(folder, engine.model_config.vocab_size, eos_ids)
+        scheduler = Scheduler(settings, clock=now, create_masker=create_masker)
         clock.lap("scheduler")
         info = {
             "num_pages": engine.memory.num_pages,

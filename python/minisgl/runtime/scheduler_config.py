@@ -1,14 +1,20 @@
-"""The scheduler's settings, once the engine knows its memory and its speed."""
+"""What the scheduler gets from the engine and the checkpoint: its settings, and maskers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.core.args import EngineArgs
+from minisgl.core.masker import Masker
+from minisgl.message import UserMsg
 from minisgl.scheduler import SchedulerConfig
+from minisgl.tokenizer.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from minisgl.engine import Engine
+    from minisgl.grammar.maskers import Maskers
 
 
 def scheduler_config(
@@ -36,3 +42,21 @@ def scheduler_config(
         max_queued=max_queued,
         cache=args.cache,
     )
+
+
+def masker_factory(
+    folder: Path, vocab_size: int, eos_ids: frozenset[int]
+) -> Callable[[UserMsg], Masker | None]:
+    """Return the scheduler's `create_masker`. It reads the tokenizer for the first grammar."""
+    maskers: list[Maskers] = []
+
+    def create(message: UserMsg) -> Masker | None:
+        if not message.grammar:
+            return None
+        if not maskers:
+            from minisgl.grammar.maskers import Maskers
+
+            maskers.append(Maskers(lambda: load_tokenizer(folder).to_json(), vocab_size, eos_ids))
+        return maskers[0].create(message.grammar)
+
+    return create

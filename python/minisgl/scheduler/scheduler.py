@@ -74,6 +74,7 @@ class Scheduler:
         self._step = 0
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        self._refused: dict[int, RequestError] = {}  # by uid; the masker has no mask
         self._void_from: int | None = None  # outcomes from this failed step on are discarded
 
     @property
@@ -361,7 +362,7 @@ class Scheduler:
         """Return the masks of a launched plan's late rows. The plan before it is committed.
 
         The mask allows every token where the sampled token will be discarded: the request has
-        ended, or an earlier step failed.
+        ended, an earlier step failed, or there is no mask, which fails the request.
         """
         masks = []
         for index in plan.late_rows:
@@ -371,7 +372,11 @@ class Scheduler:
             else:
                 assert req.masker
                 assert len(req.output) == plan.output_idxs[index]
-                masks.append(req.masker.mask(req.output))
+                try:
+                    masks.append(req.masker.mask(req.output))
+                except RequestError as error:
+                    self._refused[req.uid] = error
+                    masks.append(self._any_token)
         return masks
 
     # --- commit --------------------------------------------------------------------------------
@@ -386,6 +391,10 @@ class Scheduler:
         for req in rows:
             req.num_flights -= 1
         events: list[Event] = []
+        while self._refused:
+            uid, error = self._refused.popitem()
+            if not requests[uid].ended:
+                events.append(self._fail(requests[uid], error))
         if isinstance(outcome, StepFailed):
             if self._void_from is None:  # else an earlier failed step voids this one too
                 assert outcome.uids, "a failed step must fail a request, or it would be repeated"

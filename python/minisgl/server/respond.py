@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -25,6 +25,7 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody
+from minisgl.server.api.structured import rename
 from minisgl.server.errors import DeadlineExceeded, error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.http import ABORT_CONNECTION
@@ -119,7 +120,7 @@ async def respond(
     cache_salt: str | None,
     stream: bool | None,
     shape: Shape,
-    prompt_field: str,
+    names: Mapping[str, str],
     num_choices: int = 1,
     is_clamped: bool = False,
     timeout_s: float | None = None,
@@ -128,7 +129,7 @@ async def respond(
 
     timeout_s: after this time the call ends with DeadlineExceeded, wherever it is.
     num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
-    prompt_field: the request's name for its prompt; a refusal of the prompt names it. is_clamped:
+    names: the request's names of what a refusal can name, by the workers' names. is_clamped:
     `max_tokens` is lowered to what the context leaves.
     """
     origin = Origin(
@@ -160,8 +161,7 @@ async def respond(
         return Response(msgspec.json.encode(whole), media_type="application/json")
     except RequestError as error:
         call.abort()
-        if error.param == "prompt":  # the workers' name for it
-            error.param = prompt_field
+        rename(error, names)
         raise
     except ClientGone:
         return Response(status_code=499)  # nginx's code for it; there is no reader

@@ -7,9 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from minisgl.core import Failed
+from minisgl.core import Failed, SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.message import (
     ChatPrompt,
@@ -70,19 +71,33 @@ class PromptEncoder:
                 _check_ids(ids)
         return ids
 
+    def request(
+        self, ids: bytes, sampling: SamplingParams, namespace: str, uid: int = 0, priority: int = 0
+    ) -> UserMsg:
+        """The record for the scheduler. Raises InvalidSampling for a grammar that is no good."""
+        grammar = ""
+        if sampling.structured_outputs is not None:
+            from minisgl.grammar.compile import compiled
+
+            grammar = compiled(sampling.structured_outputs)
+            sampling = msgspec.structs.replace(sampling, structured_outputs=None)
+        return UserMsg(
+            uid=uid,
+            ids=sampling.kept(ids),
+            sampling=sampling,
+            priority=priority,
+            namespace=namespace,
+            grammar=grammar,
+        )
+
     def tokenize(self, message: TokenizeMsg) -> UserMsg | Failed:
         """The record for the scheduler, or the refusal for the client."""
         try:
             ids = self.encode(message.prompt, message.context_length)
+            rest = (message.sampling, message.namespace, message.uid, message.priority)
+            return self.request(ids, *rest)
         except Exception as error:
             return Failed.of(message.uid, error)
-        return UserMsg(
-            uid=message.uid,
-            ids=message.sampling.kept(ids),
-            sampling=message.sampling,
-            priority=message.priority,
-            namespace=message.namespace,
-        )
 
     def _check_text(self, text: str, context_length: int | None) -> None:
         try:

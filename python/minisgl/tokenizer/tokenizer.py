@@ -73,6 +73,11 @@ class Tokenizer:
         """A stream for one request: it decodes token by token."""
         return self._open(skip_special_tokens)
 
+    def to_json(self) -> str:
+        """The content of tokenizer.json, with the added tokens of all files."""
+        text: str = self._backend.to_str()
+        return text
+
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)

@@ -350,7 +350,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             cache_salt=None,
             stream=asked.stream,
             shape=_MessageShape(model.name, asked),
-            prompt_field="messages",
+            names={"prompt": "messages"},
             is_clamped=True,
         )
 

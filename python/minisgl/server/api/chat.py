@@ -53,9 +53,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         None
     )
     parallel_tool_calls: Annotated[bool | None, ignored("Changes nothing without tools.")] = None
-    response_format: Annotated[
-        dict[str, Any] | None, only({"type": "text"}, why="describe the format in a message")
-    ] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
@@ -196,17 +193,18 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, ChatRequest)
         model.check(asked.model)
         shape = _ChatShape(model.name, asked)
+        sampling, names = asked.with_form(asked.sampling(model.defaults))
         return await respond(
             request,
             frontend,
             [asked.prompt],
-            asked.sampling(model.defaults),
+            sampling,
             timeout_s=asked.timeout,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             stream=asked.stream,
             shape=shape,
-            prompt_field="messages",
+            names={"prompt": "messages", **names},
             num_choices=asked.n or 1,
         )
 

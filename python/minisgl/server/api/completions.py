@@ -147,17 +147,18 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
                 param="n",
             )
         shape = _CompletionShape(model.name, len(prompts), asked)
+        sampling, names = asked.with_form(asked.sampling(model.defaults))
         return await respond(
             request,
             frontend,
             prompts,
-            asked.sampling(model.defaults),
+            sampling,
             timeout_s=asked.timeout,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             stream=asked.stream,
             shape=shape,
-            prompt_field="prompt",
+            names={"prompt": "prompt", **names},
             num_choices=num_choices,
         )
 

@@ -97,17 +97,18 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Continue one of text, input_ids and messages; says how long each phase took."""
         asked = await body.read(request, GenerateRequest)
+        sampling, names = asked.with_form(asked.sampling(model.defaults))
         return await respond(
             request,
             frontend,
             [asked.prompt],
-            asked.sampling(model.defaults),
+            sampling,
             timeout_s=asked.timeout,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             stream=asked.stream,
             shape=_GenerateShape(logprobs=bool(asked.logprobs)),
-            prompt_field=asked.prompt_field,
+            names={"prompt": asked.prompt_field, **names},
         )
 
     return routes

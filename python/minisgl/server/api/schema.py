@@ -1,71 +1,27 @@
-"""What the API families share: strict fields, sampling fields, usage and timings, errors.
+"""What the API families share: sampling fields, usage and timings, errors.
 
-A family's file has every field of OpenAI's request schema. A field is honoured, or it is marked
-`only` or `ignored`. `only` names the values that change nothing and refuses all others with a hint;
-`ignored` accepts every value. A field that a family does not have is refused by name. The table in
-docs/api.md lists all fields, and a test compares it with these classes.
-
-Why not pydantic: `msgspec` decodes, checks types and checks bounds in one pass over the bytes, its
-errors name the path, and it is as strict as JSON (no NaN, no invalid UTF-8, no "5" for 5).
+A family's file has every field of OpenAI's request schema, each honoured, neutral or refused
+(`minisgl.server.api.strict`).
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Annotated, Any, Final, Self
 
 import msgspec
 from msgspec import Meta
 
 from minisgl.core import Finished, SamplingParams
-from minisgl.errors import InvalidRequest, shortened
+from minisgl.errors import InvalidRequest, InvalidSampling, shortened
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
+from minisgl.server.api.strict import Json as Json
+from minisgl.server.api.strict import ignored as ignored
+from minisgl.server.api.strict import only as only
+from minisgl.server.api.structured import StructuredFields, rename
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-
-
-def only(*values: Any, why: str) -> Meta:
-    """Marks a field that is accepted only as null or one of `values`: they change nothing."""
-    description = f"Only {_listed(values)}: {why}."
-    return Meta(description=description, extra={"only": values, "why": why})
-
-
-def _listed(values: tuple[Any, ...]) -> str:
-    return " or ".join(["null", *(msgspec.json.encode(value).decode() for value in values)])
-
-
-def ignored(why: str) -> Meta:
-    """Marks a field that is accepted with any value and changes nothing."""
-    return Meta(description=why, extra={"ignored": True})
-
-
-class Json(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    def refuse_unsupported(self, path: str = "") -> None:
-        """Raise InvalidRequest if a field marked `only` has another value."""
-        for name, values, why in _restricted(type(self)):
-            value = getattr(self, name)
-            # In Python False == 0: compare the JSON types as well.
-            if value is not None and not any(
-                value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-                for neutral in values
-            ):
-                raise InvalidRequest(
-                    f"{path}{name} is supported only as {_listed(values)}: {why}",
-                    param=path + name,
-                )
-
-
-@cache
-def _restricted(struct: type[Json]) -> tuple[tuple[str, tuple[Any, ...], str], ...]:
-    """(field, neutral values, reason) of the fields marked `only`."""
-    return tuple(
-        (field.name, meta.extra["only"], meta.extra["why"])
-        for field in msgspec.structs.fields(struct)
-        for meta in getattr(field.type, "__metadata__", ())
-        if isinstance(meta, Meta) and meta.extra and "only" in meta.extra
-    )
 
 
 class StreamOptions(Json, frozen=True, kw_only=True):
@@ -75,7 +31,7 @@ class StreamOptions(Json, frozen=True, kw_only=True):
     ] = None
 
 
-class SamplingFields(Json, frozen=True, kw_only=True):
+class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     """The fields of all families. A field that is left out takes the checkpoint's default."""
 
     temperature: float | None = None
@@ -118,6 +74,17 @@ class SamplingFields(Json, frozen=True, kw_only=True):
         if self.stop_token_ids is not None:
             given["stop_token_ids"] = tuple(self.stop_token_ids)
         return msgspec.structs.replace(defaults, **given)
+
+    def with_form(self, params: SamplingParams) -> tuple[SamplingParams, dict[str, str]]:
+        """`params` with the answer's form, and the names in this request of its refusals."""
+        option, names = self.structured()
+        if option is None:
+            return params, {}
+        try:
+            return msgspec.structs.replace(params, structured_outputs=option), names
+        except InvalidSampling as error:
+            rename(error, names)
+            raise
 
 
 _SAMPLING_FIELDS: Final = (

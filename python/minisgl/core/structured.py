@@ -1,0 +1,113 @@
+"""The option `structured_outputs`: its forms and bounds. Imported by requests that use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl.errors import InvalidSampling, brief
+
+if TYPE_CHECKING:
+    from minisgl.core.sampling import SamplingParams
+
+MAX_BYTES: Final = 128 * 1024
+"""Of a schema, regex, grammar or list of choices. llguidance 1.9.1 compiles what is smaller in at
+most 0.5 s on one busy core; a regex of 800 KB took 0.8 s and a schema of 2 MB 1.3 s."""
+MAX_LEVELS: Final = 100
+"""Objects and lists in one another. llguidance reads 128 levels of JSON, some of them its own."""
+KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def checked_structured_outputs(sampling: SamplingParams) -> dict[str, Any]:
+    """Return `structured_outputs` with one entry: a schema becomes JSON text, choices a list.
+
+    Whether a grammar can be compiled is checked later, by the tokenizer. Raises InvalidSampling.
+    """
+    given = sampling.structured_outputs
+    if not isinstance(given, Mapping):
+        raise _wrong(f"must be a dictionary with one of {', '.join(KINDS)}, got {brief(given)}")
+    present = {name: value for name, value in given.items() if value is not None}
+    if len(present) != 1 or not present.keys() <= set(KINDS):
+        raise _wrong(f"must have exactly one of {', '.join(KINDS)}, got {brief(list(present))}")
+    for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
+        if getattr(sampling, name):
+            raise _wrong(
+                f"cannot be combined with {name}: the grammar says which tokens are allowed and "
+                f"where the answer ends; leave {name} out"
+            )
+    [(kind, value)] = present.items()
+    if kind == "json":
+        return {kind: json_text(value, "structured_outputs.json")}
+    if kind == "json_object":
+        if value is not True:
+            raise _wrong(f"must be True, got {brief(value)}", ".json_object")
+        return {kind: True}
+    if kind == "choice":
+        if not isinstance(value, list | tuple) or not value or not all(map(_is_text, value)):
+            raise _wrong(f"must be a list of texts, got {brief(value)}", ".choice")
+        _check_size(sum(len(text) for text in value), ".choice")
+        return {kind: list(value)}
+    if not _is_text(value):
+        raise _wrong(f"must be a text, got {brief(value)}", f".{kind}")
+    _check_size(len(value), f".{kind}")
+    return {kind: value}
+
+
+def json_text(schema: Any, param: str) -> str:
+    """Return a JSON schema as JSON text. `schema`: a dictionary, a boolean, or such a text.
+
+    Raises InvalidSampling, which names `param`, if it is none of these, too large or too deep.
+    """
+    path = param.removeprefix("structured_outputs")
+    if isinstance(schema, str):
+        _check_size(len(schema), path)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise _wrong(f"must be JSON: {error}", path) from None
+    if not isinstance(schema, dict | bool):
+        raise _wrong(f"must be an object, as JSON schemas are, got {brief(schema)}", path)
+    if num_levels(schema, MAX_LEVELS) > MAX_LEVELS:
+        raise _wrong(
+            f"has more than {MAX_LEVELS} levels of objects and lists in one another, of which "
+            f"{MAX_LEVELS} are allowed",
+            path,
+        )
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise _wrong(f"is no JSON: {error}", path) from None
+    _check_size(len(text), path)
+    return text
+
+
+def num_levels(value: Any, most: int) -> int:
+    """Return how many objects and lists lie in one another; `most` + 1 if there are more."""
+    levels, items = 0, [value]
+    while items := [item for item in items if isinstance(item, dict | list)]:
+        levels += 1
+        if levels > most:
+            break
+        items = [
+            inner
+            for outer in items
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return levels
+
+
+def _is_text(value: Any) -> bool:
+    is_text = isinstance(value, str) and value != ""
+    return is_text and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _check_size(size: int, path: str) -> None:
+    if size > MAX_BYTES:
+        raise _wrong(f"has {size} characters, and at most {MAX_BYTES} are allowed", path)
+
+
+def _wrong(reason: str, path: str = "") -> InvalidSampling:
+    param = f"structured_outputs{path}"
+    return InvalidSampling(f"{param} {reason}", param=param)

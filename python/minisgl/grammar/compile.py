@@ -1,0 +1,139 @@
+"""From the option `structured_outputs` to a grammar that every rank can match, or a refusal.
+
+A grammar is text: JSON with llguidance's grammars, of which the first is the start. The check here
+needs no vocabulary, so it takes no time to prepare. It is bounded: `minisgl.core.structured` limits
+the size, `LIMITS` limits the work of compiling and of each mask.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
+
+from minisgl.errors import InvalidSampling, shortened
+
+LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
+JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON on one line, with or without spaces behind commas and colons. Any other whitespace is valid
+JSON too, but a weak model fills its answer with it."""
+MAX_GBNF: Final = 32 * 1024  # its conversion to Lark is Python: 1 s for 50 KB on a busy core
+_DEFINITIONS: Final = ("$defs", "definitions")
+SEARCH_S: Final = 0.5  # to find the part of a schema that a refusal names
+
+
+def answer_grammar(structured_outputs: dict[str, Any]) -> dict[str, Any]:
+    """Return llguidance's grammar of a checked `structured_outputs`. Raises InvalidSampling."""
+    [(kind, value)] = structured_outputs.items()
+    match kind:
+        case "json":
+            return json_grammar(json.loads(value))
+        case "json_object":
+            return json_grammar({"type": "object"})
+        case "regex":
+            return {"lark_grammar": f"start: {regex_literal(value)}"}
+        case "choice":
+            return {"lark_grammar": "start: " + " | ".join(map(text_literal, value))}
+    if len(value) > MAX_GBNF and not is_lark_syntax(value):
+        reason = (
+            f"GBNF may have at most {MAX_GBNF} characters, got {len(value)}; Lark may have more"
+        )
+        raise _refusal("structured_outputs.grammar", reason)
+    try:
+        return {"lark_grammar": any_to_lark(value)}
+    except Exception as error:  # the converter of GBNF raises whatever it meets
+        raise _refusal("structured_outputs.grammar", _summary(str(error))) from None
+
+
+def json_grammar(schema: Any) -> dict[str, Any]:
+    """Return the grammar of a JSON schema, an object or a boolean."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    return {"json_schema": {**schema, "x-guidance": JSON_LAYOUT}}
+
+
+def text_literal(text: str) -> str:
+    """Return `text` as a literal of llguidance's Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def regex_literal(regex: str) -> str:
+    """Return a regex as a literal of llguidance's Lark."""
+    return f"/{llguidance.regex_to_lark(regex)}/"
+
+
+def compiled(structured_outputs: dict[str, Any]) -> str:
+    """Return the grammar's text. Raises InvalidSampling, which names the part that is wrong."""
+    [kind] = structured_outputs
+    grammar = answer_grammar(structured_outputs)
+    if reason := problem(joined(grammar)):
+        path = f"structured_outputs.{kind}"
+        if kind == "json":
+            path, reason = _locate(path, json.loads(structured_outputs[kind]), reason)
+        raise _refusal(path, reason)
+    return joined(grammar)
+
+
+def joined(*grammars: dict[str, Any]) -> str:
+    """Return the text of grammars; the first is the start and names the others as @NAME."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def problem(grammar: str) -> str:
+    """Return why a grammar cannot be compiled, "" if it can."""
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+        grammar, None, limits=LIMITS
+    )
+    return _summary(messages[0]) if is_error else ""
+
+
+def _refusal(path: str, reason: str) -> InvalidSampling:
+    return InvalidSampling(f"{path} cannot be used: {shortened(reason, 300)}", param=path)
+
+
+def _summary(message: str) -> str:
+    """The first line of llguidance's message, with the error of a regex. Others quote the text."""
+    first, *others = message.splitlines() or [""]
+    errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    return " ".join([shortened(first, 150), *errors])
+
+
+def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
+    """Return the path of the smallest part of `schema` that is refused with the same reason."""
+    definitions = {}
+    if isinstance(schema, dict):
+        definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    deadline = time.monotonic() + SEARCH_S
+    part = schema
+    while True:
+        for name, inner in _parts(part):
+            if time.monotonic() > deadline:
+                return path, reason
+            alone = {**definitions, **inner}
+            if problem(joined(json_grammar(alone))) == reason:
+                path, part = f"{path}.{name}", inner
+                break
+        else:
+            return path, reason
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and the sub-schemas that are objects, one level below."""
+    if not isinstance(schema, dict):
+        return
+    named = ("properties", "patternProperties", *_DEFINITIONS)
+    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS):  # not what refers to it
+        value = schema[key]
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        elif key not in named:
+            value = {"": value}
+        if key in ("enum", "const", "default", "examples") or not isinstance(value, dict):
+            continue
+        for name, inner in value.items():
+            if isinstance(inner, dict):
+                yield f"{key}.{name}" if name != "" else key, inner

@@ -1,0 +1,100 @@
+"""The fields that give an answer its form: OpenAI's, and those of other servers' clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from minisgl.core.structured import KINDS
+from minisgl.errors import InvalidRequest, RequestError
+from minisgl.server.api.strict import Json, ignored, only
+
+
+class JsonSchema(Json, frozen=True, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: Annotated[bool | None, ignored("Changes nothing: the answer follows the schema.")] = (
+        None
+    )
+
+
+class ResponseFormat(Json, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Json, frozen=True, kw_only=True):
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class StructuredFields(Json, frozen=True, kw_only=True):
+    """At most one of these is given."""
+
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="The form of the answer's text.")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="The form of the answer's text, one of five.")
+    ] = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: Annotated[str | None, only(why="there is one, llguidance")] = None
+    guided_whitespace_pattern: Annotated[
+        str | None, only(why="write the whitespace into a regex or grammar")
+    ] = None
+
+    def structured(self) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Return the option of `SamplingParams`, and its names in this request by name.
+
+        Raises InvalidRequest if more than one is given, or one without its value.
+        """
+        found: list[tuple[dict[str, Any], dict[str, str]]] = []
+        if self.response_format is not None and self.response_format.type != "text":
+            found.append(_of_response_format(self.response_format))
+        if (given := self.structured_outputs) is not None:
+            option = {kind: value for kind in KINDS if (value := getattr(given, kind)) is not None}
+            found.append((option, {}))
+        for kind in ("json", "regex", "choice", "grammar"):
+            name = f"guided_{kind}"
+            if (value := getattr(self, name)) is not None:
+                found.append(({kind: value}, {f"structured_outputs.{kind}": name, _OPTION: name}))
+        if len(found) > 1:
+            raise InvalidRequest(
+                "give one of response_format, structured_outputs and the fields guided_*: an "
+                "answer has one form",
+                param="response_format" if self.response_format else "structured_outputs",
+            )
+        return found[0] if found else (None, {})
+
+
+_OPTION: Final = "structured_outputs"
+_SCHEMA: Final = "response_format.json_schema.schema"
+
+
+def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
+    if wanted.type == "json_object":
+        return {"json_object": True}, {_OPTION: "response_format"}
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        param = "response_format.json_schema" + (".schema" if wanted.json_schema else "")
+        raise InvalidRequest(f"the field {param} is missing", param=param)
+    names = {f"{_OPTION}.json": _SCHEMA, _OPTION: "response_format"}
+    return {"json": wanted.json_schema.schema}, names
+
+
+def rename(error: RequestError, names: Mapping[str, str]) -> None:
+    """Let an error name the request's field instead of the workers'. names: those by these."""
+    param = error.param or ""
+    for old, new in names.items():
+        if param == old or param.startswith(f"{old}."):
+            error.param = new + param.removeprefix(old)
+            error.message = error.message.replace(param, error.param, 1)
+            return

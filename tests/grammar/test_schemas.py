@@ -1,0 +1,108 @@
+"""What a random model writes under a grammar: texts that another library finds valid."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from helpers.json_schemas import schemas
+from minisgl.builtin import model_path
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidSampling
+from minisgl.grammar.compile import compiled
+from minisgl.grammar.maskers import Maskers
+from minisgl.tokenizer import Tokenizer, load_tokenizer
+
+EOS, VOCAB, MOST = 2, 1408, 1024
+SCHEMAS = schemas()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(model_path())
+
+
+@pytest.fixture(scope="module")
+def maskers(tokenizer: Tokenizer) -> Maskers:
+    return Maskers(tokenizer.to_json, VOCAB, {EOS})
+
+
+def walk(maskers: Maskers, option: dict[str, Any], seed: int) -> list[int]:
+    """Output ids of a model that draws any allowed token, the end of sequence included."""
+    params = SamplingParams(structured_outputs=option)
+    assert params.structured_outputs
+    masker = maskers.create(compiled(params.structured_outputs))
+    rng, output = random.Random(seed), list[int]()
+    while len(output) < MOST and EOS not in output:
+        mask = masker.mask(output).view(np.uint8)
+        allowed = np.unpackbits(mask, bitorder="little")[:VOCAB].nonzero()[0]
+        output.append(rng.choice(allowed.tolist()))
+    return output
+
+
+def test_there_are_enough() -> None:
+    assert len(SCHEMAS) >= 150
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_answer_is_valid(name: str, maskers: Maskers, tokenizer: Tokenizer) -> None:
+    schema = SCHEMAS[name]
+    check = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    for seed in range(3):
+        output = walk(maskers, {"json": schema}, seed)
+        assert output[-1] == EOS, tokenizer.decode(output)
+        check.validate(json.loads(tokenizer.decode(output)))
+
+
+@pytest.mark.parametrize(
+    ("option", "pattern"),
+    [
+        ({"regex": r"\d{3}-[a-z]{2}"}, r"\d{3}-[a-z]{2}"),
+        ({"regex": "(a/b|\\n|é+)!"}, "(a/b|\\n|é+)!"),
+        (
+            {"choice": ["yes", 'no "way"', "\\ back", "new\nline"]},
+            'yes|no "way"|\\\\ back|new\nline',
+        ),
+        ({"grammar": 'start: "x" N\nN: /[0-9]{1,4}/'}, "x[0-9]{1,4}"),
+        ({"grammar": 'root ::= "x" [0-9] [0-9]?'}, "x[0-9]{1,2}"),
+    ],
+)
+def test_other_forms(
+    option: dict[str, Any], pattern: str, maskers: Maskers, tokenizer: Tokenizer
+) -> None:
+    for seed in range(8):
+        output = walk(maskers, option, seed)
+        assert re.fullmatch(pattern, tokenizer.decode(output[:-1])), tokenizer.decode(output)
+
+
+def test_json_object(maskers: Maskers) -> None:
+    option: dict[str, Any] = {"json_object": True}
+    params = SamplingParams(structured_outputs=option)
+    masker = maskers.create(compiled(params.structured_outputs or {}))
+    first = np.unpackbits(masker.mask([]).view(np.uint8), bitorder="little").nonzero()[0]
+    tokenizer = load_tokenizer(model_path())
+    assert {tokenizer.decode([token]).strip()[:1] for token in first.tolist()} == {"{"}
+
+
+def test_a_vocabulary_of_another_size(tokenizer: Tokenizer) -> None:
+    """The model's is larger (padding) or smaller than the tokenizer's."""
+    for size in (VOCAB + 100, VOCAB - 100):
+        mask = Maskers(tokenizer.to_json, size, {EOS}).create('start: "yes"').mask([])
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+        assert len(mask) == -(-size // 32)
+        assert all(tokenizer.decode([token]) in ("y", "ye", "yes") for token in allowed.tolist())
+
+
+def test_too_much_work_is_refused(maskers: Maskers, tokenizer: Tokenizer) -> None:
+    masker = maskers.create(compiled({"regex": "(a?){5000}a{5000}"}))
+    masker.mask([])
+    with pytest.raises(InvalidSampling, match="cannot be followed behind output token 1: lexer"):
+        masker.mask(tokenizer.encode("a", add_special_tokens=False))

@@ -1,0 +1,76 @@
+"""Fields that give an answer its form: what reaches the pipeline, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from helpers.scripted_server import ScriptedServer
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TEXT = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+NAMED = {"name": "n", "strict": True, "schema": SCHEMA}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": NAMED}
+PATHS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/generate": {"text": "a"},
+}
+FORMS: list[tuple[dict[str, Any], Any]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    ({"response_format": JSON_SCHEMA}, {"json": TEXT}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"json": TEXT}),
+    ({"structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+    ({"structured_outputs": {"grammar": "start: X"}}, {"grammar": "start: X"}),
+    ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+    ({"guided_json": SCHEMA}, {"json": TEXT}),
+    ({"guided_json": TEXT}, {"json": TEXT}),
+    ({"guided_regex": "a+"}, {"regex": "a+"}),
+    ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ({"guided_grammar": "start: X"}, {"grammar": "start: X"}),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_form_reaches_the_pipeline(
+    path: str, server: ScriptedServer, http: httpx.Client
+) -> None:
+    for fields, option in FORMS:
+        answer = http.post(path, json={**PATHS[path], **fields})
+        assert answer.status_code == 200, answer.text
+        assert server.received[-1].sampling.structured_outputs == option, fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+            "missing",
+        ),
+        ({"response_format": JSON_SCHEMA, "guided_regex": "a"}, "response_format", "one form"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "not known"),
+        ({"guided_json": "{"}, "guided_json", "guided_json must be JSON"),
+        ({"guided_choice": []}, "guided_choice", "guided_choice must be a list"),
+        ({"guided_regex": ""}, "guided_regex", "guided_regex must be a text"),
+        ({"guided_regex": "a", "ignore_eos": True}, "guided_regex", "cannot be combined with"),
+        ({"guided_regex": "a" * 200_000}, "guided_regex", "at most 131072"),
+        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "llguidance"),
+    ],
+)
+def test_wrong_forms(fields: dict[str, Any], param: str, says: str, http: httpx.Client) -> None:
+    for path, prompt in PATHS.items():
+        answer = http.post(path, json={**prompt, **fields})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert says in error["message"]
