@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -12,9 +11,15 @@ import msgspec
 from minisgl.errors import InvalidSampling, brief
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
 MAX_STOP_TOKEN_IDS = 256
-MAX_TOP_LOGPROBS = 20
+_BOUNDS: dict[str, tuple[float, float, str]] = {
+    "temperature": (0, 2, "be between 0 and 2"),
+    "top_p": (5e-324, 1, "be above 0 and at most 1"),
+    "min_p": (0, 1, "be between 0 and 1"),
+    "top_k": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}, or 0 for no limit"),
+    "seed": (-(2**63), 2**64 - 1, "fit 64 bits"),
+    "max_tokens": (1, 2**31 - 1, f"be from 1 to {2**31 - 1}"),
+}
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _COUNTS = ("top_k", "seed", "max_tokens", "top_logprobs", "min_tokens", "truncate_prompt_tokens")
 _SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs")
@@ -98,72 +103,35 @@ class SamplingParams(
 
     def __post_init__(self) -> None:
         self._take_plain_values()
-        for name, low, high in (("temperature", 0, 2), ("top_p", 0, 1), ("min_p", 0, 1)):
+        for name, (low, high, allowed) in _BOUNDS.items():
             value = getattr(self, name)
-            if (
-                not math.isfinite(value)
-                or not low <= value <= high
-                or (name == "top_p" and not value)
-            ):
-                above = "above 0 and at most 1" if name == "top_p" else f"between {low} and {high}"
-                raise InvalidSampling(f"{name} must be {above}, got {value}", param=name)
-        if not 0 <= self.top_k < 2**31:
-            raise InvalidSampling(
-                f"top_k must be from 1 to {2**31 - 1}, or 0 for no limit, got {brief(self.top_k)}",
-                param="top_k",
-            )
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise InvalidSampling(f"seed must fit 64 bits, got {brief(self.seed)}", param="seed")
-        if self.max_tokens is not None and not 1 <= self.max_tokens < 2**31:
-            raise InvalidSampling(
-                f"max_tokens must be from 1 to {2**31 - 1}, got {brief(self.max_tokens)}",
-                param="max_tokens",
-            )
-        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise InvalidSampling(
-                f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got "
-                f"{brief(self.top_logprobs)}",
-                param="top_logprobs",
-            )
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
-            raise InvalidSampling(
-                f"truncate_prompt_tokens must be at least 1, got {self.truncate_prompt_tokens}",
-                param="truncate_prompt_tokens",
-            )
-        if any(not 0 <= token < 2**31 for token in self.stop_token_ids):
-            raise InvalidSampling(
-                f"stop_token_ids must be token ids, got {brief(list(self.stop_token_ids))}",
-                param="stop_token_ids",
-            )
-        self._check_logit_options()
+            if value is not None and not low <= value <= high:  # NaN is not
+                raise InvalidSampling(f"{name} must {allowed}, got {brief(value)}", param=name)
+        self._check_rare_options()
+
+    def _check_rare_options(self) -> None:
+        """Check what most requests leave out, with modules that these need not import."""
+        if (
+            self.top_logprobs
+            or self.truncate_prompt_tokens is not None
+            or self.stop
+            or self.stop_token_ids
+        ):
+            from minisgl.core.stop_checks import check_lengths_and_stops
+
+            check_lengths_and_stops(self)
+        is_used = self.has_penalties or self.min_tokens or self.allowed_token_ids is not None
+        if is_used or self.logit_bias != {}:
+            from minisgl.core.logit_checks import checked_logit_options
+
+            logit_bias, allowed = checked_logit_options(self)
+            msgspec.structs.force_setattr(self, "logit_bias", logit_bias)
+            msgspec.structs.force_setattr(self, "allowed_token_ids", allowed)
         if self.structured_outputs is not None:
             from minisgl.core.structured import checked_structured_outputs
 
-            checked = checked_structured_outputs(self)
-            msgspec.structs.force_setattr(self, "structured_outputs", checked)
-        for text in self.stop:
-            if not 0 < len(text) <= MAX_STOP_LENGTH:
-                raise InvalidSampling(
-                    f"a stop string must have 1 to {MAX_STOP_LENGTH} characters, "
-                    f"got one of {len(text)}",
-                    param="stop",
-                )
-            if any("\ud800" <= char <= "\udfff" for char in text):
-                raise InvalidSampling(
-                    f"a stop string must be valid Unicode, got {brief(text)}", param="stop"
-                )
-
-    def _check_logit_options(self) -> None:
-        is_used = self.has_penalties or self.min_tokens or self.allowed_token_ids is not None
-        if not is_used and self.logit_bias == {}:
-            return
-        from minisgl.core.logit_checks import checked_logit_options
-
-        logit_bias, allowed = checked_logit_options(self)
-        msgspec.structs.force_setattr(self, "logit_bias", logit_bias)
-        msgspec.structs.force_setattr(self, "allowed_token_ids", allowed)
+            form = checked_structured_outputs(self)
+            msgspec.structs.force_setattr(self, "structured_outputs", form)
 
     @property
     def has_penalties(self) -> bool:

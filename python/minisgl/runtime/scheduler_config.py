@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,15 +49,11 @@ def masker_factory(
     folder: Path, vocab_size: int, eos_ids: frozenset[int]
 ) -> Callable[[UserMsg], Masker | None]:
     """Return the scheduler's `create_masker`. It reads the tokenizer for the first grammar."""
-    maskers: list[Maskers] = []
 
-    def create(message: UserMsg) -> Masker | None:
-        if not message.grammar:
-            return None
-        if not maskers:
-            from minisgl.grammar.maskers import Maskers
+    @cache
+    def maskers() -> Maskers:
+        from minisgl.grammar.maskers import Maskers
 
-            maskers.append(Maskers(lambda: load_tokenizer(folder).to_json(), vocab_size, eos_ids))
-        return maskers[0].create(message.grammar)
+        return Maskers(lambda: load_tokenizer(folder).to_json(), vocab_size, eos_ids)
 
-    return create
+    return lambda message: maskers().create(message.grammar) if message.grammar else None
