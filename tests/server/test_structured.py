@@ -74,3 +74,20 @@ def test_wrong_forms(fields: dict[str, Any], param: str, says: str, http: httpx.
         error = answer.json()["error"]
         assert error["param"] == param
         assert says in error["message"]
+
+
+def test_the_form_of_a_response(server: ScriptedServer, http: httpx.Client) -> None:
+    """OpenAI's Responses have the schema one level higher."""
+
+    def ask(**format: Any) -> httpx.Response:
+        return http.post("/v1/responses", json={"input": "a", "text": {"format": format}})
+
+    assert ask(type="json_schema", name="n", strict=True, schema=SCHEMA).status_code == 200
+    assert server.received[-1].sampling.structured_outputs == {"json": TEXT}
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"items": deep}
+    error = ask(type="json_schema", name="n", schema=deep).json()["error"]
+    assert error["param"] == "text.format.schema"
+    assert error["message"].startswith("text.format.schema has more than 100 levels")
+    assert ask(type="json_schema", name="n").json()["error"]["param"] == "text.format.schema"

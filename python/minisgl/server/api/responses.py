@@ -21,8 +21,9 @@ from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
 from minisgl.server.api.messages import Message
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.response_store import ResponseStore
-from minisgl.server.api.responses_request import ResponsesRequest
+from minisgl.server.api.responses_request import FORMAT_NAMES, ResponsesRequest
 from minisgl.server.api.schema import ErrorBody, Json, Timings
+from minisgl.server.api.structured import in_turn, naming
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, named_event, respond
@@ -231,7 +232,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
         chat = asked.chat(earlier)
-        sampling = chat.sampling(model.defaults)
+        with naming(FORMAT_NAMES):
+            sampling, names = chat.with_form(chat.sampling(model.defaults))
         begun = ResponseObject.begun(model.name, asked, sampling)
 
         def keep(answer: ResponseObject) -> None:
@@ -248,7 +250,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             cache_salt=None,
             stream=asked.stream,
             shape=_ResponseShape(begun, keep, has_logprobs=asked.has_logprobs),
-            prompt_field="input",
+            names={"prompt": "input", **in_turn(names, FORMAT_NAMES)},
         )
 
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))

@@ -10,6 +10,7 @@ from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
 from minisgl.server.api.schema import Json, Positive, StreamOptions, ignored, only
+from minisgl.server.api.structured import JsonSchema, ResponseFormat
 
 LOGPROBS: Final = "message.output_text.logprobs"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -75,8 +76,26 @@ def _text(content: str | list[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
+class TextFormat(JsonSchema, frozen=True, kw_only=True):
+    """As `ResponseFormat`, with the schema and its name one level higher."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+    @property
+    def response_format(self) -> ResponseFormat:
+        given = {name: getattr(self, name) for name in JsonSchema.__struct_fields__}
+        return ResponseFormat(type=self.type, json_schema=JsonSchema(**given))
+
+
+FORMAT_NAMES: Final = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+"""The request's names of what a refusal can name, by those of chat completions."""
+
+
 class TextOptions(Json, frozen=True, kw_only=True):
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -170,7 +189,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             top_p=self.top_p,
             logprobs=self.has_logprobs or None,
             top_logprobs=self.top_logprobs,
-            response_format=_response_format(options.format),
+            response_format=options.format.response_format if options.format else None,
             verbosity=options.verbosity,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             tools=[_tool(tool, i) for i, tool in enumerate(self.tools or ())],
@@ -205,16 +224,6 @@ def _joined(messages: list[Message]) -> list[Message]:
 def _text_of(content: Any) -> str:
     assert isinstance(content, str)
     return content
-
-
-def _response_format(format: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Chat completions keep a schema and its name one level lower."""
-    if format is None or format.get("type") != "json_schema":
-        return format
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in format.items() if key != "type"},
-    }
 
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.core import Finished, SamplingParams
-from minisgl.errors import InvalidRequest, InvalidSampling, shortened
+from minisgl.errors import InvalidRequest, shortened
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
 from minisgl.server.api.strict import Json as Json
 from minisgl.server.api.strict import ignored as ignored
 from minisgl.server.api.strict import only as only
-from minisgl.server.api.structured import StructuredFields, rename
+from minisgl.server.api.structured import StructuredFields, naming
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
@@ -80,11 +80,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         option, names = self.structured()
         if option is None:
             return params, {}
-        try:
+        with naming(names):
             return msgspec.structs.replace(params, structured_outputs=option), names
-        except InvalidSampling as error:
-            rename(error, names)
-            raise
 
 
 _SAMPLING_FIELDS: Final = (

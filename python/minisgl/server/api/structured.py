@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -98,3 +99,23 @@ def rename(error: RequestError, names: Mapping[str, str]) -> None:
             error.param = new + param.removeprefix(old)
             error.message = error.message.replace(param, error.param, 1)
             return
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let the refusals within name the request's fields. names: those by the other names."""
+    try:
+        yield
+    except RequestError as error:
+        rename(error, names)
+        raise
+
+
+def in_turn(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """The names by `first`, changed by `second`."""
+    changed = {}
+    for old, new in first.items():
+        error = InvalidRequest("", param=new)
+        rename(error, second)
+        changed[old] = error.param or new
+    return changed
