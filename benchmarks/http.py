@@ -213,7 +213,9 @@ def _api(step_s: float, num_running: int, pipe: Connection) -> None:
     setup_logging("server", level="warning")
     args = ServerArgs()
     workers = _PacedWorkers(step_s, num_running)
-    model = ServedModel(name=MODEL, defaults=SamplingParams(temperature=0.0), created=0)
+    model = ServedModel(
+        names=(MODEL,), defaults=SamplingParams(temperature=0.0), created=0, folder=model_path()
+    )
     try:
         workers.start_engine(args)
         workers.start_text(model_path(), args.num_tokenizer)

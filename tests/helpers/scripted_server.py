@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from minisgl.builtin import model_path
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import EngineError
 from minisgl.message import (
@@ -51,6 +52,7 @@ from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
 MODEL = "scripted"
+OTHER_NAME = "also-scripted"
 
 
 def text_of(message: TokenizeMsg | EncodeMsg) -> str:
@@ -76,13 +78,14 @@ class ScriptedServer:
         num_ranks: int = 1,
         max_queued: int | None = None,
         stalled: Callable[[], str | None] | None = None,
+        origins: Sequence[str] = (),
         keys: KeyRing | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._observer = observer
         self._max_queued = max_queued
         self._app_options: dict[str, Any] = {"stalled": stalled} if stalled else {}
-        self._app_options["keys"] = keys
+        self._app_options |= {"keys": keys, "origins": origins}
         self._tls = tls
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()
@@ -98,7 +101,10 @@ class ScriptedServer:
         self._bound = bind("127.0.0.1", 0)
         self.url = url_of(self._bound, "https" if tls else "http")
         self._model = ServedModel(
-            name=MODEL, defaults=defaults or SamplingParams(temperature=0.25), created=1
+            names=(MODEL, OTHER_NAME),
+            folder=model_path(),
+            defaults=defaults or SamplingParams(temperature=0.25),
+            created=1,
         )
         self._threads = [
             threading.Thread(target=self._pipeline),

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from helpers.scripted_server import MODEL, ScriptedServer
+from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl.errors import EngineError
 from minisgl.message import ChatPrompt, PingMsg, TextPrompt, TokenPrompt, ids_from_bytes
 from minisgl.message.frontend import FrontendMsg, PongMsg, UserReply
@@ -218,7 +218,7 @@ def test_an_answer_can_be_handed_back(client: openai.OpenAI) -> None:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL, OTHER_NAME]
     assert client.models.retrieve(MODEL).owned_by == "minisgl"
     with pytest.raises(openai.NotFoundError, match="scripted"):
         client.models.retrieve("org/other")

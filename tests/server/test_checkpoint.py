@@ -85,4 +85,4 @@ def test_random_weights_download_none(
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     found = find_checkpoint(ServerArgs(model="org/name", dummy_weight=dummy))
-    assert (found.folder, found.name) == (tmp_path, "org/name")
+    assert (found.folder, found.names) == (tmp_path, ("org/name",))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from helpers.running_server import RunningServer
@@ -89,3 +90,18 @@ def test_responses(server: RunningServer) -> None:
         assert second.output_text == whole.choices[0].message.content
         with client.responses.stream(input="What is 12 + 30?", **greedy) as stream:
             assert stream.get_final_response().output_text == first.output_text
+
+
+def test_tokens(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        text = "Hé 42 \U0001f600"
+        encoded = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+        assert encoded["count"] == len(encoded["tokens"]) == len(encoded["token_strs"])
+        assert encoded["max_model_len"] == 1024
+        assert http.post("/detokenize", json={"tokens": encoded["tokens"]}).json()["prompt"] == text
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        ids = http.post("/tokenize", json=chat).json()["tokens"]
+        shown = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+        assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        [entry] = http.get("/v1/models").json()["data"]
+        assert entry["context_length"] == 1024

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import string
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
 from minisgl.server import errors, page
-from minisgl.server.api import anthropic, chat, completions, generate, models, responses
+from minisgl.server.api import anthropic, chat, completions, generate, models, responses, tokens
 from minisgl.server.api.models import ServedModel
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
@@ -38,23 +39,21 @@ def create_app(
     model: ServedModel,
     stalled: Callable[[], str | None] = _no_answer,
     keys: KeyRing | None = None,
+    origins: Sequence[str] = (),
 ) -> ASGIApp:
     """Return the application.
 
     stalled: asked if a message does not get round the workers in time, which it cannot while a long
     step is computed. It returns what is wrong, or None if all workers make progress.
-    keys: who may use the server; None is everyone.
+    keys: who may use the server; None is everyone. origins: the web pages of other hosts that may
+    use it (CORS), "*" for all.
     """
-    families = (chat, completions, generate, models, anthropic, responses)
+    families = (chat, completions, generate, models, anthropic, responses, tokens)
     records = [record for family in families for record in family.RECORDS]
     app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)
-    app.include_router(chat.router(frontend, model))
-    app.include_router(completions.router(frontend, model))
-    app.include_router(generate.router(frontend, model))
-    app.include_router(models.router(model))
-    app.include_router(anthropic.router(frontend, model))
-    app.include_router(responses.router(frontend, model))
+    for family in families:
+        app.include_router(family.router(frontend, model))
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
     app.include_router(page.router())
@@ -86,7 +85,15 @@ def create_app(
         more = f',"oldest_token_age_s":{age_s:.3f}' if frontend.num_open else ""
         return _status("ready", more)
 
-    guarded = KeyGuard(app, keys, frontend.observer) if keys else app
+    guarded: ASGIApp = KeyGuard(app, keys, frontend.observer) if keys else app
+    if origins:  # before the guard: a browser asks without a key whether it may ask
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
     return RequestIds(guarded)  # outermost: what FastAPI says of a crash gets an id too
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -31,6 +32,20 @@ _SECONDS: Final = Rule(
     parse=float,
 )
 _SECRET: Final = text("a key")  # what is wrong with it is said where no message repeats it
+
+
+def origins_of(text: str | None) -> tuple[str, ...]:
+    """The origins that `--cors-origin` names."""
+    return tuple(filter(None, (origin.strip() for origin in (text or "").split(","))))
+
+
+def is_origins(text: str) -> bool:
+    """Whether each is "*", or a scheme, a host and perhaps a port, as browsers write an origin."""
+    origins = origins_of(text)
+    return bool(origins) and all(o == "*" or _ORIGIN.fullmatch(o) for o in origins)
+
+
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
 _NAME: Final = text("a printable name", lambda name: bool(name.strip()) and name.isprintable())
 _COLLECTOR: Final = text(
     "the URL of an OTLP/HTTP collector, such as http://localhost:4318", _is_collector
@@ -48,7 +63,8 @@ class ServerArgs(RuntimeArgs):
         None,
         _NAME,
         "model",
-        "the name that requests give the model",
+        "the name that requests give the model, or several with commas between them; answers have "
+        "the one that the request used",
         metavar="NAME",
         unset="what --model says; of a folder, its last part",
         nodes="first",
@@ -94,6 +110,18 @@ class ServerArgs(RuntimeArgs):
         "a TOML file with a table for each key: its name, key, limits and rights (docs/security.md)"
         "; it is read again when it changes",
         metavar="FILE",
+        nodes="first",
+    )
+    cors_origin: str | None = option(
+        None,
+        text(
+            "origins such as https://chat.example.org, with commas between them, or *", is_origins
+        ),
+        "access",
+        "web pages of these origins, with commas between them, may use the server from a browser "
+        "(CORS); * is all",
+        metavar="ORIGIN",
+        unset="its own pages",
         nodes="first",
     )
     ssl_certfile: str | None = option(

@@ -20,10 +20,11 @@ BUILTIN_NAME: Final = "minisgl-builtin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """name: what requests call the model. defaults: for requests that leave sampling open."""
+    """names: what requests call the model, the first of them its own. defaults: for requests that
+    leave sampling open."""
 
     folder: Path
-    name: str
+    names: tuple[str, ...]
     defaults: SamplingParams
 
 
@@ -40,6 +41,7 @@ def find_checkpoint(args: ServerArgs) -> Found:
         is_folder = Path(args.model).expanduser().is_dir()
         name = folder.resolve().name if is_folder else args.model
     check_ranks(folder, args)
-    name = args.served_model_name or name
-    logger.info("the model is %s, from %s", name, folder)
-    return Found(folder=folder, name=name, defaults=sampling_defaults(folder))
+    given = (args.served_model_name or "").split(",")
+    names = tuple(filter(None, map(str.strip, given))) or (name,)
+    logger.info("the model is %s, from %s", " and ".join(names), folder)
+    return Found(folder=folder, names=names, defaults=sampling_defaults(folder))

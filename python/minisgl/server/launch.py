@@ -101,7 +101,7 @@ def _serve(
         keys = KeyRing(args.api_key, args.api_key_file)
     with bind(args.host, args.http_port) as bound, _workers(signals) as workers:
         found = find_checkpoint(args)
-        folder, name = found.folder, found.name
+        folder, name = found.folder, found.names[0]
         if args.nnodes > 1:
             workers.nodes = gather_nodes(args, settings_of(args, folder))
             workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
@@ -116,7 +116,12 @@ def _serve(
             from minisgl.server.api.models import ServedModel
             from minisgl.server.server import Server
 
-            model = ServedModel(name=name, defaults=found.defaults, created=int(time.time()))
+            model = ServedModel(
+                names=found.names,
+                defaults=found.defaults,
+                created=int(time.time()),
+                folder=folder,
+            )
             server = Server(workers, bound, model, args, keys, tls)
         workers.wait_ready()
         signals.check()

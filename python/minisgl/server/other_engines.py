@@ -29,6 +29,7 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--dummy-weight": ("--load-format",),
     "--device": ("--n-gpu-layers", "--gpu-layers", "-ngl"),
     "--dist-init-addr HOST:PORT": ("--master-addr", "--master-port"),
+    "--cors-origin": ("--allowed-origins",),
     "--log-requests": ("--enable-log-requests",),
     "--log-level": ("--uvicorn-log-level", "--log-verbosity"),
     "--ssl-certfile": ("--ssl-cert-file",),

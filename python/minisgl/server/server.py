@@ -24,7 +24,7 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.address import listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
-from minisgl.server.args import ServerArgs
+from minisgl.server.args import ServerArgs, origins_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
 from minisgl.server.keys import KeyRing
@@ -70,7 +70,9 @@ class Server:
             max_queued=args.max_queued_requests,
             max_running=args.max_running_requests,
         )
-        self._http = HttpServer(create_app(self._frontend, model, workers.stalled, keys), tls)
+        origins = origins_of(args.cors_origin)
+        app = create_app(self._frontend, model, workers.stalled, keys, origins)
+        self._http = HttpServer(app, tls)
         self._drain_s = args.drain_timeout
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

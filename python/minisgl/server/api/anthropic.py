@@ -339,7 +339,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def messages(request: Request) -> Response:
         """Continue a chat; Anthropic's schema with a few extensions."""
         asked = await body.read(request, MessagesRequest)
-        model.check(asked.model)
+        name = model.check(asked.model)
         chat = asked.chat
         return await respond(
             request,
@@ -349,7 +349,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             priority=None,
             cache_salt=None,
             stream=asked.stream,
-            shape=_MessageShape(model.name, asked),
+            shape=_MessageShape(name, asked),
             names={"prompt": "messages"},
             is_clamped=True,
         )

@@ -191,8 +191,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Continue a chat; OpenAI's schema with a few extensions."""
         asked = await body.read(request, ChatRequest)
-        model.check(asked.model)
-        shape = _ChatShape(model.name, asked)
+        shape = _ChatShape(model.check(asked.model), asked)
         sampling, names = asked.with_form(asked.sampling(model.defaults))
         return await respond(
             request,

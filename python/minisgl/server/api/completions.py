@@ -137,7 +137,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Continue texts or token ids; OpenAI's schema with a few extensions."""
         asked = await body.read(request, CompletionRequest)
-        model.check(asked.model)
         prompts = asked.prompts
         num_choices = asked.num_choices
         if len(prompts) * num_choices > MAX_PROMPTS:
@@ -146,7 +145,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
                 f"{num_choices}",
                 param="n",
             )
-        shape = _CompletionShape(model.name, len(prompts), asked)
+        shape = _CompletionShape(model.check(asked.model), len(prompts), asked)
         sampling, names = asked.with_form(asked.sampling(model.defaults))
         return await respond(
             request,

@@ -1,8 +1,11 @@
-"""GET /v1/models: the served model, and the name that requests may call it by."""
+"""GET /v1/models: the served model, and the names that requests may call it by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -10,57 +13,102 @@ from fastapi import APIRouter, Response
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ModelNotFound, brief
+from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.api.schema import Json
+from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 
 
 class Model(Json, frozen=True, kw_only=True):
+    """In OpenAI's form, and in Anthropic's (from `type`). max_model_len: context_length, as vLLM
+    calls it.
+
+    context_length: the most tokens of prompt and answer; null while the model loads.
+    """
+
     id: str
     created: int
+    context_length: int | None
+    max_model_len: int | None
+    capabilities: list[str]
+    display_name: str
+    created_at: str
     object: Literal["model"] = "model"
     owned_by: Literal["minisgl"] = "minisgl"
+    type: Literal["model"] = "model"
 
 
 class ModelList(Json, frozen=True, kw_only=True):
     data: list[Model]
+    first_id: str
+    last_id: str
     object: Literal["list"] = "list"
+    has_more: Literal[False] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: `card` is kept in __dict__
 class ServedModel:
-    """defaults: what a request gets that leaves a sampling parameter out. created: Unix time."""
+    """names: the first is the model's own; requests may use any. folder: the checkpoint.
 
-    name: str
+    defaults: what a request gets that leaves a sampling parameter out. created: Unix time.
+    """
+
+    names: tuple[str, ...]
     defaults: SamplingParams
     created: int
+    folder: Path
 
-    def check(self, name: str | None) -> None:
-        """Raise ModelNotFound if a request means another model."""
-        if name not in (None, self.name):
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def check(self, name: str | None) -> str:
+        """The name to answer with. Raises ModelNotFound if a request means another model."""
+        if name is None:
+            return self.name
+        if name not in self.names:
             raise ModelNotFound(
-                f"the model {brief(name)} is not served here; this server serves {self.name!r}",
+                f"the model {brief(name)} is not served here; this server serves "
+                f"{' and '.join(map(repr, self.names))}",
                 param="model",
             )
+        return name
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """Read when it is first asked for."""
+        return read_card(self.folder)
 
 
 RECORDS: Final = (ModelList,)
 """The roots of this family's schema in /openapi.json."""
 
 
-def router(model: ServedModel) -> APIRouter:
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
-    entry = Model(id=model.name, created=model.created)
+
+    def entry(name: str) -> Model:
+        return Model(
+            id=name,
+            created=model.created,
+            context_length=frontend.context_length,
+            max_model_len=frontend.context_length,
+            capabilities=model.card.capabilities,
+            display_name=name,
+            created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),
+        )
 
     @routes.get("/v1/models", **operation(None, ModelList))
     async def list_models() -> Response:
-        """The served model, as a list of one."""
-        body = msgspec.json.encode(ModelList(data=[entry]))
-        return Response(body, media_type="application/json")
+        """The served model, once for each of its names."""
+        entries = [entry(name) for name in model.names]
+        listed = ModelList(data=entries, first_id=model.names[0], last_id=model.names[-1])
+        return Response(msgspec.json.encode(listed), media_type="application/json")
 
     @routes.get("/v1/models/{name:path}", **operation(None, Model))
     async def get_model(name: str) -> Response:
-        """The served model, if that is its name."""
-        model.check(name)
-        return Response(msgspec.json.encode(entry), media_type="application/json")
+        """The served model, if that is one of its names."""
+        shown = entry(model.check(name))
+        return Response(msgspec.json.encode(shown), media_type="application/json")
 
     return routes

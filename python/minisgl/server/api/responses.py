@@ -227,14 +227,14 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def responses(request: Request) -> Response:
         """Continue a conversation; OpenAI's schema of Responses."""
         asked = await body.read(request, ResponsesRequest)
-        model.check(asked.model)
+        name = model.check(asked.model)
         owner, earlier = _owner(request), []
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
         chat = asked.chat(earlier)
         with naming(FORMAT_NAMES):
             sampling, names = chat.with_form(chat.sampling(model.defaults))
-        begun = ResponseObject.begun(model.name, asked, sampling)
+        begun = ResponseObject.begun(name, asked, sampling)
 
         def keep(answer: ResponseObject) -> None:
             if asked.store is not False:
@@ -250,7 +250,11 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             cache_salt=None,
             stream=asked.stream,
             shape=_ResponseShape(begun, keep, has_logprobs=asked.has_logprobs),
-            names={"prompt": "input", **in_turn(names, FORMAT_NAMES)},
+            names={
+                "prompt": "input",
+                "max_tokens": "max_output_tokens",
+                **in_turn(names, FORMAT_NAMES),
+            },
         )
 
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))

@@ -1,0 +1,88 @@
+"""What /v1/models and Ollama's lists say of the model: read from the checkpoint's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from minisgl.errors import CheckpointError
+from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """family: `model_type` of config.json. num_parameters: 0 without weight files. num_bytes: of
+    the weight files. digest: SHA-256 of config.json and the weight files' names and sizes.
+    template: the chat template, or "".
+    """
+
+    family: str
+    num_parameters: int
+    num_bytes: int
+    dtype: str
+    quantization: str
+    digest: str
+    template: str
+
+    @property
+    def capabilities(self) -> list[str]:
+        """In Ollama's words, of what the chat template has a place for."""
+        found = ["completion"]
+        if "tools" in self.template:
+            found.append("tools")
+        if "enable_thinking" in self.template or "<think>" in self.template:
+            found.append("thinking")
+        return found
+
+    @property
+    def size(self) -> str:
+        """The number of parameters, as 4.9M or 7.6B."""
+        for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+            if self.num_parameters >= factor:
+                return f"{self.num_parameters / factor:.1f}{unit}"
+        return str(self.num_parameters)
+
+
+def read_card(folder: Path) -> ModelCard:
+    """Of the checkpoint in `folder`, which is known to load."""
+    config = read_json_object(folder / "config.json")
+    files = sorted(folder.glob("*.safetensors"))
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    sizes = [file.stat().st_size for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        digest.update(f"{file.name} {size}".encode())
+    text = config.get("text_config") or {}
+    quantization = config.get("quantization_config") or text.get("quantization_config") or {}
+    dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or ""
+    return ModelCard(
+        family=str(config.get("model_type", "")),
+        num_parameters=sum(map(_num_parameters, files)),
+        num_bytes=sum(sizes),
+        dtype=str(dtype),
+        quantization=str(quantization.get("quant_method", "")),
+        digest=digest.hexdigest(),
+        template=_template(folder),
+    )
+
+
+def _num_parameters(file: Path) -> int:
+    """Elements of the tensors of a safetensors file, which starts with a JSON header."""
+    with file.open("rb") as opened:
+        header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _template(folder: Path) -> str:
+    file = folder / "chat_template.jinja"
+    try:
+        if file.exists():
+            return file.read_text(encoding="utf-8")
+        template = load_tokenizer_config(folder).get("chat_template")
+        template = template or read_json_object(folder / "chat_template.json").get("chat_template")
+    except (OSError, ValueError, CheckpointError):
+        return ""
+    return template if isinstance(template, str) else json.dumps(template or "")

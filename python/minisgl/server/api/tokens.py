@@ -1,0 +1,117 @@
+"""POST /tokenize and /detokenize: text to token ids and back; no model runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from minisgl.errors import InvalidRequest
+from minisgl.message import Prompt, TextPrompt, ids_from_bytes
+from minisgl.server import body
+from minisgl.server.api.chat import ChatRequest
+from minisgl.server.api.logprobs import token_name
+from minisgl.server.api.messages import Message, TemplateArgs
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.schema import Json, token_prompt
+from minisgl.server.frontend import Frontend
+from minisgl.server.openapi import operation
+
+
+class TokenizeRequest(Json, frozen=True, kw_only=True):
+    """POST /tokenize. Exactly one of prompt and messages is given."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: list[Any] | None = None
+    chat_template_kwargs: TemplateArgs = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="Of a prompt; left out: true. A chat template writes its own")
+    ] = None
+    return_token_strs: bool | None = None
+
+    @property
+    def encoded(self) -> Prompt:
+        """What is encoded. Raises InvalidRequest."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give exactly one of prompt and messages", param="prompt")
+        if self.prompt is not None:
+            of_chats = ("tools", "chat_template_kwargs", "add_generation_prompt")
+            for name in (*of_chats, "continue_final_message"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequest(f"{name} is for messages", param=name)
+            return TextPrompt(text=self.prompt)
+        if self.add_special_tokens:
+            raise InvalidRequest(
+                "add_special_tokens is for a prompt: the chat template writes the special tokens",
+                param="add_special_tokens",
+            )
+        chat = ChatRequest(
+            messages=self.messages or [],
+            tools=self.tools,
+            chat_template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+        chat.refuse_unsupported()
+        return chat.prompt
+
+
+class Tokenized(Json, frozen=True, kw_only=True):
+    """max_model_len: the most tokens of prompt and answer."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Json, frozen=True, kw_only=True):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[Any]
+
+
+class Detokenized(Json, frozen=True, kw_only=True):
+    prompt: str
+
+
+RECORDS: Final = (TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized)
+"""The roots of this family's schema in /openapi.json."""
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/tokenize", **operation(TokenizeRequest, Tokenized))
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a text, or of the prompt that a chat becomes."""
+        asked = await body.read(request, TokenizeRequest)
+        model.check(asked.model)
+        is_plain = asked.add_special_tokens is False
+        reply = await frontend.round_trips.encode(asked.encoded, is_plain=is_plain)
+        ids = ids_from_bytes(reply.ids).tolist()
+        names = [token_name(piece) for piece in reply.pieces] if asked.return_token_strs else None
+        answer = Tokenized(
+            count=len(ids), max_model_len=frontend.context_length, tokens=ids, token_strs=names
+        )
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    @routes.post("/detokenize", **operation(DetokenizeRequest, Detokenized))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        asked = await body.read(request, DetokenizeRequest)
+        model.check(asked.model)
+        ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
+        text = await frontend.round_trips.decode(ids)
+        return Response(
+            msgspec.json.encode(Detokenized(prompt=text)), media_type="application/json"
+        )
+
+    return routes

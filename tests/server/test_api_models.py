@@ -1,0 +1,159 @@
+"""The model's names and card, /tokenize and /detokenize, pages of other origins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
+from minisgl.builtin import model_path
+from minisgl.message import ChatPrompt, TextPrompt
+from minisgl.server.api.model_card import ModelCard, read_card
+from minisgl.server.args import ServerArgs
+from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.keys import KeyRing
+
+
+def test_every_name_is_the_model(client: openai.OpenAI, server: ScriptedServer) -> None:
+    assert [entry.id for entry in client.models.list()] == [MODEL, OTHER_NAME]
+    assert client.models.retrieve(OTHER_NAME).id == OTHER_NAME
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+    message: Any = [{"role": "user", "content": "a"}]
+    for name in (MODEL, OTHER_NAME):
+        assert client.chat.completions.create(model=name, messages=message).model == name
+        assert client.completions.create(model=name, prompt="a").model == name
+        assert client.responses.create(model=name, input="a").model == name
+        with anthropic.Anthropic(base_url=server.url, api_key="none") as claude:
+            sent = claude.messages.create(model=name, max_tokens=1, messages=message)
+            assert sent.model == name
+
+
+def test_anthropics_client_lists_models(server: ScriptedServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none") as claude:
+        listed = claude.models.list()
+        assert [entry.id for entry in listed] == [MODEL, OTHER_NAME]
+        assert listed.data[0].created_at.timestamp() == 1
+        assert claude.models.retrieve(MODEL).display_name == MODEL
+
+
+def test_names_of_a_checkpoint() -> None:
+    def names(given: str | None) -> tuple[str, ...]:
+        return find_checkpoint(ServerArgs(served_model_name=given)).names
+
+    assert names(None) == ("minisgl-builtin",)
+    assert names("a, b") == ("a", "b")
+
+
+def test_the_card_of_the_builtin_model(client: openai.OpenAI) -> None:
+    from safetensors import safe_open
+
+    card = read_card(model_path())
+    with safe_open(model_path() / "model.safetensors", "np") as tensors:
+        shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+    num = 0
+    for shape in shapes:
+        product = 1
+        for size in shape:
+            product *= size
+        num += product
+    assert card.num_parameters == num
+    assert card.size == f"{num / 10**6:.1f}M"
+    assert card.num_bytes == (model_path() / "model.safetensors").stat().st_size
+    assert (card.family, card.dtype, card.quantization) == ("qwen3", "bfloat16", "")
+    assert card.capabilities == ["completion"]
+    entry = client.models.list().data[0].model_extra
+    assert entry
+    assert entry["capabilities"] == ["completion"]
+
+
+@pytest.mark.parametrize(
+    ("template", "capabilities"),
+    [
+        ("{{ messages }}", []),
+        ("{% if tools %}{% endif %}", ["tools"]),
+        ("{% if enable_thinking %}{% endif %}", ["thinking"]),
+        ([{"name": "tool_use", "template": "{{ tools }}"}], ["tools"]),
+    ],
+)
+def test_capabilities_are_what_the_template_has_a_place_for(
+    tmp_path: Path, template: Any, capabilities: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"dtype": "float16"}}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    card = read_card(tmp_path)
+    assert card.capabilities == ["completion", *capabilities]
+    assert (card.num_parameters, card.num_bytes, card.dtype) == (0, 0, "float16")
+
+
+def test_sizes_as_people_write_them() -> None:
+    def size(num: int) -> str:
+        texts = dict.fromkeys(("family", "dtype", "quantization", "digest", "template"), "")
+        return ModelCard(num_parameters=num, num_bytes=0, **texts).size
+
+    assert [size(n) for n in (999, 5_000, 4_900_000, 7_615_616_512)] == [
+        "999",
+        "5.0K",
+        "4.9M",
+        "7.6B",
+    ]
+
+
+def test_tokenize(http: httpx.Client, server: ScriptedServer) -> None:
+    answer = http.post("/tokenize", json={"model": MODEL, "prompt": "a bb ccc"}).json()
+    assert answer == {"count": 3, "max_model_len": None, "tokens": [1, 2, 3], "token_strs": None}
+    assert server.encoded[-1] == TextPrompt(text="a bb ccc")
+    chat = {"messages": [{"role": "user", "content": "a bb"}], "add_generation_prompt": False}
+    assert http.post("/tokenize", json=chat).json()["tokens"] == [1, 2]
+    prompt = server.encoded[-1]
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_args == {"add_generation_prompt": False}
+    assert http.post("/detokenize", json={"tokens": [5, 6]}).json() == {"prompt": "5 6"}
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/detokenize", {"tokens": [2**31]}, "tokens"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+    ],
+)
+def test_refusals(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == param
+
+
+def test_pages_of_other_origins(http: httpx.Client) -> None:
+    page = "https://page.example"
+    asks = {"Origin": page, "Access-Control-Request-Method": "POST"}
+    asks["Access-Control-Request-Headers"] = "authorization,content-type"
+    for origins, allowed in (((page,), page), (("*",), "*")):
+        keys = KeyRing("secret", None)
+        with (
+            ScriptedServer(origins=origins, keys=keys) as server,
+            httpx.Client(base_url=server.url) as other,
+        ):
+            preflight = other.options("/v1/chat/completions", headers=asks)
+            assert preflight.status_code == 200
+            assert preflight.headers["access-control-allow-origin"] == allowed
+            assert "authorization" in preflight.headers["access-control-allow-headers"]
+            refused = other.get("/v1/models", headers={"Origin": page})
+            assert refused.status_code == 401  # and the page may read why
+            assert refused.headers["access-control-allow-origin"] == allowed
+    with ScriptedServer(origins=(page,)) as server, httpx.Client(base_url=server.url) as other:
+        stranger = other.get("/v1/models", headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in stranger.headers
+    assert "access-control-allow-origin" not in http.get("/health", headers=asks).headers
