@@ -18,11 +18,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention.torch_backend import TorchAttnMetadata
+from minisgl.attention.base import BaseAttnMetadata
 from minisgl.core import Plan, PoolBatch
+from minisgl.core.req import IdArray
 from minisgl.kernel.delta_rule import Rows, delta_rule, next_state, short_conv
 from minisgl.kvcache.recurrent import RecurrentLayer, RecurrentPool
 
@@ -46,6 +48,13 @@ class DeltaLayer:
         return [key_width, key_width, self.num_heads * self.value_dim]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentMetadata(BaseAttnMetadata):
+    """rows: int32 [3, B], the plan's table_idxs, starts and ends."""
+
+    rows: IdArray
+
+
 class RecurrentBackend(ABC):
     """See `BaseAttnBackend`, of which this has what the engine asks for."""
 
@@ -59,9 +68,9 @@ class RecurrentBackend(ABC):
         group."""
         self.page_size, self.state_table = page_size, state_table
 
-    def prepare(self, plan: Plan) -> TorchAttnMetadata:
-        return TorchAttnMetadata(
-            rows=list(zip(plan.table_idxs, plan.starts, plan.ends, strict=True))
+    def prepare(self, plan: Plan) -> RecurrentMetadata:
+        return RecurrentMetadata(
+            rows=np.array((plan.table_idxs, plan.starts, plan.ends), dtype=np.int32)
         )
 
     @abstractmethod
@@ -70,14 +79,14 @@ class RecurrentBackend(ABC):
         x_TD: Tensor,
         g_TN: Tensor,
         beta_TN: Tensor,
-        weight_DW: Tensor,
+        weight_WD: Tensor,
         layer: DeltaLayer,
         batch: PoolBatch,
     ) -> Tensor:
         """Convolve x, which is queries, keys and values side by side, and apply the gated delta
         rule. Returns [T, N, V] in x's dtype.
 
-        g_TN, beta_TN: float32, log decays and weights. weight_DW: the convolution's.
+        g_TN, beta_TN: float32, log decays and weights. weight_WD: the convolution's.
         """
 
 
@@ -91,7 +100,7 @@ class TorchRecurrentBackend(RecurrentBackend):
         x_TD: Tensor,
         g_TN: Tensor,
         beta_TN: Tensor,
-        weight_DW: Tensor,
+        weight_WD: Tensor,
         layer: DeltaLayer,
         batch: PoolBatch,
     ) -> Tensor:
@@ -99,7 +108,7 @@ class TorchRecurrentBackend(RecurrentBackend):
         cache = pool.layer(layer.layer_id)
         out_TNV = x_TD.new_empty(len(x_TD), layer.num_heads, layer.value_dim)
         offset = 0
-        for table_idx, start, end in batch.attn_metadata.rows:
+        for table_idx, start, end in batch.attn_metadata.rows.T.tolist():
             span = slice(offset, offset + end - start)
             offset = span.stop
             base = start // layer.interval * layer.interval
@@ -107,7 +116,7 @@ class TorchRecurrentBackend(RecurrentBackend):
             state_NHV, tail_WD = self._state(cache, table_idx, base)
             before_JD = torch.cat((tail_WD, cache.inputs[slots]))[-len(tail_WD) :]
             x_JD = torch.cat((before_JD, x_TD[span]))
-            mixed = torch.split(short_conv(x_JD, weight_DW), layer.sizes, dim=-1)
+            mixed = torch.split(short_conv(x_JD, weight_WD), layer.sizes, dim=-1)
             q, k, v = (x.contiguous() for x in mixed)
             rows = Rows(cache.keys[slots], cache.updates[slots], cache.decays[slots])
             at = start

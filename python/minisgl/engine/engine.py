@@ -150,7 +150,7 @@ class Engine:
         if pool.is_recurrent:
             from minisgl.engine.recurrent import recurrent_context
 
-            return recurrent_context(self, pool)
+            return recurrent_context(self, pool, config.attn)
         group = self.memory.groups[pool.group]
         return Context(
             kv_pool=create_kvcache_pool(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.attention.recurrent import TorchRecurrentBackend
+from minisgl.attention.recurrent_registry import create_recurrent_backend
 from minisgl.core import Context
 from minisgl.kvcache.recurrent import RecurrentPool
 from minisgl.models.recurrent import RecurrentPoolSpec
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from minisgl.models import PoolSpec
 
 
-def recurrent_context(engine: Engine, pool: PoolSpec) -> Context:
+def recurrent_context(engine: Engine, pool: PoolSpec, attn: str) -> Context:
+    """attn: the name that `--attn` gives."""
     assert isinstance(pool, RecurrentPoolSpec)
     groups, tables = engine.memory.groups, engine._tables
     return Context(
@@ -26,5 +27,10 @@ def recurrent_context(engine: Engine, pool: PoolSpec) -> Context:
             device=engine.device.torch_device,
         ),
         page_table=tables.group_table(pool.group),
-        attn=TorchRecurrentBackend(engine.page_size, tables.group_table(pool.state_group)),
+        attn=create_recurrent_backend(
+            attn,
+            engine.device.torch_device,
+            engine.page_size,
+            tables.group_table(pool.state_group),
+        ),
     )

@@ -89,10 +89,10 @@ def next_state(state_NHV: Tensor, rows: Rows) -> Tensor:
     return state_NHV * last_N.exp()[:, None, None] + added
 
 
-def short_conv(x_JD: Tensor, weight_DW: Tensor) -> Tensor:
+def short_conv(x_JD: Tensor, weight_WD: Tensor) -> Tensor:
     """A causal convolution of each channel with its W taps, then SiLU. The first W - 1 of the J
     inputs are of the tokens before. Returns [J - W + 1, D] in x's dtype."""
-    x = torch.nn.functional.conv1d(x_JD.T[None], weight_DW[:, None], groups=len(weight_DW))
+    x = torch.nn.functional.conv1d(x_JD.T[None], weight_WD.T[:, None], groups=weight_WD.shape[1])
     return torch.nn.functional.silu(x)[0].T
 
 

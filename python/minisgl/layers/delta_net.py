@@ -171,6 +171,9 @@ class GatedDeltaNet(BaseOP):
             name=f"{prefix}.out_proj",
         )
 
+    def init_buffers(self, device: torch.device) -> None:
+        self.conv = self.conv[:, 0].T.contiguous()  # [taps, D], as the backends read it
+
     def forward(
         self,
         norm: RMSNormFused,
@@ -187,7 +190,7 @@ class GatedDeltaNet(BaseOP):
         g_TN = -self.a_log.exp() * F.softplus(a_TN.float() + self.dt_bias)
         view = batch.pools[layer.pool]
         out_TNV = view.context.attn.forward(
-            qkv, g_TN, b_TN.sigmoid().float(), self.conv[:, 0], layer, view
+            qkv, g_TN, b_TN.sigmoid().float(), self.conv, layer, view
         )
         if rows_S is not None:
             residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))

@@ -1,0 +1,56 @@
+"""Recurrent layers in C++, see `kernel/csrc/recurrent.cpp`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend
+from minisgl.core import PoolBatch
+from minisgl.kvcache.recurrent import RecurrentPool
+
+
+class CpuRecurrentBackend(RecurrentBackend):
+    name = "cpu"
+
+    def __init__(self, library: Any, page_size: int, state_table: Tensor) -> None:
+        """`library` is what `minisgl.kernel.jit.load_library` returned."""
+        super().__init__(page_size, state_table)
+        self._step = library.recurrent_step
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        g_TN: Tensor,
+        beta_TN: Tensor,
+        weight_WD: Tensor,
+        layer: DeltaLayer,
+        batch: PoolBatch,
+    ) -> Tensor:
+        pool: RecurrentPool = batch.context.kv_pool
+        cache = pool.layer(layer.layer_id)
+        out_TNV = torch.empty(len(x_TD), layer.num_heads, layer.value_dim, dtype=x_TD.dtype)
+        self._step(
+            x_TD,
+            torch.empty(x_TD.shape, dtype=x_TD.dtype),
+            g_TN,
+            beta_TN,
+            weight_WD,
+            cache.states,
+            cache.tails,
+            cache.inputs,
+            cache.keys,
+            cache.updates,
+            cache.decays,
+            batch.slots,
+            batch.context.page_table,
+            self.state_table,
+            batch.attn_metadata.rows,
+            out_TNV,
+            layer.interval,
+            self.page_size,
+            torch.get_num_threads(),
+        )
+        return out_TNV

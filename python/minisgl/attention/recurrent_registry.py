@@ -1,0 +1,24 @@
+"""Creates the backend of recurrent layers, by the name of the attention backend beside it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.recurrent import RecurrentBackend, TorchRecurrentBackend
+from minisgl.kernel.library import JitUnavailable, load_cpu_library
+
+
+def create_recurrent_backend(
+    name: str, device: torch.device, page_size: int, state_table: Tensor
+) -> RecurrentBackend:
+    """name: "torch" for the reference; any other name takes the fastest on `device`."""
+    if name != "torch" and device.type == "cpu":
+        try:
+            library = load_cpu_library()
+        except JitUnavailable:  # which the attention backend has logged
+            return TorchRecurrentBackend(page_size, state_table)
+        from minisgl.attention.recurrent_cpu import CpuRecurrentBackend
+
+        return CpuRecurrentBackend(library, page_size, state_table)
+    return TorchRecurrentBackend(page_size, state_table)
