@@ -84,7 +84,7 @@ def _byte_ids(tokenizer: Tokenizer, kind: str) -> list[int]:
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
-    token_id = tokenizer._backend.token_to_id(token)
+    token_id = tokenizer.backend.token_to_id(token)
     assert token_id is not None, token
     return int(token_id)
 

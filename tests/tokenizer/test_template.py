@@ -11,6 +11,7 @@ import pytest
 from helpers.text_checkpoints import make
 from minisgl.errors import CheckpointError, InvalidRequest
 from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer import template as template_module
 from minisgl.tokenizer.template import ChatTemplate, load_template
 
 CHATML = (
@@ -326,8 +327,45 @@ def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
     none = _ours(make(tmp_path, "byte_level"))
     broken = ChatTemplate({"default": "{% if %}"}, {})
     too_deep = ChatTemplate({"default": "{{ " + "(" * 10_000}, {})
-    too_long = ChatTemplate({"default": "{{ (10 ** 5000) | string }}"}, {})
-    for template in (none, broken, too_deep, too_long):
+    for template in (none, broken, too_deep):
         assert not template.is_usable
         with pytest.raises(InvalidRequest, match="/v1/completions"):
             template.render([USER])
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than",
+        ),
+        (
+            "{% macro f() %}{% for i in range(9) %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}",
+            "recursion",
+        ),
+        ("{{ 'x' * 10 ** 9 }}", "far too large"),
+        ("{{ 'x' * 999999999 }}", "far too large"),
+        ("{{ [1, 2] * 999999999 }}", "far too large"),
+        ("{{ 10 ** 10 ** 10 }}", "far too large"),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "exceeds"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ messages.__class__() }}", "unsafe"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+    ],
+)
+def test_a_template_cannot_do_much(
+    source: str, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_module, "MAX_TEMPLATE_S", 0.2)
+    monkeypatch.setattr(template_module, "MAX_PROMPT", 10**6)
+    chat = ChatTemplate({"default": source}, {})
+    with pytest.raises(InvalidRequest, match=match):
+        chat.render([{"role": "user", "content": "a"}])
+
+
+def test_products_that_templates_write() -> None:
+    source = "{{ '-' * 3 }}{{ 2 * 3 }}{{ 1.5 * 2 }}{{ 2 ** 10 }}{{ messages|length * 2 }}"
+    chat = ChatTemplate({"default": source}, {})
+    assert chat.render([{"role": "user", "content": "a"}]) == "---63.010242"

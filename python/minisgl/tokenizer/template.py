@@ -2,14 +2,15 @@
 
 The variables, filters and settings are those of "Chat templates" in the transformers
 documentation: a template is a program that model makers wrote against them. It runs in jinja's
-immutable sandbox. What it refuses (roles out of order, say) is the request's fault and is told to
-the client in the template's own words.
+immutable sandbox, with limits of time and size (`_Sandbox`). What it refuses (roles out of order,
+say) is the request's fault, and the client reads the template's own words.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,17 @@ from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
+MAX_TEMPLATE_S: Final = 10.0
+"""Of a core's time. A chat of a million tokens takes a tenth of a second."""
+
+MAX_PROMPT: Final = 64 * 2**20
+"""Characters: four times the largest body."""
+
+MAX_FACTOR: Final = 1024
+"""Of a base or an exponent."""
+
+_TICK: Final = "minisgl_tick"
+
 
 class ChatTemplate:
     """Messages to the text of a prompt that ends where the assistant's answer begins.
@@ -40,7 +52,7 @@ class ChatTemplate:
 
         special_tokens: variables such as `bos_token`.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
@@ -78,24 +90,35 @@ class ChatTemplate:
 
         Raises InvalidRequest: malformed messages, no usable template, or the template refuses.
         """
+        return self.fill(self.variables(messages, args))
+
+    def variables(
+        self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What the client wrote, as the template's variables. Raises InvalidRequest."""
         if not self.is_usable:
             raise InvalidRequest(self._problem, param="messages")
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
-        is_continued = bool(args and args.get("continue_final_message"))
+        normal = [_normalise(message, i) for i, message in enumerate(messages)]
+        return {**(args or {}), "messages": normal}
+
+    def fill(self, given: Mapping[str, Any]) -> str:
+        """The prompt of `variables`. Raises InvalidRequest."""
+        is_continued = bool(given.get("continue_final_message"))
         variables = {
             "tools": None,
             "documents": None,
             "add_generation_prompt": not is_continued,
             **self._special_tokens,
-            **(args or {}),
-            "messages": [_normalise(message, i) for i, message in enumerate(messages)],
+            **given,
         }
         if is_continued:
-            _mark_end(variables["messages"][-1], len(messages) - 1)
+            *before, last = given["messages"]
+            variables["messages"] = [*before, _with_end(last, len(before))]
         name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
         try:
-            prompt = self._templates[name].render(variables)
+            prompt = _rendered(self._templates[name], variables)
         except Exception as error:  # a template is a program: odd input may break it in any way
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             # The text may quote what a tool call's JSON smuggled in: lone surrogates.
@@ -111,8 +134,8 @@ _END: Final = "[end-of-the-final-message-7c1f]"
 """Written behind the content of a message that is continued; the prompt is cut there."""
 
 
-def _mark_end(message: dict[str, Any], index: int) -> None:
-    """Write `_END` and a space behind the content of `message`, in place."""
+def _with_end(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """The message with `_END` and a space behind its content."""
     where = f"messages[{index}]"
     if message["role"] != "assistant":
         raise InvalidRequest(
@@ -125,7 +148,7 @@ def _mark_end(message: dict[str, Any], index: int) -> None:
             f"continue_final_message needs text to continue: {where} has no content, or tool calls",
             param="continue_final_message",
         )
-    message["content"] += f"{_END} "
+    return {**message, "content": f"{message['content']}{_END} "}
 
 
 def _cut_at_end(prompt: str) -> str:
@@ -227,6 +250,49 @@ def _normalise_call(call: Any) -> Any:
                 return call  # a model's earlier mistake: shown as it was made
             return {**call, "function": {**function, "arguments": arguments}}
     return call
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja's immutable sandbox, in which loops and products end."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(tick, lineno=loop.lineno))
+        return tree
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        size = max((len(side) for side in (left, right) if hasattr(side, "__len__")), default=1)
+        times = max((abs(side) for side in (left, right) if isinstance(side, int)), default=1)
+        is_large = times > MAX_FACTOR if operator == "**" else size * times > MAX_PROMPT
+        if is_large and not isinstance(left, float) and not isinstance(right, float):
+            raise jinja2.TemplateError("it computes something far too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """The template's text. Raises TemplateError if it exceeds `MAX_PROMPT` or `MAX_TEMPLATE_S`."""
+    end = time.thread_time() + MAX_TEMPLATE_S
+
+    def tick() -> str:
+        if time.thread_time() > end:
+            raise jinja2.TemplateError(f"it computes for more than {MAX_TEMPLATE_S:g} s")
+        return ""
+
+    pieces: list[str] = []
+    size = 0
+    for piece in template.generate(variables | {_TICK: tick}):
+        pieces.append(piece)
+        size += len(piece)
+        tick()
+        if size > MAX_PROMPT:
+            raise jinja2.TemplateError(f"its text exceeds {MAX_PROMPT:,} characters")
+    return "".join(pieces)
 
 
 class _Generation(Extension):

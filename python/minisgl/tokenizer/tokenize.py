@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from minisgl.message import (
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from minisgl.tokenizer.chat import ChatEncoder
     from minisgl.tokenizer.template import ChatTemplate
 
 
@@ -40,6 +41,12 @@ class PromptEncoder:
         from minisgl.tokenizer.template import load_template
 
         return load_template(self.folder, self.tokenizer.special_tokens)
+
+    @cached_property
+    def chat(self) -> ChatEncoder:
+        from minisgl.tokenizer.chat import ChatEncoder
+
+        return ChatEncoder(self.tokenizer, self.template)
 
     def encode(
         self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
@@ -59,9 +66,8 @@ class PromptEncoder:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages, template_args=args):
                 # A template writes the special tokens itself, the beginning of sequence included.
-                text = self.template.render(messages, args)
-                self._check_text(text, context_length)
-                ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=False))
+                check = partial(self._check_text, context_length=context_length)
+                ids = ids_to_bytes(self.chat.encode(messages, args, check))
                 if not ids:
                     raise InvalidRequest(
                         "the chat template makes an empty prompt of these messages",

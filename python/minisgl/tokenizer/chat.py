@@ -1,0 +1,123 @@
+"""Messages to ids. The template writes special tokens; what clients write never becomes one.
+
+A client that writes "<|im_end|>" into a message would otherwise end it, and could go on as another
+role. Strings cannot be told apart once they are rendered. So strings of the client that could be a
+part of a special token are rendered a second time with a mark inside: a special token that is still
+whole then was written by the template. If there are no others, the text is encoded as it is, with
+the same ids as before. Else the parts between the template's tokens are encoded without special
+tokens, which transformers calls `split_special_tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import tokenizers
+
+from minisgl.tokenizer.template import ChatTemplate
+from minisgl.tokenizer.tokenizer import Tokenizer
+
+_PLAIN_ROLE: Final = re.compile(r"[\w-]+")
+"""Roles that stay as they are: templates compare them, and write special tokens around them."""
+
+
+class ChatEncoder:
+    """Encodes messages with the template and the tokenizer of one checkpoint."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        decoder = tokenizer.backend.get_added_tokens_decoder()
+        self._texts = {i: decoder[i].content for i in tokenizer.special_ids if decoder[i].content}
+        self._specials = sorted(set(self._texts.values()), key=len, reverse=True)
+        self._special = _any_of(self._specials)
+        self._first = _any_of(sorted({text[0] for text in self._specials}))
+        # No client can know it, and filters such as `trim`, `upper` and `tojson` leave it as it is.
+        self._mark = f"~{secrets.randbelow(10**20):020}~"
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        args: Mapping[str, Any] | None = None,
+        check: Callable[[str], None] = lambda text: None,
+    ) -> list[int]:
+        """The ids of the prompt of `messages`; args: see `ChatTemplate.render`.
+
+        check: gets the text before it is encoded, and may raise. Raises InvalidRequest.
+        """
+        given = self._template.variables(messages, args)
+        text = self._template.fill(given)
+        check(text)
+        marked_given = {name: self._marked(value) for name, value in given.items()}
+        for message, marked_message in zip(
+            given["messages"], marked_given["messages"], strict=True
+        ):
+            if _PLAIN_ROLE.fullmatch(message["role"]):
+                marked_message["role"] = message["role"]
+        if marked_given != given:
+            marked = self._template.fill(marked_given)
+            if self._special.findall(text) != self._special.findall(marked):
+                return self._encode_parts(marked)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _marked(self, value: Any) -> Any:
+        """The value with a mark in each string that can be a part of a special token: behind the
+        first character of one, and in what may stand inside of one."""
+        if isinstance(value, str):
+            inner = value.strip()
+            if inner and any(inner in special for special in self._specials):
+                return value.replace(inner, inner[0] + self._mark + inner[1:], 1)
+            return self._first.sub(self._with_mark, value)
+        if isinstance(value, dict):
+            return {self._marked_key(key): self._marked(item) for key, item in value.items()}
+        return [self._marked(item) for item in value] if isinstance(value, list) else value
+
+    def _marked_key(self, key: Any) -> Any:
+        """Names of fields stay: templates look them up."""
+        return key if isinstance(key, str) and key.isidentifier() else self._marked(key)
+
+    def _with_mark(self, found: re.Match[str]) -> str:
+        return found[0] + self._mark
+
+    def _encode_parts(self, marked: str) -> list[int]:
+        """Encode the template's special tokens as such, and everything else as text."""
+        ids: list[int] = []
+        end = 0
+        for found in self._special.finditer(marked):
+            ids += self._encode_plain(marked[end : found.start()])
+            ids += self._tokenizer.encode(found[0], add_special_tokens=False)
+            end = found.end()
+        return ids + self._encode_plain(marked[end:])
+
+    def _encode_plain(self, marked: str) -> list[int]:
+        text = marked.replace(self._mark, "")
+        ids = self._plain_ids(text)
+        if not any(token in self._texts and self._texts[token] in text for token in ids):
+            return ids
+        # A Unigram model may have special tokens among its pieces: cut them in two.
+        return [token for piece in marked.split(self._mark) for token in self._plain_ids(piece)]
+
+    def _plain_ids(self, text: str) -> list[int]:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
+        return ids
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """A copy of the tokenizer that encodes special tokens as text. The first text that needs it
+        waits for it: 0.1 to 1 s."""
+        content = json.loads(self._tokenizer.backend.to_str())
+        for token in content["added_tokens"]:
+            token["special"] = token["content"] in self._specials
+        plain = tokenizers.Tokenizer.from_str(json.dumps(content))
+        plain.encode_special_tokens = True
+        return plain
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """A pattern that finds any of the texts, the first that fits; of no texts, nothing."""
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
