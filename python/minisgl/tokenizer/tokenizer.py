@@ -76,7 +76,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The content of tokenizer.json, with the added tokens of all files."""
-        text: str = self._backend.to_str()
+        text: str = self.backend.to_str()
         return text
 
     def _named_id(self, name: str) -> int | None:
