@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import tokenizers
 
+from minisgl.errors import InvalidRequest
 from minisgl.tokenizer.template import ChatTemplate
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ class ChatEncoder:
         args: Mapping[str, Any] | None = None,
         check: Callable[[str], None] = lambda text: None,
     ) -> list[int]:
-        """The ids of the prompt of `messages`; args: see `ChatTemplate.render`.
+        """The ids, at least one, of the prompt of `messages`; args: see `ChatTemplate.render`.
 
         check: gets the text before it is encoded, and may raise. Raises InvalidRequest.
         """
@@ -63,7 +64,11 @@ class ChatEncoder:
             marked = self._template.fill(marked_given)
             if self._special.findall(text) != self._special.findall(marked):
                 return self._encode_parts(marked)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        if ids := self._tokenizer.encode(text, add_special_tokens=False):
+            return ids
+        raise InvalidRequest(
+            "the chat template makes an empty prompt of these messages", param="messages"
+        )
 
     def _marked(self, value: Any) -> Any:
         """The value with a mark in each string that can be a part of a special token: behind the
@@ -110,7 +115,7 @@ class ChatEncoder:
     def _plain(self) -> tokenizers.Tokenizer:
         """A copy of the tokenizer that encodes special tokens as text. The first text that needs it
         waits for it: 0.1 to 1 s."""
-        content = json.loads(self._tokenizer.backend.to_str())
+        content = json.loads(self._tokenizer.to_json())
         for token in content["added_tokens"]:
             token["special"] = token["content"] in self._specials
         plain = tokenizers.Tokenizer.from_str(json.dumps(content))

@@ -68,11 +68,6 @@ class PromptEncoder:
                 # A template writes the special tokens itself, the beginning of sequence included.
                 check = partial(self._check_text, context_length=context_length)
                 ids = ids_to_bytes(self.chat.encode(messages, args, check))
-                if not ids:
-                    raise InvalidRequest(
-                        "the chat template makes an empty prompt of these messages",
-                        param="messages",
-                    )
             case TokenPrompt(ids=ids):
                 _check_ids(ids)
         return ids
