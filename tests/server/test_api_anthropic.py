@@ -183,6 +183,16 @@ def test_sampling(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
     assert (sampling.max_tokens, sampling.stop) == (7, ("x",))
 
 
+def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    schema = {"type": "object"}
+    output: Any = {"format": {"type": "json_schema", "schema": schema}}
+    claude.messages.create(**asked(turn("a"), output_config=output))
+    assert server.received[-1].sampling.structured_outputs == {"json": '{"type":"object"}'}
+    output["effort"] = "high"
+    with pytest.raises(anthropic.BadRequestError, match="reasoning_effort"):
+        claude.messages.create(**asked(turn("a"), output_config=output))
+
+
 @pytest.mark.parametrize(
     ("fields", "match"),
     [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import pytest
 
 from helpers.running_server import RunningServer
@@ -105,3 +107,18 @@ def test_tokens(server: RunningServer) -> None:
         assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         [entry] = http.get("/v1/models").json()["data"]
         assert entry["context_length"] == 1024
+
+
+def test_ollama(server: RunningServer) -> None:
+    with ollama.Client(host=server.url) as llama, server.client() as client:
+        question: Any = [{"role": "user", "content": "What is 12 + 30?"}]
+        options = {"temperature": 0.0, "num_predict": 30}
+        whole = llama.chat(MODEL, question, options=options).message.content
+        parts = llama.chat(MODEL, question, options=options, stream=True)
+        assert "".join(part.message.content or "" for part in parts) == whole
+        same = client.chat.completions.create(
+            model=MODEL, messages=question, temperature=0.0, max_tokens=30
+        )
+        assert same.choices[0].message.content == whole
+        told = llama.chat(MODEL, question, format="json", options=options | {"num_predict": 200})
+        json.loads(told.message.content or "")

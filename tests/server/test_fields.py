@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import ollama._types as ollama_types
 import pytest
 from anthropic.types import message_create_params as messages_params
 from anthropic.types.beta import message_create_params as beta_messages_params
@@ -18,6 +19,11 @@ from minisgl.server.api.anthropic import MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest
+from minisgl.server.api.ollama import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+)
 from minisgl.server.api.responses_request import ResponsesRequest
 from minisgl.server.api.schema import Json
 
@@ -28,6 +34,9 @@ FORMS: dict[str, type[Json]] = {
     "native": GenerateRequest,
     "messages": MessagesRequest,
     "responses": ResponsesRequest,
+    "ollama chat": OllamaChatRequest,
+    "ollama text": OllamaGenerateRequest,
+    "ollama options": OllamaOptions,
 }
 ROW = re.compile(r"\| `(\w+)`( \*)? \| ([a-z, ]+) \| (honoured|neutral|only) \| (.*) ?\|")
 
@@ -87,6 +96,9 @@ def test_the_table_marks_extensions() -> None:
         *responses_params.ResponseCreateParamsBase.__annotations__,
         "stream",
     }
+    vendors["ollama chat"] = set(ollama_types.ChatRequest.model_fields)
+    vendors["ollama text"] = set(ollama_types.GenerateRequest.model_fields)
+    vendors["ollama options"] = set(ollama_types.Options.model_fields)
     vendors["messages"] = anthropic | {"stream"}
     for (form, field), (is_extension, _, _) in rows().items():
         assert is_extension == (field not in vendors[form]), (form, field)

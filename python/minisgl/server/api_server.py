@@ -14,7 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.errors import EngineError
 from minisgl.server import errors, page
-from minisgl.server.api import anthropic, chat, completions, generate, models, responses, tokens
+from minisgl.server.api import (
+    anthropic,
+    chat,
+    completions,
+    generate,
+    models,
+    ollama,
+    ollama_models,
+    responses,
+    tokens,
+)
 from minisgl.server.api.models import ServedModel
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
@@ -48,7 +58,10 @@ def create_app(
     keys: who may use the server; None is everyone. origins: the web pages of other hosts that may
     use it (CORS), "*" for all.
     """
-    families = (chat, completions, generate, models, anthropic, responses, tokens)
+    families = (
+        *(chat, completions, generate, models, tokens, responses),
+        *(anthropic, ollama, ollama_models),
+    )
     records = [record for family in families for record in family.RECORDS]
     app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
     errors.install(app, frontend.observer)

@@ -64,10 +64,15 @@ _SYNONYMS: Final = {
 means something else."""
 
 
-async def read(request: Request, kind: type[R]) -> R:
-    """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest."""
+async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
+    """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest.
+
+    any_type: take the body for JSON whatever its Content-Type says, as Ollama does: its
+    documentation calls curl without a header.
+    """
     content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
+    is_json = any_type or content_type.partition(";")[0].strip().lower() == "application/json"
+    if not is_json:
         got = brief(content_type) if content_type else "none"
         raise refusal(
             f"the content type must be application/json, got {got}: add the header "

@@ -30,6 +30,7 @@ from minisgl.server.api.schema import (
     ignored,
     only,
 )
+from minisgl.server.api.structured import JsonSchema, ResponseFormat, in_turn, naming
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, TextEvent, named_event, respond
@@ -40,6 +41,9 @@ _NO_THINKING: Final = (
 )
 _NO_TOOLS: Final = 'tool calls are not parsed; send tool_choice {"type": "none"}'
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+
+_NAMES: Final = {"response_format.json_schema": "output_config.format", "stop": "stop_sequences"}
+"""Fields by their names in chat completions."""
 
 CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]
 
@@ -113,6 +117,18 @@ def _joined(content: str | list[TextBlock] | None) -> str:
     return "\n".join(block.text for block in content)
 
 
+class OutputFormat(Json, frozen=True, kw_only=True):
+    schema: dict[str, Any]
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(Json, frozen=True, kw_only=True):
+    format: Annotated[
+        OutputFormat | None, Meta(description="A JSON schema that the answer's text follows.")
+    ] = None
+    effort: Annotated[str | None, Meta(description="reasoning_effort of chat completions.")] = None
+
+
 class CountRequest(Json, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens"""
 
@@ -127,9 +143,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
     tool_choice: Annotated[
         dict[str, Any] | None, only({"type": "none"}, {"type": "auto"}, why=_NO_TOOLS)
     ] = None
-    output_config: Annotated[
-        dict[str, Any] | None, only({}, why="describe the format in a message")
-    ] = None
+    output_config: OutputConfig | None = None
     context_management: Annotated[
         dict[str, Any] | None,
         only({}, {"edits": []}, _KEEP_THINKING, why="the client edits its messages itself"),
@@ -163,11 +177,19 @@ class CountRequest(Json, frozen=True, kw_only=True):
             last = messages.pop()
         is_begun = last.role == "assistant" and bool(last.content) and not last.tool_calls
         thinks = {"enable_thinking": False} if self.thinking == {"type": "disabled"} else {}
-        return ChatRequest(
+        output = self.output_config or OutputConfig()
+        schema = JsonSchema(schema=output.format.schema) if output.format else None
+        chat = ChatRequest(
             messages=messages,
+            reasoning_effort=output.effort,
+            response_format=(
+                ResponseFormat(type="json_schema", json_schema=schema) if schema else None
+            ),
             chat_template_kwargs=thinks | (self.chat_template_kwargs or {}),
             continue_final_message=is_begun or None,
         )
+        chat.refuse_unsupported()
+        return chat
 
 
 def _merged(messages: list[Message]) -> list[Message]:
@@ -341,16 +363,18 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, MessagesRequest)
         name = model.check(asked.model)
         chat = asked.chat
+        with naming(_NAMES):
+            sampling, names = chat.with_form(chat.sampling(model.defaults))
         return await respond(
             request,
             frontend,
             [chat.prompt],
-            chat.sampling(model.defaults),
+            sampling,
             priority=None,
             cache_salt=None,
             stream=asked.stream,
             shape=_MessageShape(name, asked),
-            names={"prompt": "messages"},
+            names={"prompt": "messages", **in_turn(names, _NAMES)},
             is_clamped=True,
         )
 

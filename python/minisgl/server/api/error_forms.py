@@ -40,6 +40,12 @@ def anthropic_error(body: ErrorBody) -> ErrorEvent:
     )
 
 
+class OllamaError(Json, frozen=True, kw_only=True):
+    error: str
+
+
 def in_form_of(path: str, body: ErrorBody) -> msgspec.Struct:
     """`body` as the API at `path` writes it; OpenAI's form everywhere else."""
+    if path.startswith("/api/"):
+        return OllamaError(error=body.error.message)
     return anthropic_error(body) if path.startswith("/v1/messages") else body

@@ -1,0 +1,154 @@
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: Ollama's lists of models."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from minisgl import __version__
+from minisgl.server import body
+from minisgl.server.api.error_forms import OllamaError
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.strict import Json, ignored
+from minisgl.server.frontend import Frontend
+from minisgl.server.openapi import operation
+
+NEVER: Final = "9999-12-31T23:59:59Z"
+"""When the model is unloaded."""
+
+
+class OllamaDetails(Json, frozen=True, kw_only=True):
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    format: Literal["safetensors"] = "safetensors"
+    parent_model: Literal[""] = ""
+
+
+class OllamaModel(Json, frozen=True, kw_only=True, omit_defaults=True):
+    """expires_at, context_length: in /api/ps."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    modified_at: str | UnsetType = UNSET
+    expires_at: str | UnsetType = UNSET
+    context_length: int | UnsetType | None = UNSET
+
+
+class OllamaModels(Json, frozen=True, kw_only=True):
+    models: list[OllamaModel]
+
+
+class ShowRequest(Json, frozen=True, kw_only=True):
+    """POST /api/show"""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: Annotated[bool | None, ignored("Changes nothing.")] = None
+
+
+class OllamaShown(Json, frozen=True, kw_only=True):
+    """parameters: the sampling defaults, one a line."""
+
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, str | int | None]
+    capabilities: list[str]
+    modified_at: str
+    modelfile: str
+
+
+class OllamaVersion(Json, frozen=True, kw_only=True):
+    version: str
+
+
+RECORDS: Final = (OllamaModels, ShowRequest, OllamaShown, OllamaVersion)
+"""The roots of this family's schema in /openapi.json."""
+
+
+def is_named(model: ServedModel, name: str) -> str:
+    """The name to answer with. Clients may add Ollama's tag. Raises ModelNotFound."""
+    model.check(name.removesuffix(":latest"))
+    return name
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+    modified_at = datetime.fromtimestamp(model.created, UTC).isoformat()
+
+    def details() -> OllamaDetails:
+        card = model.card
+        return OllamaDetails(
+            family=card.family,
+            families=[card.family],
+            parameter_size=card.size,
+            quantization_level=(card.quantization or card.dtype).upper(),
+        )
+
+    def listed(**more: Any) -> Response:
+        card = model.card
+        entries = [
+            OllamaModel(
+                name=name,
+                model=name,
+                size=card.num_bytes,
+                digest=card.digest,
+                details=details(),
+                **more,
+            )
+            for name in model.names
+        ]
+        return _json(OllamaModels(models=entries))
+
+    @routes.get("/api/tags", **operation(None, OllamaModels))
+    async def tags() -> Response:
+        """The served model under each of its names."""
+        return listed(modified_at=modified_at)
+
+    @routes.get("/api/ps", **operation(None, OllamaModels))
+    async def ps() -> Response:
+        """The same: the served model is loaded."""
+        return listed(expires_at=NEVER, context_length=frontend.context_length)
+
+    @routes.get("/api/version", **operation(None, OllamaVersion))
+    async def version() -> Response:
+        """This server's version."""
+        return _json(OllamaVersion(version=__version__))
+
+    @routes.post("/api/show", **operation(ShowRequest, OllamaShown, error=OllamaError))
+    async def show(request: Request) -> Response:
+        """What is known of the served model."""
+        asked = await body.read(request, ShowRequest, any_type=True)
+        name = is_named(model, asked.model or asked.name or model.name)
+        card = model.card
+        defaults = msgspec.structs.asdict(model.defaults)
+        shown = [f"{key} {defaults[key]}" for key in ("temperature", "top_k", "top_p", "min_p")]
+        answer = OllamaShown(
+            parameters="\n".join(shown),
+            template=card.template,
+            details=details(),
+            model_info={
+                "general.architecture": card.family,
+                "general.parameter_count": card.num_parameters,
+                f"{card.family}.context_length": frontend.context_length,
+            },
+            capabilities=card.capabilities,
+            modified_at=modified_at,
+            modelfile=f"FROM {name}",
+        )
+        return _json(answer)
+
+    return routes
+
+
+def _json(struct: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(struct), media_type="application/json")
