@@ -28,7 +28,7 @@ def test_defaults_and_every_flag() -> None:
             "--port 0 --num-tokenizer 2 --page-size 1 --cache naive --max-prefill-length 8 "
             "--max-stall-ms 2.5 --max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 "
             "--device cpu --hang-timeout 3 --quantization int8 --drain-timeout 9 "
-            "--max-queue-wait 7 --api-key k --api-key-file f "
+            "--restart --max-restarts 8 --max-queue-wait 7 --api-key k --api-key-file f "
             "--cors-origin https://a.b:1,* --ssl-certfile f --ssl-keyfile f "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
@@ -88,6 +88,7 @@ def test_defaults_and_every_flag() -> None:
         ("--max-stall-ms nan", "must be a number above 0, got 'nan'"),
         ("--max-stall-ms inf", "must be a number above 0, got 'inf'"),
         ("--dry-run --shell", "serves nothing"),
+        ("--restart --tp 2 --nnodes 2 --dist-init-addr h:2000", "works on one machine"),
         ("--ssl-keyfile k", "needs --ssl-certfile"),
         ("--shell --api-key k", "takes no keys"),
         ("--mod x", "unrecognized arguments: --mod"),
@@ -160,7 +161,7 @@ def test_help_tells_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 37
+    assert len(values) == 38
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

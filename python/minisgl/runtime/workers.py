@@ -47,6 +47,10 @@ class Workers:
     def __init__(self, *, log_level: str | None = None) -> None:
         """log_level: of the workers; None is the environment's."""
         self._log_level = log_level
+        self.reset()
+
+    def reset(self) -> None:
+        """Be as new: forget workers that have ended, so that others can start."""
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what the workers reported when they were ready

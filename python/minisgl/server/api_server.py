@@ -26,7 +26,7 @@ from minisgl.server.api import (
     tokens,
 )
 from minisgl.server.api.models import ServedModel
-from minisgl.server.errors import Draining
+from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
 from minisgl.server.keys import KeyRing
@@ -73,8 +73,8 @@ def create_app(
 
     @app.get("/health")
     async def health() -> Response:
-        """Whether the server's processes are alive."""
-        if frontend.failure:
+        """Whether the server's processes are alive, or start again."""
+        if frontend.failure and not isinstance(frontend.failure, Restarting):
             raise frontend.failure
         return _status("ok")
 

@@ -141,6 +141,21 @@ class ServerArgs(RuntimeArgs):
         unset="in the file of the certificate",
         nodes="first",
     )
+    restart: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "after a worker has died or hangs, start the engine again behind the same port; requests "
+        "are answered with HTTP 503 meanwhile",
+        nodes="first",
+    )
+    max_restarts: int = option(
+        3,
+        whole(1),
+        "running",
+        "restarts within an hour at most; after that the server ends",
+        nodes="first",
+    )
     drain_timeout: float = option(
         8.0,
         _SECONDS,
@@ -196,6 +211,8 @@ def conflict(args: ServerArgs) -> str | None:
     """A sentence if two options contradict each other, else None."""
     if args.dry_run and args.shell:
         return "--dry-run serves nothing, so it does not go with --shell"
+    if args.restart and args.nnodes > 1:
+        return "--restart works on one machine, so it does not go with --nnodes"
     if args.ssl_keyfile and not args.ssl_certfile:
         return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
     if args.shell and (args.api_key or args.api_key_file or args.ssl_certfile):

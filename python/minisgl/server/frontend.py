@@ -182,7 +182,7 @@ class Frontend:
     keep their order. num_ranks: ranks on this machine. max_queued, max_running: the most requests
     that may wait in the scheduler, and be computed. observer: counts and traces every request.
     context_length: the most tokens of one request, set when the engine is ready. failure: set when
-    a worker has died, and never unset. is_draining: no more requests are taken.
+    a worker has died, until others have started. is_draining: no more requests are taken.
     """
 
     def __init__(
@@ -198,6 +198,7 @@ class Frontend:
         self.observer = observer or Observer()
         self.is_draining = False
         self._max_open = 2 * max_queued + max_running if max_queued is not None else None
+        self._num_ranks = num_ranks
         self.round_trips = RoundTrips(tokenizers, num_ranks)
         self.context_length: int | None = None
         self.failure: EngineError | None = None
@@ -288,6 +289,19 @@ class Frontend:
                     self.round_trips.deliver(reply)
                 else:
                     self._deliver(reply, now)
+
+    def reconnect(
+        self,
+        tokenizers: Sequence[PushQueue],
+        replies: AsyncPullQueue[UserReply],
+        context_length: int,
+    ) -> None:
+        """Go on with other workers, after `fail_all`."""
+        self._tokenizers, self._replies = tokenizers, replies
+        self.context_length = context_length
+        self.round_trips = RoundTrips(tokenizers, self._num_ranks)
+        self.observer.status.clear()
+        self.failure = None
 
     def fail_all(self, error: EngineError) -> None:
         """End every open call with `error`, and refuse all later ones."""

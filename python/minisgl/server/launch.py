@@ -7,8 +7,9 @@
     tokenizer(s)                               | load tokenizer          | text <-> ids |
 
 The API server runs in this process (`minisgl.server.server`). If a worker dies, the server exits
-with code 1. A requested shutdown (Ctrl-C, SIGTERM, SIGHUP) exits with 0. SIGTERM first lets running
-requests finish, for `--drain-timeout`; a second Ctrl-C or SIGTERM ends everything at once.
+with code 1, or with `--restart` starts all workers again. A requested shutdown (Ctrl-C, SIGTERM,
+SIGHUP) exits with 0. SIGTERM first lets running requests finish, for `--drain-timeout`; a second
+Ctrl-C or SIGTERM ends everything at once.
 """
 
 from __future__ import annotations
@@ -107,9 +108,13 @@ def _serve(
             workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
         logger.info("starting the engine and the tokenizer")
         clock.lap("launch")
-        # First the engine: it imports torch, which takes longest.
-        workers.start_engine(replace(args, model=str(folder)))
-        workers.start_text(folder, args.num_tokenizer)
+
+        def start_workers() -> None:
+            # First the engine: it imports torch, which takes longest.
+            workers.start_engine(replace(args, model=str(folder)))
+            workers.start_text(folder, args.num_tokenizer)
+
+        start_workers()
 
         with held():  # an import may swallow what a signal handler raises
             # These import FastAPI, while the workers start.
@@ -122,7 +127,7 @@ def _serve(
                 created=int(time.time()),
                 folder=folder,
             )
-            server = Server(workers, bound, model, args, keys, tls)
+            server = Server(workers, bound, model, args, keys, tls, start_workers)
         workers.wait_ready()
         signals.check()
         leave_start_to_no_collector()

@@ -12,10 +12,12 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from minisgl.errors import EngineError, WorkerHung
+from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.message.frontend import UserReply
 from minisgl.runtime.hang_watch import CHECK_S
 from minisgl.runtime.node_link import NodeLink
@@ -25,6 +27,7 @@ from minisgl.server.address import listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs, origins_of
+from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
 from minisgl.server.keys import KeyRing
@@ -34,6 +37,9 @@ from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 logger = get_logger(__name__)
+
+RESTARTS_WITHIN_S: Final = 3600.0
+"""`--max-restarts` are allowed in this time."""
 
 DRAIN_CHECK_S: Final = 0.05
 
@@ -49,22 +55,26 @@ class Server:
         args: ServerArgs,
         keys: KeyRing | None = None,
         tls: ssl.SSLContext | None = None,
+        start_workers: Callable[[], None] | None = None,
     ) -> None:
+        """start_workers: starts the workers again after a failure (`--restart`)."""
         self._workers = workers
         self._socket = bound
-        endpoints = workers.endpoints
-        num_tokenizers = max(args.num_tokenizer, 1)
-        self._tokenizers = [PushQueue(endpoints.tokenizer(i)) for i in range(num_tokenizers)]
-        self._replies: AsyncPullQueue[UserReply] = AsyncPullQueue(endpoints.api, UserReply)
+        self._num_tokenizers = max(args.num_tokenizer, 1)
+        self._start_workers = start_workers if args.restart else None
+        self._max_restarts = args.max_restarts
+        self._restarts: deque[float] = deque()
+        self._restart: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         tracer = None
         if args.otlp_endpoint:
             from minisgl.server.telemetry.tracing import create_tracer
 
             tracer = create_tracer(args.otlp_endpoint, model.name)
         observer = Observer(log_requests=args.log_requests, tracer=tracer)
+        self._queues = self._open_queues()
         self._frontend = Frontend(
-            self._tokenizers,
-            self._replies,
+            *self._queues,
             observer,
             num_ranks=args.num_local,
             max_queued=args.max_queued_requests,
@@ -81,42 +91,62 @@ class Server:
     def on_workers_ready(self, clock: StartClock) -> None:
         """Take over what the workers report: the context length, and the times of the start for the
         log and for /metrics."""
-        info = self._workers.info
-        pool_tokens = info["num_pages"] * info["page_size"]
-        self._frontend.context_length = min(info["max_seq_len"], pool_tokens)
-        clock.lap_in_parts(info["start_s"], rest="others")
+        self._frontend.context_length = self._context_length
+        clock.lap_in_parts(self._workers.info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
         logger.info("started: %s", describe_start(clock.part_s))
+
+    @property
+    def _context_length(self) -> int:
+        info = self._workers.info
+        return int(min(info["max_seq_len"], info["num_pages"] * info["page_size"]))
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Serve until `stop`. Raises EngineError if a worker or this server fails before that."""
         self._loop = asyncio.get_running_loop()
-        for worker in self._workers.processes:
-            self._loop.add_reader(worker.process.sentinel, self._on_death, worker)
-        for node in self._workers.nodes:
-            self._loop.add_reader(node.status, self._on_node_death, node)
-        dispatch = self._loop.create_task(self._frontend.run())
-        dispatch.add_done_callback(self._on_dispatch_end)
-        watch = self._loop.create_task(self._watch_hangs())
+        self._connect(self._loop)
         try:
             listen(self._socket)
             await self._http.serve_on(self._socket, on_ready)
         finally:
-            dispatch.cancel()
-            watch.cancel()
             if self._drain:
                 self._drain.cancel()
-            for worker in self._workers.processes:
-                self._loop.remove_reader(worker.process.sentinel)
-            for node in self._workers.nodes:
-                self._loop.remove_reader(node.status)
-            for queue in self._tokenizers:
-                queue.close()
-            self._replies.close()
+            while self._restart and not self._restart.done():
+                self._workers.kill()  # ends the wait for them
+                await asyncio.wait([self._restart], timeout=DRAIN_CHECK_S)
+            self._disconnect(self._loop)
             self._frontend.observer.close()
             self._loop = None
         if self._failure:
             raise self._failure
+
+    def _open_queues(self) -> tuple[list[PushQueue], AsyncPullQueue[UserReply]]:
+        endpoints = self._workers.endpoints
+        tokenizers = [PushQueue(endpoints.tokenizer(i)) for i in range(self._num_tokenizers)]
+        return tokenizers, AsyncPullQueue(endpoints.api, UserReply)
+
+    def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver what the workers answer, and watch them."""
+        for worker in self._workers.processes:
+            loop.add_reader(worker.process.sentinel, self._on_death, worker)
+        for node in self._workers.nodes:
+            loop.add_reader(node.status, self._on_node_death, node)
+        dispatch = loop.create_task(self._frontend.run())
+        dispatch.add_done_callback(self._on_dispatch_end)
+        self._tasks = [dispatch, loop.create_task(self._watch_hangs())]
+
+    def _disconnect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Undo `_connect`. A second call does nothing."""
+        for task in self._tasks:
+            task.cancel()
+        for worker in self._workers.processes:
+            loop.remove_reader(worker.process.sentinel)
+        for node in self._workers.nodes:
+            loop.remove_reader(node.status)
+        tokenizers, replies = self._queues
+        for queue in tokenizers:
+            queue.close()
+        replies.close()
 
     def serve_beside(self, foreground: Callable[[str], int]) -> int:
         """Run `serve` in a thread, and `foreground` in the main thread, which gets the signals.
@@ -206,6 +236,55 @@ class Server:
             self._fail(EngineError(f"the API server failed ({type(error).__name__}: {error})"))
 
     def _fail(self, error: EngineError) -> None:
-        if not self._http.should_exit:
-            self._failure = error
-            self._end(error)
+        if self._http.should_exit or (self._restart and not self._restart.done()):
+            return
+        if isinstance(error, WorkerDied | WorkerHung) and self._may_restart():
+            self._restart = asyncio.create_task(self._start_again(error))
+            return
+        self._failure = error
+        self._end(error)
+
+    def _may_restart(self) -> bool:
+        if self._start_workers is None or self._frontend.is_draining:
+            return False
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > RESTARTS_WITHIN_S:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._max_restarts:
+            logger.error("there were %d restarts within an hour already", len(self._restarts))
+            return False
+        self._restarts.append(now)
+        return True
+
+    async def _start_again(self, error: EngineError) -> None:
+        """Fail the open requests, and start new workers; until then requests get a 503."""
+        assert self._loop
+        begun = time.monotonic()
+        self._frontend.fail_all(error)
+        expected_s = sum(self._frontend.observer.start_s.values())
+        self._frontend.failure = Restarting(error, expected_s)
+        self._disconnect(self._loop)
+        logger.error("%s; starting it again", error)
+        try:
+            await asyncio.to_thread(self._replace_workers, str(error))
+        except (ConfigError, EngineError) as failed:
+            if self._http.should_exit:  # a request to stop has ended the start
+                return
+            self._failure = EngineError(f"{error}; it did not start again: {failed}")
+            self._end(self._failure)
+            return
+        if self._http.should_exit:
+            return
+        self._queues = self._open_queues()
+        self._frontend.reconnect(*self._queues, self._context_length)
+        self._connect(self._loop)
+        self._frontend.observer.num_restarts += 1
+        logger.info("started again after %.1f s", time.monotonic() - begun)
+
+    def _replace_workers(self, reason: str) -> None:
+        """Blocks until the new workers are ready. Raises StartupFailed."""
+        assert self._start_workers
+        self._workers.end(reason)
+        self._workers.reset()
+        self._start_workers()
+        self._workers.wait_ready()

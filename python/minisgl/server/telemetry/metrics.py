@@ -96,6 +96,9 @@ class MetricsPage(Collector):
         yield _counts(
             "minisgl_requests", "Requests that ended, by how they did", "reason", observer.ends
         )
+        yield CounterMetricFamily(
+            "minisgl_restarts", "Starts of the engine after a failure", observer.num_restarts
+        )
         yield _counts("minisgl_errors", "Errors told to clients", "code", observer.errors)
         if self._keys:
             yield from _of_keys(self._keys)

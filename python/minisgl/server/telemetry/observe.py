@@ -70,6 +70,7 @@ class Observer:
         self.errors: Counter[str] = Counter()
         self.status: dict[int, StatusReply] = {}
         self.start_s: dict[str, float] = {}
+        self.num_restarts = 0
         self._log_requests = log_requests
         self._tracer = tracer
         self._open: dict[int, _Request] = {}

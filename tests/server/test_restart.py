@@ -1,0 +1,119 @@
+"""A real server with `--restart`, whose workers are killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from helpers.running_server import RunningServer
+from minisgl.builtin import model_path
+
+POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256", "--restart")
+
+
+def stream(client: openai.OpenAI) -> openai.Stream[openai.types.Completion]:
+    answer = client.completions.create(
+        model="minisgl-builtin",
+        prompt="a",
+        stream=True,
+        max_tokens=1000,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(answer))
+    return answer
+
+
+def last_pid(server: RunningServer, worker: str) -> int:
+    return int(re.findall(rf"the {worker} is ready .* \(pid (\d+)\)", server.output["err"])[-1])
+
+
+def test_the_engine_comes_back_behind_the_same_port(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, *POOL, "--max-restarts", "2", "--hang-timeout", "2")
+    try:
+        with server.client() as client, httpx.Client(base_url=server.url, timeout=30) as http:
+            for number, (worker, sent, says) in enumerate(
+                [
+                    ("engine", signal.SIGKILL, "the engine process was killed by signal 9"),
+                    ("detokenizer", signal.SIGSTOP, "the detokenizer process has given no sign"),
+                ],
+                start=1,
+            ):
+                answer = stream(client)
+                os.kill(last_pid(server, worker), sent)
+                with pytest.raises(openai.APIError, match=says):
+                    list(answer)
+                refused = http.post("/v1/completions", json={"prompt": "a"})
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "restarting"
+                assert says in refused.json()["error"]["message"]
+                assert int(refused.headers["retry-after"]) >= 1
+                assert http.get("/health").json() == {"status": "ok"}
+                assert http.get("/ready").json()["error"]["code"] == "restarting"
+                server.wait_for(f"(?:started again[^$]*){{{number}}}()", "err")
+                assert http.get("/ready").json() == {"status": "ready"}
+                whole = client.completions.create(
+                    model="minisgl-builtin",
+                    prompt="a",
+                    max_tokens=3,
+                    extra_body={"ignore_eos": True},
+                )
+                assert whole.usage
+                assert whole.usage.completion_tokens == 3
+                page = http.get("/metrics").text
+                assert f"minisgl_restarts_total {number}.0" in page
+                assert "minisgl_requests_open 0.0" in page
+            family = server.family()
+            os.kill(last_pid(server, "engine"), signal.SIGKILL)
+        assert server.ended() == 1
+    finally:
+        server.close()
+    assert "there were 2 restarts within an hour already" in server.output["err"]
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in server.output["err"], server.output["err"]
+
+
+def test_a_signal_while_it_starts_again(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, *POOL)
+    try:
+        assert server.url
+        os.kill(server.pid("engine"), signal.SIGKILL)
+        server.wait_for("(starting it again)", "err")
+        family = server.family()
+        began = time.monotonic()
+        server.process.terminate()
+        assert server.ended(20) == 0
+        assert time.monotonic() - began < 15
+    finally:
+        server.close()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_start_again_ends_the_server(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sockets, folder = tmp_path_factory.mktemp("s"), tmp_path / "model"
+    shutil.copytree(model_path(), folder)
+    server = RunningServer(sockets, *POOL, "--model", str(folder))
+    try:
+        assert server.url
+        (folder / "model.safetensors").write_bytes(b"")
+        os.kill(server.pid("engine"), signal.SIGKILL)
+        assert server.ended(60) == 1
+    finally:
+        server.close()
+    assert "it did not start again: " in server.output["err"]
+    assert "model.safetensors is damaged or incomplete" in server.output["err"]
+    assert list(sockets.iterdir()) == []
