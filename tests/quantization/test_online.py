@@ -57,7 +57,7 @@ def dequantised(kind: str, weight: Tensor) -> Tensor:
                 scale = most / 448
                 values = (block / scale).to(torch.float8_e4m3fn).float() * scale
             else:
-                scale = most / (127 if kind == "int8" else 7)
+                scale = most / 127 if kind == "int8" else (most / 7).bfloat16().float()
                 values = (block / scale).round() * scale
             made[top : top + rows, left : left + columns] = values
     return made

@@ -74,7 +74,7 @@ def load_model(
     `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
     config = ModelConfig.from_folder(folder, quantization)
-    for name in config.formats.names if comm.rank == 0 else ():
+    for name in config.formats.names if comm.rank == 0 and ops.name != "triton" else ():
         logger.info(
             "weights in %s are dequantised in each GEMM: this saves memory and costs time", name
         )

@@ -20,7 +20,11 @@ def create_moe_backend(
 
     dtype: of the activations; the backend computes others, too.
     """
-    if not issubclass(weight, PlainWeight):  # the kernels read plain tensors
+    if not issubclass(weight, PlainWeight):  # other kernels read plain tensors
+        if ops.name == "triton":
+            from minisgl.moe.packed import PackedMoeBackend
+
+            return PackedMoeBackend(ops)
         return TorchMoeBackend(ops)
     if ops.name == "triton":
         from functools import partial

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from minisgl.errors import ConfigError
 from minisgl.quantization.cut import ALL, local_rows, per_unit
+from minisgl.quantization.kernels import QuantisedWeight
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.scaled import UNREAD, spread
-from minisgl.quantization.weight import Weight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
+    from minisgl.kernel.triton.packed import Packed
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values without their sign, which is the highest of the four bits."""
@@ -53,7 +54,7 @@ class Fp4:
         return Fp4Weight(ops, dtype, parts, rows, stacked, self.spelling)
 
 
-class Fp4Weight(Weight):
+class Fp4Weight(QuantisedWeight):
     """A checkpoint holds, by spelling:
 
     - gpt-oss: STACK_blocks [E, O, I / 32, 16] and STACK_scales [E, O, I / 32], uint8, of all
@@ -113,6 +114,7 @@ class Fp4Weight(Weight):
 
     def init_buffers(self, device: torch.device) -> None:
         self._values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
+        super().init_buffers(device)
 
     @property
     def num_buffer_bytes(self) -> int:
@@ -130,6 +132,18 @@ class Fp4Weight(Weight):
             values = values * spread(self.matrix_scale, values.shape, self._rows, (ALL, ALL))
         dense: Tensor = values.to(self.dtype)
         return dense
+
+    def packed_form(self) -> Packed | None:
+        if self.scale.dtype == torch.uint8 and self.dtype != torch.bfloat16:
+            return None  # float16 has fewer exponents
+        from minisgl.kernel.triton.packed import Packed
+
+        outer = None
+        if self.matrix_scale is not None:
+            shape = (*self.scale.shape[:-1], 1)
+            outer = spread(self.matrix_scale, shape, self._rows, (ALL, ALL))[..., 0].contiguous()
+        numbers = self.packed.view(torch.int32)
+        return Packed(kind="fp4", numbers=numbers, group=self._group, scale=self.scale, outer=outer)
 
 
 def _of_stack(part: Part, kind: str, *group: int) -> Part:

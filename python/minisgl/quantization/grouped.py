@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from minisgl.quantization.cut import Unit, local_rows, per_unit
+from minisgl.quantization.kernels import QuantisedWeight, exact_16_bit, is_size
 from minisgl.quantization.parameter import Part
-from minisgl.quantization.weight import Weight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
+    from minisgl.kernel.triton.packed import Packed
 
 Spelling = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
 UNREAD = ("weight_shape", "g_idx", "weight_g_idx")
@@ -58,7 +59,7 @@ class Grouped:
         return GroupedWeight(ops, dtype, parts, rows, stacked, self)
 
 
-class GroupedWeight(Weight):
+class GroupedWeight(QuantisedWeight):
     """A checkpoint holds, by spelling, 32 bits of numbers in an int32:
 
     - compressed-tensors: NAME.weight_packed [O, I / 8], NAME.weight_scale [O, groups],
@@ -141,6 +142,26 @@ class GroupedWeight(Weight):
         if self.zero is not None:
             zero = self._spread(self.zero)
         return ((numbers.float() - zero) * self._spread(self.scale)).to(self.dtype)
+
+    def packed_form(self) -> Packed | None:
+        is_4_bit = self._kind.bits == 4
+        group = self._kind.group
+        if self.group is not None or not is_size(self._columns, group, is_4_bit=is_4_bit):
+            return None
+        if group == 0 and self.zero is not None:
+            return None  # zero points of whole rows
+        from minisgl.kernel.triton.packed import Packed
+
+        self.scale = exact_16_bit(self.scale)
+        return Packed(
+            kind="int4" if is_4_bit else "uint8",
+            numbers=self.packed.view(torch.int32) if is_4_bit else self.packed,
+            group=group,
+            scale=self.scale if group else None,
+            outer=None if group else self.scale[..., 0].float().contiguous(),
+            zero=self.zero,
+            middle=1 << (self._kind.bits - 1),
+        )
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values of groups [..., O, groups] -> of columns, [..., O, I] or [..., O, 1]."""

@@ -133,6 +133,7 @@ class OnlineScaled(ScaledWeight):
 
     def init_buffers(self, device: torch.device) -> None:
         self._loss.log()
+        super().init_buffers(device)
 
 
 class OnlineInt4(GroupedWeight):
@@ -154,10 +155,11 @@ class OnlineInt4(GroupedWeight):
         tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
         self.declare("packed", torch.uint8, *tensors, rows=rows, stacked=stacked)
         scales = [_scale_part(part, kind) for part in parts]
-        self.declare("scale", torch.float32, *scales, rows=rows, stacked=stacked)
+        self.declare("scale", torch.bfloat16, *scales, rows=rows, stacked=stacked)
 
     def init_buffers(self, device: torch.device) -> None:
         self._loss.log()
+        super().init_buffers(device)
 
 
 def _name(parts: Sequence[Part]) -> str:
@@ -177,6 +179,8 @@ def _scales(values: Tensor, kind: Kind) -> Tensor:
     padding = (0, columns * width - values.shape[1], 0, rows * height - values.shape[0])
     padded = torch.nn.functional.pad(values.float().abs(), padding)
     scales = padded.view(rows, height, columns, width).amax((1, 3)) / MOST[kind]
+    if kind == "int4":
+        scales = scales.bfloat16().float()  # as they are kept
     return torch.where(scales == 0, 1.0, scales)
 
 

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from minisgl.quantization.cut import ALL, Unit, entries, local_rows, per_unit
+from minisgl.quantization.kernels import QuantisedWeight, is_size
 from minisgl.quantization.parameter import Part
-from minisgl.quantization.weight import Weight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
+    from minisgl.kernel.triton.packed import Packed
 
 UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
 """Scales of activations and of a KV cache, both of which stay in the model's dtype."""
@@ -55,7 +56,7 @@ class Scaled:
         return ScaledWeight(ops, dtype, parts, rows, stacked, self)
 
 
-class ScaledWeight(Weight):
+class ScaledWeight(QuantisedWeight):
     """A checkpoint holds NAME.weight, NAME.weight_scale (or NAME.weight_scale_inv, as DeepSeek and
     transformers call it) and, with static activations, an input scale."""
 
@@ -96,6 +97,28 @@ class ScaledWeight(Weight):
     def dense(self) -> Tensor:
         scale = spread(self.scale, self.tensor.shape, self._rows, self._unit)
         return (self.tensor.float() * scale).to(self.dtype)
+
+    def packed_form(self) -> Packed | None:
+        inputs, (height, width) = self.tensor.shape[-1], self._unit
+        group = 0 if width in (ALL, inputs) else width
+        if not is_size(inputs, group, is_4_bit=False):
+            return None
+        from minisgl.kernel.triton.packed import Packed
+
+        kind: Literal["fp8", "int8"] = "int8" if self.tensor.dtype == torch.int8 else "fp8"
+        # Blocks stay blocks where each matrix is whole ones; else each row gets its own scales.
+        is_block = group and height and not any(rows % height for rows in self._rows)
+        if is_block and sum(self._rows) == self.tensor.shape[-2]:
+            shape = (*self.tensor.shape[:-2], self.tensor.shape[-2] // height, -(-inputs // group))
+            scale = self.scale.view(shape)
+            return Packed(kind=kind, numbers=self.tensor, group=group, rows=height, scale=scale)
+        groups = -(-inputs // group) if group else 1
+        shape = (*self.tensor.shape[:-1], groups)
+        unit = (height, 1 if group else ALL)
+        scale = spread(self.scale, shape, self._rows, unit).contiguous()
+        if group:
+            return Packed(kind=kind, numbers=self.tensor, group=group, scale=scale)
+        return Packed(kind=kind, numbers=self.tensor, outer=scale[..., 0].contiguous())
 
 
 def spread(scale: Tensor, shape: Sequence[int], rows: Sequence[int], unit: Unit) -> Tensor:

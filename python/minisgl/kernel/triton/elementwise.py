@@ -40,10 +40,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return out, total
 
 
-def gated(gate_up: Tensor, *, silu: bool) -> Tensor:
-    """See `Ops.silu_and_mul` and `Ops.gelu_and_mul`; contiguous."""
+def gated(gate_up: Tensor, *, silu: bool, out: Tensor | None = None) -> Tensor:
+    """See `Ops.silu_and_mul` and `Ops.gelu_and_mul`; contiguous. out: to write into."""
     size = gate_up.shape[-1] // 2
-    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
+    if out is None:
+        out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (out.numel() // size, -(-size // ACTIVATION_BLOCK), 1)
     constants = (size, silu, ACTIVATION_BLOCK)
     _launch_gated(grid, (gate_up, out), constants, dtype=gate_up.dtype, num_warps=4)

@@ -1,0 +1,101 @@
+"""Which GPU kernel multiplies by a packed weight: it follows the number of rows.
+
+One row: a GEMV that holds the weights in registers. Some rows: tiles of the weights
+are decoded on their way to the tensor cores. More: fp8 weights go to fp8 tensor cores, with
+activations rounded to fp8, where cuBLAS takes them; other weights are dequantised for this GEMM.
+
+Axes: M rows, D inputs, F outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.ops import Activation, Ops
+from minisgl.kernel.triton import fp8, packed_gemv
+from minisgl.kernel.triton.packed import Packed, dense
+from minisgl.kernel.triton.packed_product import Cut, product
+
+TYPES = (torch.bfloat16, torch.float16)
+MAX_FP8, MAX_DECODED = 16, 128
+"""Rows up to which tiles are decoded: of weights that fp8 tensor cores multiply, and of others. On
+an H200 the four GEMMs of a layer of 14B take 146 us with 16 rows in either format, and 228 (fp8)
+and 217 (int4) with 64; on fp8 tensor cores 162 with 128. With 256 rows decoding int4 takes 327 us
+for gate and up alone, dequantising and cuBLAS 279 (docs/decisions/0026)."""
+TILE_N, MAX_M, MAX_SPLIT = 64, 64, 16
+MIN_STEPS = 8
+"""Turns of a program, at least, where several share the inputs."""
+PROGRAMS = 4
+"""Of a multiprocessor."""
+
+
+def choose_cut(rows: int, outputs: int, inputs: int, group: int, num_cores: int) -> Cut:
+    """How a GEMM is cut. The inputs are split alike for all numbers of rows, so that a row comes
+    out the same however many there are."""
+    k = group if 32 <= group <= 128 else 128
+    steps = -(-inputs // k)
+    blocks = -(-outputs // TILE_N)
+    split = max(min(PROGRAMS * num_cores // blocks, steps // MIN_STEPS, MAX_SPLIT), 1)
+    m = 16 if rows <= 16 else 32 if rows <= 32 else MAX_M
+    return Cut(m=m, n=TILE_N, k=k, split=split)
+
+
+class PackedProducts:
+    """Multiplies by one matrix. Mutable: it counts the programs that are done with a tile."""
+
+    def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:
+        self._ops, self._weight, self._dtype = ops, weight, dtype
+        device = weight.numbers.device
+        self._num_cores = 132
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self._num_cores = int(properties.multi_processor_count)
+        self._is_fp8 = device.type == "cuda" and fp8.takes(weight, dtype)
+        tiles = -(-weight.shape[-2] // TILE_N) * -(-MAX_DECODED // MAX_M)
+        self._done = torch.zeros(tiles, dtype=torch.int32, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._done.nbytes
+
+    def dense(self) -> Tensor:
+        return dense(self._weight, self._dtype)
+
+    def linear(self, x: Tensor, bias: Tensor | None, gate: Activation | None) -> Tensor:
+        """See `Ops.linear`."""
+        x_MD = x.reshape(-1, x.shape[-1]).contiguous()
+        rows = len(x_MD)
+        if rows == 1 and x_MD.shape[1] <= packed_gemv.MAX_INPUTS:
+            y = packed_gemv.norm_linear(x_MD, None, None, 0.0, self._weight, bias, gate)[0]
+            return y.view(*x.shape[:-1], -1)
+        if 0 < rows <= (MAX_FP8 if self._is_fp8 else MAX_DECODED):
+            outputs, inputs = self._weight.shape
+            cut = choose_cut(rows, outputs, inputs, self._weight.group, self._num_cores)
+            y = product(x_MD, self._weight, bias, cut, self._done)
+        elif rows and self._is_fp8:
+            y = fp8.linear(x_MD, self._weight, bias)
+        else:
+            return self._ops.linear(x, self.dense(), bias, gate)
+        y = y.view(*x.shape[:-1], -1)
+        return self._ops.gated(y, gate) if gate else y
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor | None,
+        eps: float,
+        bias: Tensor | None,
+        gate: Activation | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops.norm_linear`."""
+        if x.shape[0] == 1 and x.dim() == 2 and x.shape[1] <= packed_gemv.MAX_INPUTS:
+            weight = self._weight
+            return packed_gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
+        if norm_weight is None:
+            return self.linear(x, bias, gate), x
+        if residual is None:
+            return self.linear(self._ops.rms_norm(x, norm_weight, eps), bias, gate), x
+        x, residual = self._ops.add_rms_norm(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual

@@ -1,0 +1,86 @@
+"""A quantised weight with GPU kernels that read its format (`minisgl.kernel.packed`).
+
+A format says how its tensors are `packed`; where that is None, or on a CPU, each GEMM dequantises
+the weight.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.weight import Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Activation
+    from minisgl.kernel.packed import PackedProducts
+    from minisgl.kernel.triton.packed import Packed
+
+
+class QuantisedWeight(Weight):
+    _kernels: PackedProducts | None = None
+    packed_stack: Packed | None = None
+    """A stack of experts, for the kernels of `minisgl.moe`."""
+
+    @abstractmethod
+    def packed_form(self) -> Packed | None:
+        """The loaded tensors for kernels, or None where these do not read such a weight."""
+
+    def init_buffers(self, device: torch.device) -> None:
+        if self.ops.name != "triton" or self.dtype.itemsize != 2:
+            return
+        packed = self.packed_form()
+        if packed is None or not _reads_fp8(device, packed.key):
+            return
+        if len(packed.shape) == 3:
+            self.packed_stack = packed
+            return
+        from minisgl.kernel.packed import PackedProducts
+
+        self._kernels = PackedProducts(self.ops, packed, self.dtype)
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
+    ) -> Tensor:
+        if self._kernels:
+            return self._kernels.linear(x, bias, gate)
+        return super().linear(x, bias, gate)
+
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor | None,
+        eps: float,
+        bias: Tensor | None,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if self._kernels:
+            return self._kernels.norm_linear(x, residual, norm_weight, eps, bias, gate)
+        return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
+
+
+def is_size(inputs: int, group: int, *, is_4_bit: bool) -> bool:
+    """Whether kernels read rows of so many inputs, with a scale for each `group` (0: for all)."""
+    least = 16 if is_4_bit else 32
+    is_group = group == 0 or (group >= least and group & (group - 1) == 0)
+    chunk = min(32, group or 32) if is_4_bit else 16
+    return is_group and inputs % chunk == 0
+
+
+def exact_16_bit(scale: Tensor) -> Tensor:
+    """The scales in float16 or bfloat16 where that changes none of them."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.equal(scale.to(dtype).float(), scale):
+            return scale.to(dtype)
+    return scale
+
+
+def _reads_fp8(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether Triton's kernels for a device read these dtypes: fp8 since compute capability 8.9."""
+    if torch.float8_e4m3fn not in dtypes or device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,0 +1,255 @@
+"""Kernels that read packed weights against float64, and formats against what they dequantise to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import INTERPRET
+
+pytest.importorskip("triton", reason="a CPU build of torch brings none")
+
+from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.packed import PackedProducts
+from minisgl.kernel.triton import fp8, packed_gemv
+from minisgl.kernel.triton.packed import Packed, dense
+from minisgl.kernel.triton.packed_product import Cut, product
+from minisgl.moe.base import Experts, TorchMoeBackend
+from minisgl.moe.packed import PackedMoeBackend
+from minisgl.quantization import Part
+from minisgl.quantization.cut import ALL
+from minisgl.quantization.fp4 import E2M1, Fp4
+from minisgl.quantization.grouped import Grouped
+from minisgl.quantization.scaled import Scaled
+
+DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # its interpreter takes it for integers
+TOLERANCE = 2e-3 if INTERPRET else 1.2e-2
+"""Of the largest number: a rounding or two of 16-bit numbers."""
+FORMS: dict[str, dict[str, Any]] = {
+    "fp8 rows": {"kind": "fp8"},
+    "fp8 blocks": {"kind": "fp8", "group": 128, "rows": 64},
+    "fp8 groups": {"kind": "fp8", "group": 128},
+    "int8 rows": {"kind": "int8"},
+    "int8 groups": {"kind": "int8", "group": 64},
+    "uint8 zeros": {"kind": "uint8", "group": 64, "zero": True},
+    "uint8": {"kind": "uint8", "group": 128},
+    "int4": {"kind": "int4", "group": 128},
+    "int4 rows": {"kind": "int4"},
+    "int4 zeros": {"kind": "int4", "group": 32, "zero": True},
+    "MXFP4": {"kind": "fp4", "group": 32},
+    "NVFP4": {"kind": "fp4", "group": 16, "outer": True},
+}
+
+
+def make(
+    shape: tuple[int, ...], kind: Any, group: int = 0, rows: int = 1, zero: bool = False,
+    outer: bool = False, device: torch.device | None = None,
+) -> tuple[Packed, torch.Tensor]:  # fmt: skip
+    """A random packed weight, and the float64 numbers for which it stands."""
+    draw = torch.Generator().manual_seed(sum(shape))
+    *others, count, inputs = shape
+    groups = -(-inputs // group) if group else 0
+
+    def integers(low: int, high: int, *size: int) -> torch.Tensor:
+        return torch.randint(low, high, (*others, *size), generator=draw, dtype=torch.int32)
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        wide = values.double().repeat_interleave(group, -1)[..., :inputs]
+        return wide.repeat_interleave(count // values.shape[-2], -2)
+
+    parts: dict[str, torch.Tensor] = {}
+    if kind == "fp8":
+        numbers = torch.randn(shape, generator=draw).to(torch.float8_e4m3fn)
+        values = numbers.double()
+    elif kind in ("int8", "uint8"):
+        dtype = torch.int8 if kind == "int8" else torch.uint8
+        numbers = (integers(0, 256, count, inputs) - 128 * (kind == "int8")).to(dtype)
+        values = numbers.double()
+    else:
+        nibbles = integers(0, 16, count, inputs).to(torch.uint8)
+        numbers = (nibbles[..., ::2] | nibbles[..., 1::2] << 4).view(torch.int32)
+        signed = torch.tensor([*E2M1, *(-value for value in E2M1)]).double()
+        values = nibbles.double() if kind == "int4" else signed[nibbles.long()]
+    middle = {"uint8": 128, "int4": 8}.get(kind, 0)
+    if zero:
+        parts["zero"] = integers(0, 2 * middle, count, groups).to(torch.uint8)
+        values = values - spread(parts["zero"])
+    else:
+        values = values - middle
+    if group:
+        scale = (torch.rand(*others, count // rows, groups, generator=draw) + 0.5) / 8
+        factors = scale
+        if group == 32 and kind == "fp4":
+            scale = integers(120, 128, count, groups).to(torch.uint8)
+            factors = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
+        elif kind == "fp4":
+            scale = scale.to(torch.float8_e4m3fn)
+            factors = scale.float()
+        elif kind == "int4":
+            scale = scale.bfloat16()
+            factors = scale.float()
+        parts["scale"] = scale
+        values = values * spread(factors)
+    if outer or not group:
+        parts["outer"] = (torch.rand(*others, count, generator=draw) + 0.5) / 8
+        values = values * parts["outer"].double()[..., None]
+    if kind in ("int8", "uint8"):
+        values, key = values / 16, "scale" if group else "outer"
+        parts[key] = parts[key] / 16
+    tensors = {name: tensor.to(device) for name, tensor in parts.items()}
+    return (
+        Packed(
+            kind=kind, numbers=numbers.to(device), group=group, rows=rows, middle=middle, **tensors
+        ),
+        values.to(device),
+    )  # fmt: skip
+
+
+def check(got: torch.Tensor, want: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert got.shape == want.shape
+    error = ((got.double() - want).abs().max() / want.abs().max()).item()
+    assert error <= tolerance, error
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gemms_of_every_number_of_rows(form: str, device: torch.device) -> None:
+    weight, values = make((192, 352 if "rows" in form else 384), device=device, **FORMS[form])
+    inputs = values.shape[1]
+    check(dense(weight, DTYPE), values)
+    products = PackedProducts(CudaOps(), weight, DTYPE)
+    bias = torch.randn(192, device=device).to(DTYPE)
+    for rows in (1, 5) if INTERPRET else (1, 2, 5, 16, 33, 64, 100, 256, 300):
+        x = (torch.randn(rows, inputs, device=device) / 8).to(DTYPE)
+        check(products.linear(x, bias, None), x.double() @ values.T + bias.double())
+    x, residual = ((torch.randn(1, inputs, device=device) / 8).to(DTYPE) for _ in range(2))
+    norm = torch.rand(inputs, device=device).to(DTYPE)
+    want = Ops().norm_linear(x.double(), residual.double(), norm.double(), 1e-6, values, None)
+    got = products.norm_linear(x, residual, norm, 1e-6, None, None)
+    for each, expected in zip(got, want, strict=True):
+        check(each, expected)
+
+
+@pytest.mark.parametrize("form", ["fp8 blocks", "int4 zeros", "NVFP4"])
+def test_programs_that_share_the_inputs(form: str, device: torch.device) -> None:
+    weight, values = make((192, 384), device=device, **FORMS[form])
+    done = torch.zeros(64, dtype=torch.int32, device=device)
+    x = (torch.randn(21, 384, device=device) / 8).to(DTYPE)
+    k = weight.group if weight.group >= 32 else 128
+    for split in (2, 3):
+        got = product(x, weight, None, Cut(m=16, n=64, k=k, split=split), done)
+        check(got, x.double() @ values.T)
+        assert not done.any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [2, 11])
+def test_experts(form: str, tokens: int, device: torch.device) -> None:
+    kind = FORMS[form]
+    gate_up, up_values = make((4, 256, 128), device=device, **kind)
+    down, down_values = make((4, 128, 128), device=device, **kind)
+
+    class Stack:
+        """A weight of experts as layers hold it."""
+
+        def __init__(self, packed: Packed, values: torch.Tensor) -> None:
+            self.packed_stack, self._values = packed, values
+
+        def dense(self) -> torch.Tensor:
+            return self._values
+
+    x = (torch.randn(tokens, 128, device=device) / 8).to(DTYPE)
+    weights = torch.rand(tokens, 2, device=device)
+    # Experts 1 to 4 of 6 are here.
+    ids = torch.stack([torch.randperm(6)[:2] for _ in range(tokens)]).int().to(device)
+    experts: Any = Experts(
+        gate_up=Stack(gate_up, up_values), down=Stack(down, down_values),  # type: ignore[arg-type]
+        count=4, first=1, total=6, top_k=2, renormalise=True,
+    )  # fmt: skip
+    got = PackedMoeBackend(CudaOps()).routed(x, weights, ids, experts)
+    want = torch.zeros(tokens, 128, dtype=torch.float64, device=device)
+    for t in range(tokens):
+        for k in range(2):
+            if 0 <= (e := int(ids[t, k]) - 1) < 4:
+                act = Ops().linear(x[t].double(), up_values[e], None, "silu")
+                want[t] += weights[t, k] * (act @ down_values[e].T)
+    check(got, want, 3 * TOLERANCE)
+    assert TorchMoeBackend  # what computes experts of other formats
+
+
+GROUPED = {
+    "spelling": "compressed-tensors", "bits": 4, "group": 32, "has_zero": True, "act_order": False
+}  # fmt: skip
+FORMATS: dict[str, Callable[..., Any]] = {
+    "fp8 matrix": Scaled(number=torch.float8_e4m3fn, unit=(ALL, ALL)),
+    "fp8 row": Scaled(number=torch.float8_e4m3fn, unit=(1, ALL)),
+    "fp8 blocks": Scaled(number=torch.float8_e4m3fn, unit=(64, 128)),
+    "fp8 blocks of other rows": Scaled(number=torch.float8_e4m3fn, unit=(128, 128)),
+    "int8 group": Scaled(number=torch.int8, unit=(1, 64)),
+    "int4": Grouped(**GROUPED),
+    "int4 row": Grouped(**{**GROUPED, "group": ALL, "has_zero": False}),
+    "int8 zeros": Grouped(**{**GROUPED, "bits": 8}),
+    "NVFP4": Fp4(spelling="modelopt"),
+}
+
+
+@pytest.mark.parametrize("stacked", [None, 2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_give_kernels_what_they_stand_for(
+    name: str, stacked: int | None, device: torch.device
+) -> None:
+    """Of merged matrices, each with scales of its own."""
+    parts = [Part.whole(f"{i}.weight", rows, 256) for i, rows in enumerate((128, 64))]
+    weight = FORMATS[name](CudaOps(), DTYPE, parts * (stacked or 1), stacked=stacked)
+    for parameter in list(weight.parameters()):
+        tensor = torch.empty(parameter.shape, dtype=parameter.dtype)
+        if parameter.dtype in (torch.uint8, torch.int8):
+            tensor.random_(0, 120 if parameter.dtype == torch.int8 else 256)
+        else:
+            tensor.copy_(torch.rand(parameter.shape) / 8 + 0.01)
+        parameter.set(tensor.to(device))
+    weight.init_buffers(device)
+    packed = weight.packed_form()
+    assert packed
+    assert packed.shape == weight.dense().shape
+    assert packed.rows == (64 if name == "fp8 blocks" else 1)
+    check(dense(packed, DTYPE), weight.dense().double(), 1e-3 if INTERPRET else 8e-3)
+
+
+@pytest.mark.skipif(INTERPRET, reason="Triton 3.6 rounds 124 to 64 there")
+def test_activations_become_fp8(device: torch.device) -> None:
+    x = torch.randn(19, 512, device=device).to(DTYPE)
+    x[3, 128:256] = 0
+    for block in (128, 512):
+        numbers, scales = fp8.quantise(x, block)
+        assert numbers.shape == (32, 512)
+        assert scales.shape == (512 // block, 32)
+        back = numbers.double().view(32, -1, block) * scales.t().double()[:, :, None]
+        error = (back[:19] - x.double().view(19, -1, block)).abs()
+        assert (error <= x.double().view(19, -1, block).abs() / 16 + 1e-4).all()
+        assert not numbers[19:].double().any()
+
+
+@pytest.mark.skipif(INTERPRET, reason="cuBLAS multiplies")
+@pytest.mark.parametrize("form", ["fp8 rows", "fp8 blocks of 128"])
+def test_many_rows_in_fp8(form: str, device: torch.device) -> None:
+    kind = FORMS.get(form, {"kind": "fp8", "group": 128, "rows": 128})
+    weight, values = make((512, 1024), device=device, **kind)
+    assert fp8.takes(weight, DTYPE) == (torch.cuda.get_device_capability() == (9, 0))
+    if not fp8.takes(weight, DTYPE):
+        pytest.skip("cuBLAS does not take it here")
+    for rows in (65, 100, 1000):
+        x = (torch.randn(rows, 1024, device=device) / 8).to(DTYPE)
+        check(fp8.linear(x, weight, None), x.double() @ values.T, 0.04)
+
+
+def test_the_width_of_rows(device: torch.device) -> None:
+    """Two tiles of one row, of which the second is not full."""
+    weight, values = make((64, 32 * 21), device=device, **FORMS["int4 rows"])
+    x = (torch.randn(1, 32 * 21, device=device) / 8).to(DTYPE)
+    y, total = packed_gemv.norm_linear(x, None, None, 0.0, weight, None, "gelu_tanh")
+    assert total is x
+    check(y, Ops().linear(x.double(), values, None, "gelu_tanh"))
