@@ -1,4 +1,4 @@
-"""Dense families and hybrids through the real engine and scheduler: prompts of 1 to 600 tokens.
+"""Families through the real engine and scheduler: prompts of 1 to 600 tokens.
 
 Whole, in chunks, alone, in a batch, from the prefix cache, and with pages that windows free: all
 give the greedy tokens of transformers.
@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from test_equalities import Request, drive, greedy, make_scheduler
-from test_model_families import SIZES
+from test_model_families import CASES, SIZES
 
-from helpers.dense_cases import DENSE_CASES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.engine import Engine, EngineConfig
@@ -36,6 +35,7 @@ RUNS = (
     "cohere2",
     "gemma3",
     "ministral3-window",
+    "gpt-oss",
     "qwen3.5",
     "qwen3.5-moe",
     "qwen3-next-moe",
@@ -47,7 +47,7 @@ RUNS = (
 def test_tokens_are_those_of_transformers_however_they_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config_class, changes, _, _ = {**DENSE_CASES, **HYBRID_CASES}[name]
+    config_class, changes, _, _ = {**CASES, **HYBRID_CASES}[name]
     sizes = {**SIZES, "max_position_embeddings": 1024, **changes}
     reference = make_reference(config_class(**sizes))
     reference.save_pretrained(tmp_path)

@@ -8,13 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import MixtralConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-from minisgl.kernel.ops import Ops
-from minisgl.moe import Experts
+from minisgl.kernel.ops import Activation, Ops
+from minisgl.moe import ClampedGate, Experts
 from minisgl.quantization import PlainWeight
 
 # Of the largest value. Rounded are, in turn: gate and up, the activation, their product, each
 # expert's result, and the sum: five halves of a unit in the last place add up to less than this.
+# activation, bias: of gpt-oss, and of Gemma 4
+FORMS: list[tuple[Activation | ClampedGate, bool]] = [
+    (ClampedGate(1.702, 0.8), True),
+    ("gelu_tanh", False),
+]
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 5 * 2**-9, torch.float16: 5 * 2**-12}
 
 
@@ -28,6 +34,8 @@ def make_case(
     held: int | None = None,
     *,
     renormalise: bool = True,
+    activation: Activation | ClampedGate = "silu",
+    bias: bool = False,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Experts]:
@@ -46,6 +54,9 @@ def make_case(
         total=num_experts,
         top_k=top_k,
         renormalise=renormalise,
+        activation=activation,
+        gate_up_bias=random(held, 2 * inner).to(dtype) if bias else None,
+        down_bias=random(held, hidden).to(dtype) if bias else None,
     )
     return random(tokens, hidden).to(dtype), random(tokens, num_experts).to(dtype), experts
 
@@ -58,10 +69,24 @@ def exact(x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) ->
     ):
         chosen = (ids_TK == experts.first + index) * weights_TK.double()
         tokens = chosen.any(-1).nonzero()[:, 0]
-        gate, up = (x_TD[tokens].double() @ gate_up.double().T).chunk(2, dim=-1)
-        y = (F.silu(gate) * up) @ down.double().T
+        gate_up_MG = x_TD[tokens].double() @ gate_up.double().T
+        if experts.gate_up_bias is not None:
+            gate_up_MG += experts.gate_up_bias[index].double()
+        y = _activated(gate_up_MG, experts) @ down.double().T
+        if experts.down_bias is not None:
+            y += experts.down_bias[index].double()
         out_TD[tokens] += y * chosen[tokens].sum(-1, keepdim=True)
     return out_TD
+
+
+def _activated(gate_up: Tensor, experts: Experts) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if experts.activation == "silu":
+        return F.silu(gate) * up
+    if experts.activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh") * up
+    # transformers', whose gate and up alternate.
+    return GptOssExperts._apply_gate(experts.activation, torch.stack((gate, up), -1).flatten(-2))
 
 
 def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:

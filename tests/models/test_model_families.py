@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -65,6 +66,14 @@ LLAMA3 = rope(
 )
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
 MOE = {"num_experts": 9, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "rope_parameters": {**YARN, "truncate": False},
+}
 MSCALE = {"mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}
 
 # name -> (config class, changes, page size, old spelling of config.json)
@@ -184,6 +193,20 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         },
         1,
         False,
+    ),
+    "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),
+    "gpt-oss-old": (
+        GptOssConfig,
+        {
+            **GPT_OSS,
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_key_value_heads": 4,
+            "swiglu_limit": 0.7,
+            "swiglu_alpha": 1.3,
+        },
+        1,
+        True,
     ),
     **DENSE_CASES,
     **HYBRID_CASES,

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.moe_cases import TOLERANCE, exact, make_case
-from minisgl.kernel.ops import Ops
+from helpers.moe_cases import FORMS, TOLERANCE, exact, make_case
+from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.registry import create_ops
-from minisgl.moe import BaseMoeBackend, TorchMoeBackend, create_moe_backend
+from minisgl.moe import BaseMoeBackend, ClampedGate, TorchMoeBackend, create_moe_backend
 from minisgl.moe.cpu import CpuMoeBackend
 
 CPU = torch.device("cpu")
@@ -56,6 +56,23 @@ def test_experts_match_float64(
     assert got.dtype == dtype
     error = (got.double() - want).abs().max() / want.abs().max()
     assert error <= TOLERANCE[dtype], f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("form", FORMS, ids=["gpt-oss", "gelu"])
+@pytest.mark.parametrize("case", [TABLE[1], TABLE[4], TABLE[6]], ids=str)
+def test_other_forms_of_experts_match_float64(
+    backend: BaseMoeBackend,
+    case: tuple[int, int, int, int, int, int, int | None],
+    form: tuple[Activation | ClampedGate, bool],
+    dtype: torch.dtype,
+) -> None:
+    activation, bias = form
+    x, logits, experts = make_case(*case, activation=activation, bias=bias, dtype=dtype, device=CPU)
+    weights, ids = Ops().route(logits, experts.top_k, experts.renormalise)
+    want = exact(x, weights, ids, experts)
+    error = (backend.forward(x, logits, experts).double() - want).abs().max() / want.abs().max()
+    assert error <= 1.5 * TOLERANCE[dtype], f"relative error {error:.2e}"  # more steps are rounded
 
 
 def test_the_compiled_path_is_taken() -> None:

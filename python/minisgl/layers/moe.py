@@ -12,7 +12,7 @@ Axes: T tokens, D hidden size, E experts, L those of this rank, F intermediate s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,17 +21,19 @@ from torch import Tensor
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
-from minisgl.moe import Experts
+from minisgl.moe import ClampedGate, Experts
 from minisgl.quantization import Part, Stack, Weight
 
 if TYPE_CHECKING:
+    from minisgl.kernel.ops import Activation
     from minisgl.moe import BaseMoeBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
     """Names of one layer's tensors. A checkpoint has a tensor for each expert ({} is its number) or
-    one for all experts: [E, 2F, D], gate then up, and [E, D, F]."""
+    one for all experts: [E, 2F, D], gate then up, and [E, D, F]. Biases of the latter are called
+    NAME_bias."""
 
     router: str
     router_alias: str | None
@@ -45,6 +47,11 @@ class ExpertNames:
 class MoELayer(BaseOP):
     """The weighted sum of the `top_k` experts that the router prefers (`Ops.route`)."""
 
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    _adds_bias = True
+
     def __init__(
         self,
         build: BuildContext,
@@ -57,10 +64,12 @@ class MoELayer(BaseOP):
         renormalise: bool,
         names: ExpertNames,
         shared: SharedExpert | None,
+        activation: Activation | ClampedGate = "silu",
+        bias: bool = False,
     ) -> None:
-        """backends: the backend for experts of a kind of weight."""
+        """backends: the backend for experts of a kind of weight. bias: of router and experts."""
         super().__init__()
-        self.shared = shared
+        self.shared, self._activation = shared, activation
         self._top_k, self._renormalise, self._total = top_k, renormalise, num_experts
         held, columns = range(num_experts), range(inner_size)
         if build.expert_parallel:
@@ -76,6 +85,9 @@ class MoELayer(BaseOP):
             share=range(num_experts),
         )
         self.router = build.weight(router)
+        if bias:
+            name = f"{router.module}.bias"
+            self.declare("router_bias", build.dtype, Part.whole(name, num_experts))
 
         def part(name: str, expert: int, stack: Stack, *, is_down: bool = False) -> Part:
             size = (inner_size, hidden_size)
@@ -99,6 +111,11 @@ class MoELayer(BaseOP):
             down.append(part(names.down, expert, stack, is_down=True))
         self.gate_up = build.weight(*gate_up, stacked=len(held))
         self.down = build.weight(*down, stacked=len(held))
+        if bias:
+            self.declare("gate_up_bias", build.dtype, *map(_bias, gate_up), stacked=len(held))
+            # The all-reduce must add the bias once.
+            self._adds_bias = build.expert_parallel or build.comm.rank == 0
+            self.declare("down_bias", build.dtype, *map(_bias, down), stacked=len(held))
         self._backend = backends(type(self.gate_up))
 
     def forward(
@@ -114,8 +131,11 @@ class MoELayer(BaseOP):
             total=self._total,
             top_k=self._top_k,
             renormalise=self._renormalise,
+            activation=self._activation,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias if self._adds_bias else None,
         )
-        out_TD = self._backend.forward(x_TD, self.router.linear(x_TD), experts)
+        out_TD = self._backend.forward(x_TD, self.router.linear(x_TD, self.router_bias), experts)
         if self.shared:
             out_TD = out_TD + self.shared.forward(x_TD)
         return out_TD, residual_TD
@@ -144,6 +164,19 @@ class SharedExpert(BaseOP):
     def forward(self, x_TD: Tensor) -> Tensor:
         act = self.gate_up.linear(x_TD, gate="silu")
         return torch.sigmoid(self.gate.linear(x_TD)) * self.down.linear(act)
+
+
+def _bias(part: Part) -> Part:
+    """The bias of an expert's rows."""
+    rows = part.share if part.axis == 0 else range(part.shape[0])
+    assert part.stack
+    return Part(
+        name=f"{part.module}.bias",
+        shape=part.shape[:1],
+        axis=0,
+        share=rows,
+        stack=replace(part.stack, name=f"{part.stack.name}_bias", shape=part.stack.shape[:2]),
+    )
 
 
 def _module(name: str) -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from minisgl.errors import ConfigError
 from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
-from minisgl.moe import create_moe_backend
+from minisgl.moe import ClampedGate, create_moe_backend
 from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
+    from minisgl.kernel.ops import Activation
     from minisgl.layers import BuildContext
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec
@@ -31,7 +32,7 @@ class MoeSpec:
 
     is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
     inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
-    renormalise: see `Ops.route`. names: of layer {}'s tensors.
+    renormalise: see `Ops.route`. names: of layer {}'s tensors. bias: of router and experts.
     """
 
     num_experts: int
@@ -41,6 +42,8 @@ class MoeSpec:
     is_sparse: tuple[bool, ...]
     names: Callable[[int], ExpertNames]
     shared_size: int = 0
+    activation: Activation | ClampedGate = "silu"
+    bias: bool = False
 
 
 def read_experts(config: ModelConfig, field: str) -> tuple[int, int]:
@@ -85,6 +88,8 @@ def mixture_builder(
             renormalise=spec.renormalise,
             names=spec.names(index),
             shared=shared,
+            activation=spec.activation,
+            bias=spec.bias,
         )
 
     return mixture

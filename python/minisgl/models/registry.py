@@ -14,6 +14,7 @@ _MODULES = {
     "Gemma3ForCausalLM": "gemma3",
     "Glm4ForCausalLM": "glm4",
     "GlmForCausalLM": "glm",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "ministral3",

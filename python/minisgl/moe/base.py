@@ -14,15 +14,30 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from minisgl.kernel.ops import Ops
+    from minisgl.kernel.ops import Activation, Ops
     from minisgl.quantization import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """The activation of gpt-oss: (up + 1) * gate * sigmoid(alpha * gate), where gate is at most
+    `limit` and up within +-limit."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """[..., 2F], gate then up -> [..., F]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """gate_up [L, 2F, D] and down [L, D, F]: L = `count` experts from `first` on, of `total`.
 
-    top_k, renormalise: see `Ops.route`. The activation is SiLU.
+    top_k, renormalise: see `Ops.route`. gate_up_bias [L, 2F], down_bias [L, D]: None for none.
     """
 
     gate_up: Weight
@@ -32,6 +47,14 @@ class Experts:
     total: int
     top_k: int
     renormalise: bool
+    activation: Activation | ClampedGate = "silu"
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """SiLU without biases: what every kernel has."""
+        return self.activation == "silu" and self.gate_up_bias is None and self.down_bias is None
 
     @property
     def gate_up_LGD(self) -> Tensor:
@@ -72,7 +95,19 @@ class TorchMoeBackend(BaseMoeBackend):
         for index in range(experts.count):
             tokens, slots = torch.where(ids_TK == experts.first + index)
             if len(tokens):
-                act = experts.gate_up[index].linear(x_TD[tokens], gate="silu")
-                down = experts.down[index].linear(act)
+                down = _expert(x_TD[tokens], experts, index)
                 out_TD.index_add_(0, tokens, down.float() * weights_TK[tokens, slots, None])
         return out_TD.to(x_TD.dtype)
+
+
+def _expert(x_MD: Tensor, experts: Experts, index: int) -> Tensor:
+    """What expert `index` of this rank gives for M tokens."""
+    up_bias, down_bias = (
+        None if bias is None else bias[index] for bias in (experts.gate_up_bias, experts.down_bias)
+    )
+    gate_up, activation = experts.gate_up[index], experts.activation
+    if isinstance(activation, ClampedGate):
+        act = activation(gate_up.linear(x_MD, up_bias))
+    else:
+        act = gate_up.linear(x_MD, up_bias, gate=activation)
+    return experts.down[index].linear(act, down_bias)

@@ -19,8 +19,8 @@ from torch import Tensor
 from minisgl.kernel.grouped import GroupedProducts
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import moe
-from minisgl.kernel.triton.moe import Product, Tile
-from minisgl.moe.base import BaseMoeBackend, Experts
+from minisgl.kernel.triton.moe import Gate, Product, Tile
+from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -84,7 +84,16 @@ class FusedMoeBackend(BaseMoeBackend):
     ) -> Tensor:
         weights = (experts.gate_up_LGD, experts.down_LDF)
         if len(x_TD) <= FEW_TOKENS:
-            return moe.experts_of_few(x_TD, *weights, weights_TK, ids_TK, experts.first)
+            return moe.experts_of_few(
+                x_TD,
+                *weights,
+                weights_TK,
+                ids_TK,
+                experts.first,
+                gate=_gate(experts),
+                up_bias_LG=experts.gate_up_bias,
+                down_bias_LD=experts.down_bias,
+            )
         up, down = self._products(x_TD, experts)
         return moe.experts(
             x_TD, *weights, weights_TK, ids_TK, experts.first, counts_L, up=up, down=down
@@ -94,12 +103,16 @@ class FusedMoeBackend(BaseMoeBackend):
         mean = len(x_TD) * experts.top_k / experts.total  # pairs that an expert gets
         if (
             self._grouped
+            and experts.is_plain
             and mean >= FEWEST_GROUPED
             and self._grouped.takes(x_TD, experts.gate_up_LGD, experts.down_LDF)
         ):
             return self._grouped.product, self._grouped.product
         up, down = self._cut(x_TD, experts, mean)
-        return partial(moe.product, tile=up), partial(moe.product, tile=down)
+        return (
+            partial(moe.product, tile=up, gate=_gate(experts), bias=experts.gate_up_bias),
+            partial(moe.product, tile=down, bias=experts.down_bias),
+        )
 
     def _cut(self, x_TD: Tensor, experts: Experts, mean: float) -> Cut:
         hidden, inner = experts.down_LDF.shape[1:]
@@ -110,6 +123,12 @@ class FusedMoeBackend(BaseMoeBackend):
                 self._cuts[hidden, inner] = load_cuts(hidden, inner, x_TD.device)
             cuts = self._cuts[hidden, inner]
         return next((cut for most, cut in cuts if mean <= most), cuts[-1][1])
+
+
+def _gate(experts: Experts) -> Gate:
+    if isinstance(experts.activation, ClampedGate):
+        return Gate(alpha=experts.activation.alpha, limit=experts.activation.limit)
+    return Gate(is_gelu=experts.activation == "gelu_tanh")
 
 
 def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:

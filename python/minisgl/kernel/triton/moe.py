@@ -50,8 +50,25 @@ class Tile:
     stages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The activation between gate, up and down, as the kernels take it. alpha, limit: see
+    `minisgl.moe.ClampedGate`; limit 0 is silu(gate) * up, or gelu(gate) * up."""
+
+    is_gelu: bool = False
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    @property
+    def constants(self) -> tuple[bool, float, float]:
+        return self.is_gelu, self.alpha, self.limit
+
+
+SILU = Gate()
+
+
 Product = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
-"""`product`, without its last argument."""
+"""`product`, without its keywords."""
 
 
 def route(
@@ -82,9 +99,13 @@ def experts_of_few(
     ids_TK: Tensor,
     first: int,
     *,
+    gate: Gate = SILU,
+    up_bias_LG: Tensor | None = None,
+    down_bias_LD: Tensor | None = None,
     blocks: tuple[int, int] = (4, 8),
 ) -> Tensor:
     """The weighted sum of each token's experts, [T, D]. blocks: outputs of a program, up and down.
+    up_bias_LG: of gate, then up.
 
     Reads an expert's weights once per token that chose it.
     """
@@ -94,12 +115,19 @@ def experts_of_few(
     out_TD = torch.empty_like(x_TD)
     constants = (num_held, first, top_k, hidden, inner)
     _launch_up(
-        (-(-inner // blocks[0]), num_tokens * top_k, 1), (x_TD, gate_up_LGD, ids_TK, act),
-        (*constants, blocks[0], _step(hidden, 1024)), dtype=x_TD.dtype, num_warps=4,
+        (-(-inner // blocks[0]), num_tokens * top_k, 1),
+        (x_TD, gate_up_LGD, ids_TK, act, act if up_bias_LG is None else up_bias_LG),
+        (*constants, up_bias_LG is not None, *gate.constants, blocks[0], _step(hidden, 1024)),
+        dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
     _launch_down(
-        (-(-hidden // blocks[1]), num_tokens, 1), (act, down_LDF, ids_TK, weights_TK, out_TD),
-        (*constants, blocks[1], _step(inner, 256)), dtype=x_TD.dtype, num_warps=4,
+        (-(-hidden // blocks[1]), num_tokens, 1),
+        (
+            act, down_LDF, ids_TK, weights_TK, out_TD,
+            act if down_bias_LD is None else down_bias_LD,
+        ),
+        (*constants, down_bias_LD is not None, blocks[1], _step(inner, 256)),
+        dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
     return out_TD
 
@@ -158,11 +186,14 @@ def product(
     scales: Tensor | None,
     out: Tensor,
     tile: Tile,
+    *,
+    gate: Gate = SILU,
+    bias: Tensor | None = None,
 ) -> None:
     """out [pairs, N] = scales [pairs] * x times each pair's expert's weight [L, N, K], in place.
 
     x has a row for each pair, or for each token. Without scales weight is [L, 2N, K], gate then
-    up, and out = silu(gate) * up.
+    up, and out what `gate` makes of them. bias: [L, N] or [L, 2N], added before that.
     """
     (num_held, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
     # Each expert's last tile may be short; none has more pairs than there are tokens.
@@ -170,10 +201,11 @@ def product(
     num_tiles = min(num_pairs // tile.m + busy, busy * -(-num_tokens // tile.m))
     _launch_product(
         (num_tiles * -(-outputs // tile.n), 1, 1),
-        (x, weight, counts_L, rows_LT, x if scales is None else scales, out, num_tokens),
+        (x, weight, counts_L, rows_LT, x if scales is None else scales, out,
+         x if bias is None else bias, num_tokens),
         (
             num_held, num_pairs // len(x), outputs, x.shape[1], scales is None,
-            power_of_2(num_held), tile.m, tile.n, tile.k,
+            bias is not None, *gate.constants, power_of_2(num_held), tile.m, tile.n, tile.k,
         ),
         dtype=x.dtype, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -224,23 +256,33 @@ def _place_kernel(
 
 
 @triton.jit
-def gated(gate, up, type: tl.constexpr):
-    """silu(gate) * up of float32 sums, each step rounded as the reference rounds."""
-    act = activate(gate.to(type), True).to(tl.float32)
-    return (act * up.to(type).to(tl.float32)).to(type)
+def gated(
+    gate, up, type: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
+    """`Gate` of float32 sums, each step rounded as the reference rounds."""
+    gate, up = gate.to(type).to(tl.float32), up.to(type).to(tl.float32)
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT)
+        up = (tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1).to(type).to(tl.float32)
+        act = (1 / (1 + tl.exp(-(gate * ALPHA).to(type).to(tl.float32)))).to(type).to(tl.float32)
+        act = (gate * act).to(type).to(tl.float32)
+    else:
+        act = activate(gate.to(type), not GELU).to(tl.float32)
+    return (act * up).to(type)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _product_kernel(
-    x_ptr, weight_ptr, counts_ptr, rows_ptr, scale_ptr, out_ptr, num_tokens,
+    x_ptr, weight_ptr, counts_ptr, rows_ptr, scale_ptr, out_ptr, bias_ptr, num_tokens,
     L: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, N] = x [pairs / SHARE, K] times the expert's weight [N, K], times the scale.
 
     GATED: weight is [2N, K], gate then up; their rows alternate in a tile, so that a thread has
-    both, and what comes out is silu(gate) * up, without the scale.
+    both, and what comes out is `gated`, without the scale.
     """
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // BLOCKS
@@ -277,10 +319,13 @@ def _product_kernel(
             x = tl.load(x_at + start, mask=k[None, :] < K - start, other=0.0)
             w = tl.load(w_at + start, mask=k[:, None] < K - start, other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
+    if BIAS:  # n are the rows of the weight here
+        ROWS: tl.constexpr = 2 * N if GATED else N
+        acc += tl.load(bias_ptr + expert.to(tl.int64) * ROWS + n).to(tl.float32)[None, :]
     type = out_ptr.dtype.element_ty
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N, 2)))
-        out = gated(gate, up, type)
+        out = gated(gate, up, type, GELU, ALPHA, LIMIT)
     else:
         scale = tl.load(scale_ptr + pair, mask=inside, other=0.0)
         out = (acc * scale[:, None]).to(type)
@@ -309,8 +354,9 @@ def _total_kernel(
 
 @triton.jit
 def _up_kernel(
-    x_ptr, weight_ptr, ids_ptr, act_ptr,
+    x_ptr, weight_ptr, ids_ptr, act_ptr, bias_ptr,
     L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -328,24 +374,33 @@ def _up_kernel(
         x = tl.load(x_ptr + (pair // K) * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(row + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
         up += tl.load(row + F * D + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
-    act = gated(tl.sum(gate, 1), tl.sum(up, 1), act_ptr.dtype.element_ty)
+    gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
+    if BIAS:
+        bias = bias_ptr + expert.to(tl.int64) * 2 * F + f
+        gate_sum += tl.load(bias, mask=f < F, other=0.0).to(tl.float32)
+        up_sum += tl.load(bias + F, mask=f < F, other=0.0).to(tl.float32)
+    act = gated(gate_sum, up_sum, act_ptr.dtype.element_ty, GELU, ALPHA, LIMIT)
     tl.store(act_ptr + pair.to(tl.int64) * F + f, act, mask=f < F)
 
 
 @triton.jit
 def _down_kernel(
-    act_ptr, weight_ptr, ids_ptr, scale_ptr, out_ptr,
+    act_ptr, weight_ptr, ids_ptr, scale_ptr, out_ptr, bias_ptr,
     L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     t = tl.program_id(1)
     acc = tl.zeros([BLOCK, STEP], tl.float32)
+    biases = tl.zeros([BLOCK], tl.float32)
     begin(PDL)
     for i in tl.static_range(K):
         expert = tl.load(ids_ptr + t * K + i) - FIRST
         held = (expert >= 0) & (expert < L)
         scale = tl.load(scale_ptr + t * K + i)
+        if BIAS:
+            at = bias_ptr + expert.to(tl.int64) * D + d
+            biases += tl.load(at, mask=held & (d < D), other=0.0).to(tl.float32) * scale
         row = weight_ptr + (expert.to(tl.int64) * D + d[:, None]) * F
         for start in tl.static_range(0, F, STEP):
             f = start + tl.arange(0, STEP)
@@ -353,7 +408,9 @@ def _down_kernel(
             inside = held & (d[:, None] < D) & (f[None, :] < F)
             weight = tl.load(row + f[None, :], mask=inside, other=0.0)
             acc += weight.to(tl.float32) * (act.to(tl.float32) * scale)[None, :]
-    tl.store(out_ptr + t * D + d, tl.sum(acc, 1).to(out_ptr.dtype.element_ty), mask=d < D)
+    tl.store(
+        out_ptr + t * D + d, (tl.sum(acc, 1) + biases).to(out_ptr.dtype.element_ty), mask=d < D
+    )
 
 
 _launch_route = Launcher(_route_kernel)
