@@ -31,7 +31,7 @@ def test_every_plan_is_checked_where_that_is_asked_for(
     told: PullQueue[StepBroadcastMsg] = PullQueue(endpoints.broadcasts(1), StepBroadcastMsg)
     engine: Any = SimpleNamespace(launch=lambda plan: None)
     try:
-        source, executor, _ = _links(engine, endpoints, DistributedInfo(0, 2))
+        source, executor, _ = _links(engine, endpoints, DistributedInfo(0, 2), lambda queue: queue)
         for step in range(3):
             source.get(0)
             executor.launch(plan(step))
