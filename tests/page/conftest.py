@@ -14,8 +14,10 @@ from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """For a module only: while it is open an event loop runs in this thread, which other modules'
+    tests do not expect."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")

@@ -229,7 +229,7 @@ class LLM:
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if (
-            not _is_list(params)
+            not isinstance(params, Sequence)
             or not all(isinstance(item, SamplingParams) for item in params)
             or len(params) != len(prompts)
             or not isinstance(cache_salt, str)
@@ -296,10 +296,6 @@ def _with_seed(sampling: SamplingParams) -> SamplingParams:
     if sampling.seed is not None:
         return sampling
     return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _own(value: T) -> T:

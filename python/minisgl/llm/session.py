@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +23,7 @@ from minisgl.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from minisgl.llm.engines import LLMEngine
+    from minisgl.llm.stream import Streams
 
 OnNews = Callable[[int, int], None]
 
@@ -103,13 +104,6 @@ class Call:
         )
 
 
-class Leader(Protocol):
-    """What a thread waits for: a call, or all calls of a kind."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-
 class Session:
     """All open calls. Mutable.
 
@@ -123,7 +117,7 @@ class Session:
         self._outgoing: list[SchedulerMsg] = []
         self._num_requests = 0
         self._is_closed = False
-        self._leader: Leader | None = None
+        self._leader: Call | Streams | None = None
         self.changed = threading.Condition()  # guards all of this; told when a call is over
 
     def submit(self, make: Callable[[int], Call]) -> Call:
@@ -143,7 +137,7 @@ class Session:
             call.error = call.error or error
             self._outgoing += [AbortMsg(uid=uid) for uid in sorted(call.open)]
 
-    def wait(self, waited: Leader) -> None:
+    def wait(self, waited: Call | Streams) -> None:
         """Return when `waited` is over: run the loop, or wait while another thread runs it.
 
         An exception of the loop fails all calls and closes the engine, whose state is unknown.

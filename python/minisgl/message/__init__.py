@@ -115,6 +115,12 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
     action: Literal["start", "stop"]
 
 
+class WatchMsg(Record, frozen=True, kw_only=True):
+    """Let rank 0 send `WatchReply`s for so many seconds (`minisgl.scheduler.xray`)."""
+
+    seconds: float
+
+
 # --- to the scheduler --------------------------------------------------------------------------
 
 
@@ -149,7 +155,7 @@ class ExitMsg(Record, frozen=True, kw_only=True):
 
 
 SchedulerMsg = UserMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
-"""The messages that the loop handles. Its inbox receives `ProfileMsg` too, and handles it."""
+"""The messages that the loop handles. Its inbox handles `ProfileMsg` and `WatchMsg`."""
 
 
 # --- from rank 0 to the others -----------------------------------------------------------------
@@ -165,7 +171,7 @@ class StepBroadcast(Record, frozen=True, kw_only=True):
     step: int
     now: float
     digest: int
-    messages: list[SchedulerMsg | ProfileMsg]
+    messages: list[SchedulerMsg | ProfileMsg | WatchMsg]
 
 
 class PlanCheck(Record, frozen=True, kw_only=True):
@@ -216,6 +222,12 @@ class ProfileReply(Record, frozen=True, kw_only=True):
     num_steps: int = 0
 
 
+class WatchReply(Record, frozen=True, kw_only=True):
+    """frame: JSON, which goes to those who watch as it is."""
+
+    frame: bytes
+
+
 class DetokenizeMsg(Record, frozen=True, kw_only=True):
     """The events of one turn of the scheduler's loop, and the pings that arrived in it.
 
@@ -224,7 +236,7 @@ class DetokenizeMsg(Record, frozen=True, kw_only=True):
 
     events: list[Event]
     pings: list[int] = []
-    pass_on: list[StatusReply | ProfileReply] = []
+    pass_on: list[StatusReply | ProfileReply | WatchReply] = []
 
 
 # --- to the API server -------------------------------------------------------------------------

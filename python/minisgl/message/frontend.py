@@ -15,6 +15,8 @@ from minisgl.message import (
     StatusReply,
     TextReply,
     TokenizeMsg,
+    WatchMsg,
+    WatchReply,
 )
 
 
@@ -57,7 +59,15 @@ class CodecReply(Record, frozen=True, kw_only=True):
 
 
 CodecMsg = EncodeMsg | DecodeMsg
-FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg | EncodeMsg | DecodeMsg
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg | WatchMsg | EncodeMsg | DecodeMsg
 UserReply = (
-    TextReply | Accepted | Finished | Failed | PongMsg | StatusReply | ProfileReply | CodecReply
+    TextReply
+    | Accepted
+    | Finished
+    | Failed
+    | PongMsg
+    | StatusReply
+    | ProfileReply
+    | WatchReply
+    | CodecReply
 )

@@ -20,7 +20,14 @@ from minisgl.engine.memory import plan_engine_memory
 from minisgl.engine.startup import start_engine
 from minisgl.errors import MinisglError
 from minisgl.kernel.ops import Ops
-from minisgl.message import ProfileMsg, ProfileReply, StatusReply, StepBroadcastMsg
+from minisgl.message import (
+    ProfileMsg,
+    ProfileReply,
+    StatusReply,
+    StepBroadcastMsg,
+    WatchMsg,
+    WatchReply,
+)
 from minisgl.models import ModelConfig, build_model, check_model
 from minisgl.quantization import UNQUANTISED
 from minisgl.runtime.args import RuntimeArgs
@@ -28,6 +35,7 @@ from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
+    Control,
     FollowerOutbox,
     Message,
     NoOutbox,
@@ -35,6 +43,7 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
+from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.tokenizer.defaults import end_of_sequence_ids
@@ -93,11 +102,15 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
 
-    def on_profile(message: ProfileMsg) -> None:
+    def on_control(message: Control) -> None:
+        if isinstance(message, WatchMsg):
+            if leads:
+                watch(meter, message.seconds, lambda frame: outbox.pass_on(WatchReply(frame=frame)))
+            return
         with status.quiet(PROFILE_S):
             outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
 
-    inbox = SourceInbox(source, on_profile)
+    inbox = SourceInbox(source, on_control)
     listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
     if leads:
         listeners += [StatusLine(), *([step_log.flush] if step_log else [])]
@@ -143,6 +156,15 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             engine.close()
         if step_log:
             step_log.close()
+
+
+def watch(meter: LoopMeter, seconds: float, send: Callable[[bytes], None]) -> None:
+    """Let `send` have frames of what the loop does, for so many seconds from now."""
+    from minisgl.scheduler.xray import XRay
+
+    if not isinstance(meter.watcher, XRay):
+        meter.watcher = XRay(send, meter.epoch)
+    meter.watcher.watch(seconds)
 
 
 def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:

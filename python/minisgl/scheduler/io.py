@@ -6,10 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from minisgl.core.event import Event
-from minisgl.message import DetokenizeMsg, ProfileMsg, ProfileReply, SchedulerMsg, StatusReply
+from minisgl.message import (
+    DetokenizeMsg,
+    ProfileMsg,
+    ProfileReply,
+    SchedulerMsg,
+    StatusReply,
+    WatchMsg,
+    WatchReply,
+)
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
-Message = SchedulerMsg | ProfileMsg
+Control = ProfileMsg | WatchMsg
+"""What is for the engine's process and not for the scheduler."""
+Message = SchedulerMsg | Control
+Report = StatusReply | ProfileReply | WatchReply
 
 
 class Source(Protocol):
@@ -23,22 +34,20 @@ class Source(Protocol):
 class SourceInbox:
     """Messages of the tokenizers, of the detokenizer (stops) and of the supervisor (exit).
 
-    on_profile: gets the messages that are for the engine's profiler, between two steps.
+    on_control: gets the messages that are not for the scheduler, between two steps.
     """
 
-    def __init__(
-        self, source: Source, on_profile: Callable[[ProfileMsg], None] | None = None
-    ) -> None:
+    def __init__(self, source: Source, on_control: Callable[[Control], None] | None = None) -> None:
         self._source = source
-        self._on_profile = on_profile
+        self._on_control = on_control
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         messages: list[SchedulerMsg] = []
         for message in self._source.get(timeout_s):
-            if not isinstance(message, ProfileMsg):
+            if not isinstance(message, ProfileMsg | WatchMsg):
                 messages.append(message)
-            elif self._on_profile:
-                self._on_profile(message)
+            elif self._on_control:
+                self._on_control(message)
         return messages
 
     def close(self) -> None:
@@ -65,7 +74,7 @@ class ZmqOutbox:
     def pong(self, seq: int) -> None:
         self._queue.put([DetokenizeMsg(events=[], pings=[seq])])
 
-    def pass_on(self, reply: StatusReply | ProfileReply) -> None:
+    def pass_on(self, reply: Report) -> None:
         """To the API server, behind the events that were sent before."""
         self._queue.put([DetokenizeMsg(events=[], pass_on=[reply])])
 
@@ -90,7 +99,7 @@ class NoOutbox:
     def pong(self, seq: int) -> None:
         pass
 
-    def pass_on(self, reply: StatusReply | ProfileReply) -> None:
+    def pass_on(self, reply: Report) -> None:
         pass
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -57,11 +57,21 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
 
 
+class Watcher(Protocol):
+    """What looks at each step while somebody watches (`minisgl.scheduler.xray`)."""
+
+    def settled(self, record: StepRecord, plan: Plan) -> None: ...
+
+    def turn_ended(self, scheduler: Scheduler) -> bool:
+        """Return whether it still watches."""
+
+
 class LoopMeter(Meter):
     """Sums the times. Mutable. The loop calls `begin`, a `lap` after each part, and `end`.
 
     on_report: called with a `StatusReply` every `REPORT_EVERY_S`. on_step: called with the record
-    of each step. peak_memory_bytes: called for each report.
+    of each step. peak_memory_bytes: called for each report. watcher: None while nobody watches.
+    epoch: the zero of the records' clock on `time.perf_counter`.
     """
 
     def __init__(
@@ -79,10 +89,11 @@ class LoopMeter(Meter):
         self._on_step = on_step
         self._peak_memory_bytes = peak_memory_bytes
         self._turn_s = [0.0] * len(PARTS)
-        self._epoch = self._last = self._begin = time.perf_counter()
+        self.epoch = self._last = self._begin = time.perf_counter()
         self._due = 0.0
         self._working: bool | None = None  # None: before the first report
-        self._launches: deque[tuple[float, ...]] = deque()
+        self._launches: deque[tuple[float, ...]] = deque()  # begin with the step's number
+        self.watcher: Watcher | None = None
         self._num_output_tokens = 0
 
     def begin(self, *, asleep: bool) -> None:
@@ -102,40 +113,44 @@ class LoopMeter(Meter):
             self._working = True
             self._due = self._last + REPORT_EVERY_S
         self.num_prefill_tokens += plan.num_tokens - plan.num_decodes
-        if self._on_step:
-            self._launches.append((self._begin, *self._turn_s[:WAIT]))
+        if self._on_step or self.watcher:
+            self._launches.append((plan.step, self._begin, *self._turn_s[:WAIT]))
 
     def settled(self, plan: Plan, scheduler: Scheduler) -> None:
-        if not self._on_step:
-            return
-        start, receive, plan_s, launch = self._launches.popleft()
+        if not self._launches or self._launches[0][0] != plan.step:
+            return  # nobody watched when it was launched
+        _, start, receive, plan_s, launch = self._launches.popleft()
         wait, commit, send = self._turn_s[WAIT:]
         num_output_tokens = scheduler.stats.num_output_tokens
-        self._on_step(
-            StepRecord(
-                step=plan.step,
-                start_s=round(start - self._epoch, 7),
-                settle_s=round(self._last - wait - commit - send - self._epoch, 7),
-                receive_us=round(receive * 1e6, 1),
-                plan_us=round(plan_s * 1e6, 1),
-                launch_us=round(launch * 1e6, 1),
-                wait_us=round(wait * 1e6, 1),
-                commit_us=round(commit * 1e6, 1),
-                send_us=round(send * 1e6, 1),
-                rows=plan.num_rows,
-                decodes=plan.num_decodes,
-                tokens=plan.num_tokens,
-                output_tokens=num_output_tokens - self._num_output_tokens,
-                running=scheduler.num_running,
-                waiting=len(scheduler.waiting),
-                used_pages=scheduler.num_used_pages,
-                cached_pages=scheduler.num_cached_pages,
-                num_pages=scheduler.num_pages,
-            )
+        record = StepRecord(
+            step=plan.step,
+            start_s=round(start - self.epoch, 7),
+            settle_s=round(self._last - wait - commit - send - self.epoch, 7),
+            receive_us=round(receive * 1e6, 1),
+            plan_us=round(plan_s * 1e6, 1),
+            launch_us=round(launch * 1e6, 1),
+            wait_us=round(wait * 1e6, 1),
+            commit_us=round(commit * 1e6, 1),
+            send_us=round(send * 1e6, 1),
+            rows=plan.num_rows,
+            decodes=plan.num_decodes,
+            tokens=plan.num_tokens,
+            output_tokens=num_output_tokens - self._num_output_tokens,
+            running=scheduler.num_running,
+            waiting=len(scheduler.waiting),
+            used_pages=scheduler.num_used_pages,
+            cached_pages=scheduler.num_cached_pages,
+            num_pages=scheduler.num_pages,
         )
         self._num_output_tokens = num_output_tokens
+        if self._on_step:
+            self._on_step(record)
+        if self.watcher:
+            self.watcher.settled(record, plan)
 
     def end(self, scheduler: Scheduler, *, idle: bool) -> None:
+        if self.watcher and not self.watcher.turn_ended(scheduler):
+            self.watcher = None
         is_due = self._working is not False if idle else self._last >= self._due
         if is_due and self._on_report:
             self._working = not idle

@@ -35,12 +35,14 @@ from minisgl.message import (
     StatusReply,
     TextReply,
     TokenizeMsg,
+    WatchReply,
 )
 from minisgl.message.frontend import CodecReply, PongMsg, UserReply
 from minisgl.server.errors import Draining
 from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
+from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
@@ -200,6 +202,7 @@ class Frontend:
         self._max_open = 2 * max_queued + max_running if max_queued is not None else None
         self._num_ranks = num_ranks
         self.round_trips = RoundTrips(tokenizers, num_ranks)
+        self.watchers = Watchers(tokenizers)
         self.context_length: int | None = None
         self.failure: EngineError | None = None
         self._max_queued = max_queued
@@ -287,6 +290,8 @@ class Frontend:
                     self.observer.status[reply.rank] = reply
                 elif isinstance(reply, PongMsg | ProfileReply | CodecReply):
                     self.round_trips.deliver(reply)
+                elif isinstance(reply, WatchReply):
+                    self.watchers.deliver(reply.frame)
                 else:
                     self._deliver(reply, now)
 
@@ -309,6 +314,7 @@ class Frontend:
         for call in set(self._calls.values()):
             call.fail(error)
         self.round_trips.fail(error)
+        self.watchers.close()
 
     def _deliver(self, reply: RequestReply, now: float) -> None:
         call = self._calls.get(reply.uid)

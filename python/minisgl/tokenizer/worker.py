@@ -16,7 +16,15 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.core import Event, Failed
-from minisgl.message import AbortMsg, DetokenizeMsg, ProfileMsg, SchedulerMsg, TokenizeMsg, UserMsg
+from minisgl.message import (
+    AbortMsg,
+    DetokenizeMsg,
+    ProfileMsg,
+    SchedulerMsg,
+    TokenizeMsg,
+    UserMsg,
+    WatchMsg,
+)
 from minisgl.message.frontend import (
     CodecReply,
     DecodeMsg,
@@ -115,7 +123,7 @@ def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
 
 def _forward(
     encoder: PromptEncoder, message: FrontendMsg
-) -> SchedulerMsg | ProfileMsg | Failed | CodecReply:
+) -> SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply:
     if isinstance(message, TokenizeMsg):
         return _clamped(message, encoder.tokenize(message))
     if isinstance(message, EncodeMsg | DecodeMsg):

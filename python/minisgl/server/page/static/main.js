@@ -27,7 +27,7 @@ async function connect() {
   try {
     model = await modelName(settings.key);
     set($("banner"), { hidden: true });
-    $("model").textContent = model;
+    if (!document.body.classList.contains("xray-open")) $("model").textContent = model;
     document.title = `${model} · Mini-SGLang`;
     showSuggestions();
   } catch (error) {
@@ -63,7 +63,7 @@ async function showList() {
       const item = h(
         "li",
         {},
-        h("a", { href: `#${head.id}`, text: head.title, "aria-current": head.id === current ? "page" : null }),
+        h("a", { href: `#${head.id}`, text: head.title, "aria-current": head.id === current && location.hash !== "#xray" ? "page" : null }),
         iconButton("edit", `Rename: ${head.title}`, () => rename(item, head)),
         iconButton("trash", `Delete: ${head.title}`, () => removeOne(head)),
       );
@@ -100,14 +100,30 @@ async function removeOne(head) {
 }
 
 function startNew() {
+  showXray(false);
   chat.open(tree.newConversation(settings.system));
   history.replaceState(null, "", "#");
   $("question").focus();
 }
 
+let xray = null;
+
+async function showXray(isOpen) {
+  document.body.classList.toggle("xray-open", isOpen);
+  set($("xray-link"), { "aria-current": isOpen ? "page" : null });
+  $("model").textContent = isOpen ? "X-ray" : model;
+  if (isOpen) {
+    const { XRay } = await import("./xray.js");
+    xray ??= new XRay($("xray"), () => settings.key);
+    xray.open();
+  } else xray?.close();
+}
+
 async function route() {
   const id = location.hash.slice(1);
-  if (!id || id === chat.conversation.id) return;
+  await showXray(id === "xray");
+  if (id === "xray") return (showList(), closeList());
+  if (!id || id === chat.conversation.id) return showList();
   const conversation = await store.load(id);
   if (conversation) {
     chat.open(conversation);
@@ -213,7 +229,7 @@ view.addEventListener("scroll", () => {
 });
 for (const [id, name] of Object.entries({
   "new-chat": "plus", "new-chat-2": "plus", "open-settings": "settings", "open-list": "menu",
-  "close-settings": "close", "to-end": "down",
+  "close-settings": "close", "to-end": "down", "xray-link": "pulse",
 })) $(id).prepend(icon(name)); // prettier-ignore
 $("new-chat").addEventListener("click", () => (startNew(), showList(), closeList()));
 $("new-chat-2").addEventListener("click", () => (startNew(), showList()));

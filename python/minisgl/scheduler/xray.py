@@ -1,0 +1,239 @@
+"""What the X-ray shows: frames of the steps, the requests, the pages and the prefix tree.
+
+A frame is sent every `EVERY_S`, or as much later as keeps the time that frames take at `SHARE` of
+the loop's. The steps between two frames are all in it, up to `MAX_STEPS`; the rest is as it is when
+the frame is made. Frames have no texts and no token ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.core.plan import Plan
+from minisgl.core.req import Req
+from minisgl.scheduler.meter import StepRecord
+from minisgl.scheduler.scheduler import Scheduler
+
+EVERY_S: Final = 0.1
+SHARE: Final = 0.01
+MAX_STEPS: Final = 1000
+MAX_ROWS: Final = 64  # rows of a step that are named
+MAX_REQUESTS: Final = 300
+MAX_NODES: Final = 300
+MAX_CELLS: Final = (
+    4096  # of the map of pages; with more pages, a cell stands for several, the busiest
+)
+
+FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
+"""Owners of a page: nobody; the prefix cache alone; several requests; uid + `FIRST_UID`."""
+
+Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
+"""step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
+as [uid, tokens, ...]."""
+
+
+class RequestState(msgspec.Struct, frozen=True, array_like=True):
+    """Ages are seconds before the frame; -1 for what has not happened."""
+
+    uid: int
+    state: str  # waiting, prefill, decode or leaving
+    priority: int
+    num_prompt: int
+    num_cached: int
+    num_computed: int
+    num_output: int
+    max_len: int
+    num_chunks: int
+    num_retractions: int
+    num_pages: int
+    accepted_age_s: float
+    launched_age_s: float
+    first_token_age_s: float
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """now_s: on the clock of the steps. num_skipped: steps that the frame has no room for.
+
+    page_map: owner and number of cells, alternately; a cell is pages_per_cell pages.
+    tree: for each node the index of its parent in the list (-1: a root), its pages, and how many
+    requests hold it; parents come first.
+    """
+
+    now_s: float
+    steps: list[Step]
+    num_skipped: int
+    requests: list[RequestState]
+    num_requests: int
+    num_waiting: int
+    num_running: int
+    page_size: int
+    num_pages: int
+    num_used_pages: int
+    num_cached_pages: int
+    pages_per_cell: int
+    page_map: list[int]
+    tree: list[tuple[int, int, int]]
+    num_nodes: int
+    num_retractions: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class XRay:
+    """See `minisgl.scheduler.meter.Watcher`. Mutable: the steps since the last frame."""
+
+    def __init__(self, send: Callable[[bytes], None], epoch: float) -> None:
+        """epoch: of the meter's records."""
+        self._send, self._epoch = send, epoch
+        self._steps: list[Step] = []
+        self._num_skipped = 0
+        self._until = self._due = 0.0
+        self._encode = msgspec.json.Encoder().encode
+
+    def watch(self, seconds: float) -> None:
+        """Go on for so many seconds from now."""
+        self._until = time.perf_counter() + seconds
+
+    def settled(self, record: StepRecord, plan: Plan) -> None:
+        if len(self._steps) >= MAX_STEPS:
+            self._num_skipped += 1
+            return
+        rows: list[int] = []
+        for uid, start, end in zip(
+            plan.uids[:MAX_ROWS], plan.starts[:MAX_ROWS], plan.ends[:MAX_ROWS], strict=True
+        ):
+            rows += (uid, end - start)
+        self._steps.append(
+            (
+                record.step,
+                record.start_s,
+                record.settle_s,
+                record.receive_us,
+                record.plan_us,
+                record.launch_us,
+                record.wait_us,
+                record.commit_us,
+                record.send_us,
+                record.decodes,
+                record.tokens - record.decodes,
+                record.output_tokens,
+                rows,
+            )
+        )
+
+    def turn_ended(self, scheduler: Scheduler) -> bool:
+        began = time.perf_counter()
+        if began >= self._due:
+            self._send(self._encode(self._frame(scheduler, began)))
+            ended = time.perf_counter()
+            self._due = began + max(EVERY_S, (ended - began) / SHARE)
+        return began < self._until
+
+    def _frame(self, scheduler: Scheduler, now: float) -> Frame:
+        steps, self._steps = self._steps, []
+        num_skipped, self._num_skipped = self._num_skipped, 0
+        requests = sorted(scheduler._requests.values(), key=lambda req: req.order)
+        cells, pages_per_cell = _page_map(scheduler, requests)
+        tree, num_nodes = _tree(scheduler)
+        clock = scheduler._clock()
+        return Frame(
+            now_s=round(now - self._epoch, 6),
+            steps=steps,
+            num_skipped=num_skipped,
+            requests=[_state(req, clock) for req in requests[:MAX_REQUESTS]],
+            num_requests=len(requests),
+            num_waiting=len(scheduler.waiting),
+            num_running=scheduler.num_running,
+            page_size=scheduler._cache.page_size,
+            num_pages=scheduler.num_pages,
+            num_used_pages=scheduler.num_used_pages,
+            num_cached_pages=scheduler.num_cached_pages,
+            pages_per_cell=pages_per_cell,
+            page_map=cells,
+            tree=tree,
+            num_nodes=num_nodes,
+            num_retractions=scheduler.stats.num_retractions,
+            num_prompt_tokens=scheduler.stats.num_prompt_tokens,
+            num_cached_tokens=scheduler.stats.num_cached_tokens,
+        )
+
+
+def _state(req: Req, clock: float) -> RequestState:
+    if req.leaving or req.ended:
+        state = "leaving"
+    elif req.table_idx < 0:
+        state = "waiting"
+    else:
+        state = "decode" if req.num_computed >= req.num_prompt else "prefill"
+
+    def age(at: float) -> float:
+        return round(clock - at, 4) if at else -1
+
+    return RequestState(
+        req.uid,
+        state,
+        req.order[0],
+        req.num_prompt,
+        req.num_cached,
+        req.num_computed,
+        len(req.output),
+        req.max_len,
+        req.num_chunks,
+        req.num_retractions,
+        len(req.pages),
+        age(req.accepted_at),
+        age(req.launched_at),
+        age(req.first_token_at),
+    )
+
+
+def _page_map(scheduler: Scheduler, requests: list[Req]) -> tuple[list[int], int]:
+    """Return the run lengths of the pages' owners, and the pages of a cell."""
+    owners = np.zeros(scheduler.num_pages, np.int32)
+    nodes = _nodes(scheduler)
+    for node in nodes:
+        owners[node.pages] = CACHED
+    for req in requests:
+        pages = np.asarray(req.pages, np.int64)
+        owners[pages[pages >= 0]] = req.uid % (2**30) + FIRST_UID
+        if req.handle is not None:
+            owners[req.handle.duplicates] = req.uid % (2**30) + FIRST_UID
+    for node in nodes:
+        if node.locks > 1:
+            owners[node.pages] = SHARED
+    per_cell = -(-len(owners) // MAX_CELLS) or 1
+    padded = np.pad(owners, (0, -len(owners) % per_cell))
+    return _run_lengths(padded.reshape(-1, per_cell).max(axis=1)), per_cell
+
+
+def _run_lengths(owners: npt.NDArray[np.int32]) -> list[int]:
+    edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
+    runs: list[int] = []
+    for start, end in pairwise(edges):
+        if end > start:
+            runs += (int(owners[start]), end - start)
+    return runs
+
+
+def _tree(scheduler: Scheduler) -> tuple[list[tuple[int, int, int]], int]:
+    """Return the nodes that were used last, parents first, and the number of all."""
+    nodes = _nodes(scheduler)
+    nodes.reverse()
+    # A node is used whenever one below it is, so a prefix of this order is a tree.
+    latest = sorted(nodes, key=lambda node: -node.last_used)[:MAX_NODES]
+    index = {id(node): at for at, node in enumerate(latest)}
+    tree = [(index.get(id(node.parent), -1), len(node.pages), node.locks) for node in latest]
+    return tree, len(nodes)
+
+
+def _nodes(scheduler: Scheduler) -> list[Any]:
+    """The nodes of the prefix tree, children before parents; none without a prefix cache."""
+    list_nodes = getattr(scheduler._cache._prefix_cache, "_nodes", None)
+    return list(list_nodes()) if list_nodes else []

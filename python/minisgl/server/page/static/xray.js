@@ -1,0 +1,196 @@
+// The X-ray (`#xray`): reads the engine's frames while it is open, shows them, pauses and goes back.
+
+import { ApiError } from "./client.js";
+import { h, iconButton, set } from "./dom.js";
+import { drawPages, drawRequests, drawSteps, drawTree, palette, ROW } from "./xray-draw.js";
+import { KEPT_S, Model, sentenceOf } from "./xray-model.js";
+
+const WINDOW_S = 10;
+const AGAIN_MS = 2000;
+
+const whole = (value) => Math.round(value).toLocaleString("en");
+
+export class XRay {
+  /** key: returns the API key. */
+  constructor(root, key) {
+    this.root = root;
+    this.key = key;
+    this.model = new Model();
+    this.at = null; // the time that is shown; null: the newest
+    this.selected = null;
+    this.shown = [];
+    this.frame = 0;
+    this.build();
+    new ResizeObserver(() => this.later()).observe(root);
+  }
+
+  open() {
+    this.root.hidden = false;
+    if (this.reading) return;
+    this.reading = new AbortController();
+    this.read(this.reading.signal);
+  }
+
+  close() {
+    this.root.hidden = true;
+    this.reading?.abort();
+    this.reading = null;
+  }
+
+  /** Read frames until `signal`; a lost connection is made again. */
+  async read(signal) {
+    while (!signal.aborted) {
+      try {
+        const key = this.key();
+        const headers = key ? { Authorization: `Bearer ${key}` } : {};
+        const response = await fetch("xray/events", { headers, signal });
+        if (!response.ok) throw new ApiError(`The server answered ${response.status}.`);
+        this.say("");
+        const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+        for (let text = ""; ; ) {
+          const { value, done } = await reader.read();
+          if (done) break;
+          const events = (text + value).split("\n\n");
+          text = events.pop();
+          for (const event of events) if (event.startsWith("data: ")) this.model.add(JSON.parse(event.slice(6)));
+          this.later();
+        }
+      } catch (error) {
+        if (signal.aborted) return;
+        this.say(error instanceof ApiError ? error.message : "The server does not answer.");
+      }
+      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    }
+  }
+
+  say(text) {
+    set(this.note, { hidden: !text });
+    this.note.textContent = text;
+  }
+
+  later() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const { model } = this;
+    if (!model.frames.length || this.root.hidden) return;
+    const to = this.at ?? model.now;
+    const from = to - WINDOW_S;
+    const frame = model.frameAt(to);
+    const colours = palette();
+    drawSteps(this.steps, model.stepsIn(from, to), from, to, colours);
+    this.shown = drawRequests(this.bars, model.requestsIn(from, to), from, to, this.selected, colours);
+    drawPages(this.pages, frame, colours);
+    drawTree(this.tree, frame, colours);
+    this.showNumbers(frame, to);
+    this.showSelected(to);
+    const oldest = model.frames[0].now_s;
+    set(this.slider, { min: Math.max(oldest, model.now - KEPT_S), max: model.now });
+    this.slider.value = to;
+    this.ago.textContent = this.at == null ? "live" : `${(model.now - to).toFixed(1)} s ago`;
+  }
+
+  showNumbers(frame, to) {
+    const rates = this.model.rates(to);
+    const percent = (part, of) => (of ? `${Math.round((100 * part) / of)} %` : "–");
+    const values = {
+      output: whole(rates.output),
+      prompt: whole(rates.prompt),
+      running: frame.num_running,
+      waiting: frame.num_waiting,
+      device: percent(rates.device, 1),
+      kv: percent(frame.num_used_pages, frame.num_pages),
+      hits: percent(frame.num_cached_tokens, frame.num_prompt_tokens),
+      retractions: frame.num_retractions,
+    };
+    for (const [name, value] of Object.entries(values)) this.numbers[name].textContent = value;
+    const { num_pages: pages, num_used_pages: used, num_cached_pages: cached } = frame;
+    this.pagesNote.textContent =
+      `${whole(used)} used, ${whole(cached)} cached, ${whole(pages - used - cached)} free of ${whole(pages)} pages of ` +
+      `${frame.page_size} tokens${frame.pages_per_cell > 1 ? `; a square is ${frame.pages_per_cell} pages` : ""}`;
+    this.treeNote.textContent = frame.num_nodes
+      ? `${whole(frame.num_nodes)} ${frame.num_nodes === 1 ? "prefix" : "prefixes"}; the number is its pages`
+      : "nothing is cached yet";
+  }
+
+  showSelected(to) {
+    const request = this.model.requests.get(this.selected);
+    const open = this.model.requestsIn(to, to).filter((one) => one.ended == null || one.ended > to);
+    this.sentence.textContent = request
+      ? sentenceOf(request, to)
+      : open.length
+        ? "Choose a request to see where its time went."
+        : "No request runs. Ask something in the chat, and watch.";
+  }
+
+  select(step) {
+    if (!this.shown.length) return;
+    const index = this.shown.findIndex(({ uid }) => uid === this.selected);
+    const next = index < 0 ? 0 : Math.min(Math.max(index + step, 0), this.shown.length - 1);
+    this.selected = this.shown[next].uid;
+    this.later();
+  }
+
+  pause(at) {
+    this.at = at;
+    set(this.pauseButton, { "aria-pressed": String(at != null) });
+    this.pauseButton.textContent = at == null ? "Pause" : "Go on";
+    this.later();
+  }
+
+  build() {
+    const canvas = (label, props = {}) => h("canvas", { role: "img", "aria-label": label, ...props });
+    const key = (colour, text) => h("span", { class: `key ${colour}` }, h("i"), text);
+    const panel = (title, note, keys, ...content) =>
+      h("section", { class: "panel" }, h("header", {}, h("h3", { text: title }), note, h("span", { class: "keys" }, keys)), content);
+    const NAMES = {
+      output: "tokens/s", prompt: "prompt tokens/s", running: "running", waiting: "waiting",
+      device: "device busy", kv: "KV pages used", hits: "prompts cached", retractions: "retractions",
+    };
+    this.numbers = Object.fromEntries(Object.keys(NAMES).map((name) => [name, h("dd", { text: "–" })]));
+    this.note = h("p", { class: "note error", role: "alert", hidden: true });
+    this.steps = canvas("Steps: what the device computed, and the host's work below");
+    this.bars = canvas("Requests as bars from arrival to end", {
+      tabindex: "0", role: "application",
+      "aria-label": "Requests as bars from arrival to end. The arrow keys choose one.",
+      onclick: (event) => {
+        this.selected = this.shown[Math.floor(event.offsetY / ROW)]?.uid ?? null;
+        this.later();
+      },
+      onkeydown: (event) => {
+        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+        if (step) (event.preventDefault(), this.select(step));
+      },
+    });
+    this.pages = canvas("KV pages by owner");
+    this.tree = canvas("The prefix tree");
+    this.pagesNote = h("span", { class: "quiet" });
+    this.treeNote = h("span", { class: "quiet" });
+    this.sentence = h("p", { class: "sentence", role: "status" });
+    this.slider = h("input", {
+      type: "range", step: "0.05", min: "0", max: "0", "aria-label": "Time, up to a minute back",
+      oninput: () => this.pause(Number(this.slider.value)),
+    });
+    this.ago = h("span", { class: "quiet ago", text: "live" });
+    this.pauseButton = h("button", {
+      type: "button", text: "Pause", "aria-pressed": "false",
+      onclick: () => this.pause(this.at == null ? this.model.now : null),
+    });
+    this.root.replaceChildren(
+      this.note,
+      h("dl", { class: "numbers" }, Object.entries(NAMES).map(([name, text]) => h("div", {}, this.numbers[name], h("dt", { text })))),
+      h("div", { class: "time" }, this.pauseButton, this.slider, this.ago),
+      panel("Steps", h("span", { class: "quiet", text: `the ${WINDOW_S} s before; the height is the tokens` }),
+        [key("decode", "decode"), key("prefill", "prompt"), key("queue", "host")], this.steps),
+      panel("Requests", null, [key("queue", "waits"), key("prefill", "prompt"), key("decode", "decode")],
+        this.sentence, h("div", { class: "bars" }, this.bars)),
+      h("div", { class: "pair" },
+        panel("KV pages", this.pagesNote, [key("text", "shared"), key("quiet-key", "cached")], this.pages),
+        panel("Prefix tree", this.treeNote, [key("text", "shared"), key("decode", "in use"), key("quiet-key", "kept")], this.tree)),
+    );
+  }
+}

@@ -1,0 +1,34 @@
+"""GET /xray/events: what the engine does, live, for the page's X-ray.
+
+Server-sent events whose data are `minisgl.scheduler.xray.Frame`s. The engine makes frames only
+while somebody watches (`minisgl.server.watchers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter
+from starlette.responses import StreamingResponse
+
+from minisgl.server.frontend import Frontend
+
+
+def router(frontend: Frontend) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/xray/events")
+    async def events() -> StreamingResponse:
+        """What the engine does, as server-sent events, about ten in a second."""
+        if frontend.failure:
+            raise frontend.failure
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield b": the X-ray\n\n"  # headers go out before the first frame
+            async for frame in frontend.watchers.watch():
+                yield b"data: " + frame + b"\n\n"
+
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+    return routes

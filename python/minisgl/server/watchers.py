@@ -1,0 +1,58 @@
+"""The X-rays that are open: who gets the engine's frames, and who asks the engine for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from minisgl.message import WatchMsg
+from minisgl.utils.zmq import PushQueue
+
+RENEW_S: Final = 1.0
+LEASE_S: Final = 3.0
+"""The engine makes frames for so long after it was last asked for them."""
+MAX_BEHIND: Final = 20
+"""Frames kept for a reader that is slow; older ones are left out."""
+
+
+class Watchers:
+    """The open X-rays. Mutable. Without any, nothing here runs, and the engine makes no frames."""
+
+    def __init__(self, tokenizers: Sequence[PushQueue]) -> None:
+        self._tokenizer = tokenizers[0]
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._renewal: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    def deliver(self, frame: bytes) -> None:
+        for queue in self._queues:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(frame)
+
+    def close(self) -> None:
+        """End all X-rays: the server stops, or has lost a worker."""
+        self._is_over = True
+        for queue in self._queues:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Yield frames until the server stops."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND)
+        self._queues.add(queue)
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew())
+        try:
+            while not self._is_over and (frame := await queue.get()) is not None:
+                yield frame
+        finally:
+            self._queues.discard(queue)
+
+    async def _renew(self) -> None:
+        while self._queues and not self._is_over:
+            self._tokenizer.put([WatchMsg(seconds=LEASE_S)])
+            await asyncio.sleep(RENEW_S)
+        self._renewal = None

@@ -1,0 +1,156 @@
+"""The X-ray: the frames that a real engine sends, and what the page shows of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from helpers.running_server import RunningServer
+from minisgl.scheduler.xray import Frame
+
+STEP_NAMES = 13
+
+
+@pytest.fixture(scope="module")
+def load(builtin: RunningServer) -> Any:
+    """Requests with a common prefix, one after the other in four threads."""
+    ended = threading.Event()
+
+    def work(number: int) -> None:
+        prefix = "You know engines and speak about them at length. " * 4
+        with httpx.Client(base_url=builtin.url, timeout=60) as http:
+            while not ended.is_set():
+                messages = [
+                    {"role": "system", "content": prefix},
+                    {"role": "user", "content": f"What is {number} + 10?"},
+                ]
+                body = {"messages": messages, "max_tokens": 150 + 40 * number, "ignore_eos": True}
+                http.post("/v1/chat/completions", json=body).raise_for_status()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    yield
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+def read_frames(url: str, count: int) -> list[dict[str, Any]]:
+    """Read so many frames that have steps."""
+    frames = []
+    with httpx.stream("GET", f"{url}/xray/events", timeout=20) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                frame = json.loads(line[6:])
+                frames += [frame] * bool(frame["steps"])
+            if len(frames) == count:
+                break
+    return frames
+
+
+def test_frames_have_what_the_engine_does(builtin: RunningServer, load: None) -> None:
+    frames = read_frames(builtin.url, 8)
+    assert all(set(frame) == set(Frame.__struct_fields__) for frame in frames)
+    steps = [step for frame in frames for step in frame["steps"]]
+    assert all(len(step) == STEP_NAMES for step in steps)
+    due = steps[0][0]
+    for frame in frames:  # every step, once
+        numbers = [step[0] for step in frame["steps"]]
+        assert numbers == list(range(due, due + len(numbers)))
+        due += len(numbers) + frame["num_skipped"]
+    assert all(sum(step[12][1::2]) == step[9] + step[10] for step in steps)
+    busy = [frame for frame in frames if frame["num_running"] > 1]
+    assert busy
+    for frame in frames:
+        assert sum(frame["page_map"][1::2]) * frame["pages_per_cell"] >= frame["num_pages"]
+    assert any(locks > 1 for frame in busy for _, _, locks in frame["tree"]), "a shared prefix"
+
+
+def test_the_page_shows_it_and_goes_back(
+    tab: Any, builtin: RunningServer, load: None, images: Path
+) -> None:
+    tab.goto(f"{builtin.url}/#xray")
+    tab.wait_for_selector(".numbers dd:not(:text-is('–')) >> nth=0")
+    deadline = time.monotonic() + 10
+    while not int(tab.text_content(".numbers dd >> nth=0").replace(",", "")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    tab.click(".bars canvas", position={"x": 200, "y": 8})
+    tab.wait_for_selector(".sentence:has-text('took')")
+    tab.press(".bars canvas", "ArrowDown")
+    assert "tokens" in tab.text_content("section.panel:has-text('KV pages') .quiet")
+    if os.environ.get("MINISGL_SCREENSHOTS"):
+        tab.set_viewport_size({"width": 1240, "height": 1160})
+        time.sleep(9)
+        tab.click(".bars canvas", position={"x": 700, "y": 150})
+        time.sleep(0.2)
+        tab.screenshot(path=images / "xray.png")
+    tab.click("text=Pause")
+    shown = tab.text_content(".numbers")
+    time.sleep(0.6)
+    assert tab.text_content(".numbers") == shown
+    tab.press("#xray input[type=range]", "ArrowLeft")
+    tab.wait_for_selector(".ago:has-text('s ago')")
+    tab.click("text=Go on")
+    tab.wait_for_selector(".ago:text-is('live')")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(tab).response["violations"]
+    assert [fault["id"] for fault in found if fault["impact"] in ("serious", "critical")] == []
+    tab.goto(f"{builtin.url}/#")
+    tab.wait_for_selector("#xray", state="hidden")
+
+
+def test_nobody_watches_after_the_last_has_left(builtin: RunningServer, load: None) -> None:
+    """The engine's frames end with the lease: a watcher that comes later sees a gap in its first
+    frame's steps, since nobody noted those before."""
+    (last,) = read_frames(builtin.url, 1)
+    time.sleep(4.5)
+    (first,) = read_frames(builtin.url, 1)
+    assert first["steps"][0][0] > last["steps"][-1][0] + 20
+
+
+SYNTHETIC = """async () => {
+  const { XRay } = await import("/page/xray.js");
+  const root = document.getElementById("xray");
+  const xray = new XRay(root, () => "");
+  root.hidden = false;
+  document.body.classList.add("xray-open");
+  const rowsOf = (count) => Array.from({ length: count }, (_, i) => [i, 1]).flat();
+  for (let frame = 0; frame < 100; frame++) {
+    const now = frame / 10;
+    const steps = [0, 1].map((i) => [frame * 2 + i, now + i * 0.05, now + i * 0.05 + 0.02, 100, 200,
+      300, 20000, 200, 100, 50, 0, 50, rowsOf(50)]);
+    const requests = Array.from({ length: 50 }, (_, uid) => [uid, "decode", 0, 100, 64,
+      100 + frame, frame, 500, 1, 0, 10, now + 0.1, now + 0.09, now + 0.08]);
+    const map = Array.from({ length: 2048 }, (_, i) => [3 + (i % 50), 2]).flat();
+    const nodes = Array.from({ length: 250 }, (_, i) => [i % 10 ? 1 : 0, 3, i % 2]);
+    const tree = [[-1, 4, 50], ...nodes];
+    xray.model.add({ now_s: now + 0.1, steps, num_skipped: 0, requests, num_requests: 50,
+      num_waiting: 0,
+      num_running: 50, page_size: 16, num_pages: 4096, num_used_pages: 4096, num_cached_pages: 0,
+      pages_per_cell: 1, page_map: map, tree, num_nodes: 251, num_retractions: 0,
+      num_prompt_tokens: 5000, num_cached_tokens: 3200 });
+  }
+  const work = [];
+  for (let i = 0; i < 30; i++) {
+    const began = performance.now();
+    xray.draw();
+    work.push(performance.now() - began);
+  }
+  work.sort((a, b) => a - b);
+  return work[15];
+}"""
+
+
+def test_ten_thousand_rows_are_drawn_in_a_frame(tab: Any, builtin: RunningServer) -> None:
+    tab.goto(builtin.url)
+    assert tab.evaluate(SYNTHETIC) <= 33, "ms, the median"

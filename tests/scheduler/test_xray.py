@@ -1,0 +1,89 @@
+"""Frames of the X-ray, made from the loop over a fake engine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from minisgl.core import SamplingParams
+from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler import xray as module
+from minisgl.scheduler.meter import LoopMeter
+from minisgl.scheduler.xray import CACHED, FIRST_UID, FREE, SHARED, Frame, XRay
+from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+
+CONFIG = SchedulerConfig(
+    num_pages=64, page_size=4, max_seq_len=60, vocab_size=50, eos_ids=frozenset(),
+    max_prefill_tokens=16, max_running=8,
+)  # fmt: skip
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, *, every_s: float, watch_s: float) -> list[Frame]:
+    """Run eight requests with a common prefix. Returns the frames."""
+    monkeypatch.setattr(module, "EVERY_S", every_s)
+    monkeypatch.setattr(module, "SHARE", 1e9)
+    frames: list[Frame] = []
+    scheduler = Scheduler(CONFIG)
+
+    def send(data: bytes) -> None:
+        frames.append(msgspec.json.decode(data, type=Frame))
+        scheduler.check()
+
+    meter = LoopMeter()
+    watcher = XRay(send, meter.epoch)
+    watcher.watch(watch_s)
+    meter.watcher = watcher
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    arrivals: list[SchedulerMsg] = [
+        UserMsg(uid=uid, ids=ids_to_bytes([7] * 12 + [uid] * 5), sampling=sampling)
+        for uid in range(8)
+    ]
+    inbox = ListInbox([arrivals], more=lambda: [] if scheduler.runnable else None)
+    run(
+        scheduler,
+        FakeExecutor(num_pages=64, page_size=4, max_running=8, vocab_size=50),
+        inbox,
+        ListOutbox(),
+        meter=meter,
+    )
+    assert (meter.watcher is None) == (watch_s < 0)
+    return frames
+
+
+def test_frames_of_every_turn_are_the_schedulers_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = watch(monkeypatch, every_s=0.0, watch_s=60)
+    steps = [step for frame in frames for step in frame.steps]
+    assert [step[0] for step in steps] == list(range(len(steps)))
+    assert sum(step[11] for step in steps) == 8 * 6
+    assert {uid for step in steps for uid in step[12][::2]} == set(range(8))
+    states = {request.state for frame in frames for request in frame.requests}
+    assert {"waiting", "prefill", "decode"} <= states
+    assert any(SHARED in frame.page_map[::2] for frame in frames)
+    for frame in frames:
+        owners: dict[int, int] = {}
+        for owner, count in zip(frame.page_map[::2], frame.page_map[1::2], strict=True):
+            owners[owner] = owners.get(owner, 0) + count
+        assert sum(owners.values()) == frame.num_pages == 64
+        assert owners.get(FREE, 0) == 64 - frame.num_used_pages - frame.num_cached_pages
+        assert owners.get(CACHED, 0) == frame.num_cached_pages
+        assert {owner - FIRST_UID for owner in owners if owner >= FIRST_UID} <= set(range(8))
+        assert sum(pages for _, pages, _ in frame.tree) <= 64
+        assert all(parent < index for index, (parent, _, _) in enumerate(frame.tree))
+    assert frames[-1].num_requests == 0
+    assert frames[-1].num_cached_pages > 0
+
+
+def test_a_lease_that_is_over_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(watch(monkeypatch, every_s=0.0, watch_s=-1)) == 1
+
+
+def test_frames_take_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next frame is due after a hundred times of what this one took."""
+    monkeypatch.setattr(module.time, "perf_counter", iter(map(float, range(10**6))).__next__)
+    sent: list[bytes] = []
+    watcher = XRay(sent.append, 0.0)
+    watcher.watch(10**6)
+    for _ in range(250):
+        watcher.turn_ended(Scheduler(CONFIG))
+    assert 2 <= len(sent) <= 3
