@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
-from minisgl.attention.recurrent import TorchRecurrentBackend
+from minisgl.attention.recurrent_registry import create_recurrent_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
@@ -145,7 +145,12 @@ class Runner:
                 device=self.device,
             ),
             page_table=self.page_table,
-            attn=TorchRecurrentBackend(self.page_size, self.page_table),
+            attn=create_recurrent_backend(
+                "auto" if self.device.type == "cuda" else "torch",
+                self.device,
+                self.page_size,
+                self.page_table,
+            ),
         )
 
     def generate(self, sequences: list[Sequence], chunk: int) -> None:

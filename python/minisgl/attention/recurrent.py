@@ -68,7 +68,7 @@ class RecurrentBackend(ABC):
         group."""
         self.page_size, self.state_table = page_size, state_table
 
-    def prepare(self, plan: Plan) -> RecurrentMetadata:
+    def prepare(self, plan: Plan) -> BaseAttnMetadata:
         return RecurrentMetadata(
             rows=np.array((plan.table_idxs, plan.starts, plan.ends), dtype=np.int32)
         )

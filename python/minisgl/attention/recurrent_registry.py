@@ -13,7 +13,11 @@ def create_recurrent_backend(
     name: str, device: torch.device, page_size: int, state_table: Tensor
 ) -> RecurrentBackend:
     """name: "torch" for the reference; any other name takes the fastest on `device`."""
-    if name != "torch" and device.type == "cpu":
+    if name != "torch" and device.type == "cuda":
+        from minisgl.attention.recurrent_triton import TritonRecurrentBackend
+
+        return TritonRecurrentBackend(page_size, state_table)
+    if name != "torch":
         try:
             library = load_cpu_library()
         except JitUnavailable:  # which the attention backend has logged

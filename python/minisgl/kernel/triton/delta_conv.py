@@ -1,0 +1,120 @@
+"""The short convolution of a recurrent layer, and what later steps need of its inputs.
+
+A program has one token and a block of channels. Inputs before the row's first token come from the
+rows group, and before the last state from the state's page (`minisgl.kvcache.recurrent`).
+
+Axes: T tokens, B rows, D channels, W taps.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.kernel.triton.launch import Launcher, begin
+
+BLOCK = 1024
+
+
+def convolve(
+    x_TD: Tensor,
+    weight_WD: Tensor,
+    tails: Tensor,
+    inputs: Tensor,
+    slots: Tensor,
+    owners: Tensor,
+    rows: Tensor,
+    row_table: Tensor,
+    state_table: Tensor,
+    *,
+    interval: int,
+    page_size: int,
+) -> Tensor:
+    """Returns [T, D], packed. owners: int32 [T], the row of each token. rows: `PoolBatch.rows`.
+    The tables are those of the rows group and the state group."""
+    num_tokens, width = x_TD.shape
+    out = torch.empty((num_tokens, width), dtype=x_TD.dtype, device=x_TD.device)
+    _launch_convolve(
+        (num_tokens, -(-width // BLOCK), 1),
+        (
+            x_TD, weight_WD, tails, inputs, slots, owners, rows, row_table, state_table, out,
+            rows.stride(0),
+        ),
+        (
+            x_TD.stride(0), row_table.stride(0), state_table.stride(0), width, len(weight_WD),
+            interval, page_size, BLOCK,
+        ),
+        dtype=x_TD.dtype, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(
+    do_not_specialize=["rows_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "owners_ptr", "rows_ptr"],
+)
+def _convolve(
+    x_ptr, weight_ptr, tails_ptr, inputs_ptr, slots_ptr, owners_ptr, rows_ptr, row_table_ptr,
+    state_table_ptr, out_ptr, rows_stride,
+    X_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
+    D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    token = tl.program_id(0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = d < D
+    row = tl.load(owners_ptr + token)
+    table_idx = tl.load(rows_ptr + row).to(tl.int64)
+    first = tl.load(rows_ptr + rows_stride + row)
+    end = tl.load(rows_ptr + 3 * rows_stride + row)
+    start = end - tl.load(rows_ptr + 2 * rows_stride + row)
+    position = start + token - first
+    base = start // C * C
+    newest = end // C * C
+    state = tl.zeros([], tl.int64)
+    if base > 0:
+        state = tl.load(state_table_ptr + table_idx * STATE_STRIDE + base // Z - 1).to(tl.int64)
+
+    x_at = token.to(tl.int64) * X_STRIDE + d
+    x = tl.load(x_ptr + x_at, mask=inside, other=0.0)
+    acc = x.to(tl.float32) * tl.load(weight_ptr + (W - 1) * D + d, mask=inside, other=0.0)
+    for w in tl.static_range(W - 1):
+        at = position - (W - 1) + w
+        slot = tl.load(
+            row_table_ptr + table_idx * ROW_STRIDE + at // Z, mask=(at >= base) & (at < start),
+            other=0,
+        ).to(tl.int64) * Z + at % Z  # fmt: skip
+        near = tl.load(x_ptr + x_at + (at - position) * X_STRIDE, mask=inside & (at >= start),
+                       other=0.0)  # fmt: skip
+        old = tl.load(inputs_ptr + slot * D + d, mask=inside & (at >= base) & (at < start),
+                      other=0.0)  # fmt: skip
+        tail = state * (W - 1) + at - base + W - 1
+        far = tl.load(tails_ptr + tail * D + d, mask=inside & (at < base) & (base > 0), other=0.0)
+        # One of the three is not 0.
+        before = near.to(tl.float32) + old.to(tl.float32) + far.to(tl.float32)
+        acc += before * tl.load(weight_ptr + w * D + d, mask=inside, other=0.0)
+    acc = acc.to(x.dtype).to(tl.float32)
+    tl.store(out_ptr + token.to(tl.int64) * D + d, (acc / (1 + tl.exp(-acc))).to(x.dtype),
+             mask=inside)  # fmt: skip
+
+    own = tl.load(slots_ptr + token).to(tl.int64)
+    tl.store(inputs_ptr + own * D + d, x, mask=inside & (own >= 0) & (position >= newest))
+    if newest > base:
+        new = tl.load(state_table_ptr + table_idx * STATE_STRIDE + newest // Z - 1).to(tl.int64)
+        index = position - newest + W - 1
+        tail = new * (W - 1) + index
+        tl.store(tails_ptr + tail * D + d, x, mask=inside & (index >= 0) & (index < W - 1))
+        if position == start:  # and those that are not of this step
+            for w in tl.static_range(W - 1):
+                at = newest - (W - 1) + w
+                is_old = inside & (at < start)
+                page = tl.load(row_table_ptr + table_idx * ROW_STRIDE + at // Z, mask=at < start,
+                               other=0).to(tl.int64)  # fmt: skip
+                old = tl.load(inputs_ptr + (page * Z + at % Z) * D + d, mask=is_old, other=0.0)
+                tl.store(tails_ptr + (new * (W - 1) + w) * D + d, old, mask=is_old)
+
+
+_launch_convolve = Launcher(_convolve)

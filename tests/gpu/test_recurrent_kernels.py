@@ -1,0 +1,36 @@
+"""The Triton kernels of recurrent layers against the reference. `TRITON_INTERPRET=1` runs them on a
+CPU, in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="a CPU build of torch brings none")
+
+from helpers.recurrent_steps import check_backend
+from minisgl.attention.recurrent_triton import TritonRecurrentBackend
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "dims", "taps", "page_size"),
+    [((4, 2), (32, 48), 4, 16), ((3, 3), (12, 20), 2, 1), ((4, 2), (128, 128), 4, 64)],
+    ids=str,
+)
+def test_triton_is_the_reference(
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    taps: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton 3.6 takes it for integers")
+    if device.type == "cuda" and dtype == torch.float32 and dims == (128, 128):
+        pytest.skip("its exact products compile for a minute")
+    make = TritonRecurrentBackend
+    check_backend(make, heads, dims, taps, page_size, dtype, TOLERANCE[dtype], device)
