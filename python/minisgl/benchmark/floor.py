@@ -30,8 +30,16 @@ def product_floor_s(rows: int, weights: int, itemsize: int = 2) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a decoder. Sizes as in config.json; with experts, each token takes top_k of num_experts,
-    and intermediate_size is an expert's."""
+    """A decoder's sizes, as config.json has them. With experts, each token takes top_k of
+    num_experts, and intermediate_size is one expert's.
+
+    attention_layers: the layers that read the whole context; None for all. Windows, and what other
+    layers keep of a context, are left out, so the floor is a lower bound. q_heads_factor: 2 if
+    attention has an output gate. mixer_params: weights of the linear-attention layers' mixers, in
+    all. state_bytes: a request's recurrent states, read for each token. shared_size: intermediate
+    size of the expert that every token takes. weight_bytes, expert_bytes: bytes per weight; the LM
+    head has `itemsize`. flops_factor: the rate of the GEMMs over bf16's.
+    """
 
     hidden_size: int
     num_layers: int
@@ -43,23 +51,45 @@ class Shape:
     num_experts: int = 0
     top_k: int = 0
     itemsize: int = 2
+    attention_layers: int | None = None
+    q_heads_factor: int = 1
+    mixer_params: int = 0
+    state_bytes: int = 0
+    shared_size: int = 0
+    weight_bytes: float = 2
+    expert_bytes: float = 2
+    flops_factor: float = 1.0
 
-    def block_params(self, num_experts: float) -> float:
-        """Of all blocks' matrices, with so many MLPs each (1 where there are no experts)."""
-        heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        mlps = num_experts * 3 * self.intermediate_size + self.num_experts
-        return self.num_layers * self.hidden_size * (heads + mlps)
+    @property
+    def kv_layers(self) -> int:
+        return self.num_layers if self.attention_layers is None else self.attention_layers
+
+    @property
+    def dense_params(self) -> float:
+        """Weights of all blocks that every token is multiplied with, but for routed experts."""
+        q_and_o = (1 + self.q_heads_factor) * self.num_heads
+        attention = self.kv_layers * (q_and_o + 2 * self.num_kv_heads) * self.head_dim
+        mlps = 3 * (self.shared_size if self.num_experts else self.intermediate_size)
+        return self.mixer_params + self.hidden_size * (
+            attention + self.num_layers * (mlps + self.num_experts)
+        )
+
+    def expert_params(self, num_experts: float) -> float:
+        """Weights of so many experts in each block."""
+        return self.num_layers * self.hidden_size * num_experts * 3 * self.intermediate_size
 
     @property
     def token_params(self) -> float:
-        """Of the blocks, what a token is multiplied with."""
-        return self.block_params(self.top_k or 1)
+        """Weights of the blocks that a token is multiplied with."""
+        return self.dense_params + self.expert_params(self.top_k)
 
-    def read_params(self, num_tokens: float) -> float:
-        """Of the blocks, what a step of so many tokens reads, routed evenly."""
-        if not self.num_experts:
-            return self.block_params(1)
-        return self.block_params(touched_experts(self.num_experts, self.top_k, num_tokens))
+    def read_bytes(self, num_tokens: float) -> float:
+        """Bytes of the blocks' weights that a step of so many tokens reads, routed evenly."""
+        read = self.dense_params * self.weight_bytes
+        if self.num_experts:
+            touched = touched_experts(self.num_experts, self.top_k, num_tokens)
+            read += self.expert_params(touched) * self.expert_bytes
+        return read
 
     @property
     def head_params(self) -> int:
@@ -67,12 +97,12 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
+        """Bytes of one token's keys and values."""
+        return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def attention_flops(self, num_scores: float) -> float:
         """Of `num_scores` pairs of a query and a key, in all layers and heads."""
-        return 4.0 * num_scores * self.num_layers * self.num_heads * self.head_dim
+        return 4.0 * num_scores * self.kv_layers * self.num_heads * self.head_dim
 
 
 def floor_s(
@@ -89,17 +119,18 @@ def floor_s(
     scores = shared**2 / 2 + sum(
         (prompt - shared) * (shared + (prompt - shared) / 2) for prompt, _ in requests
     )
-    prefill = 2.0 * shape.token_params * (own + shared) + 2.0 * shape.head_params * len(requests)
-    prefill += shape.attention_flops(scores)
+    prefill = 2.0 * shape.token_params * (own + shared) / shape.flops_factor
+    prefill += 2.0 * shape.head_params * len(requests) + shape.attention_flops(scores)
 
     steps = max(output for _, output in requests)
     tokens = sum(output for _, output in requests)
     contexts = sum(output * (prompt + output / 2) for prompt, output in requests)
     # As if all requests ran as one batch: step i has those whose output is longer.
     running = (sum(output > i for _, output in requests) for i in range(steps))
-    weights = sum(shape.read_params(rows) + shape.head_params for rows in running) * shape.itemsize
+    head_bytes = shape.head_params * shape.itemsize
+    weights = sum(shape.read_bytes(rows) + head_bytes for rows in running)
     own_contexts = contexts - shared * tokens
-    read = weights + shape.kv_bytes * (own_contexts + shared * steps)
-    decode = 2.0 * (shape.token_params + shape.head_params) * tokens
+    read = weights + shape.kv_bytes * (own_contexts + shared * steps) + shape.state_bytes * tokens
+    decode = 2.0 * (shape.token_params / shape.flops_factor + shape.head_params) * tokens
     decode += shape.attention_flops(contexts)
     return prefill / flops + max(read / bandwidth, decode / flops)

@@ -29,7 +29,7 @@ from minisgl.benchmark.floor import Shape, floor_s
 from minisgl.benchmark.gpu_time import card_rates
 from minisgl.benchmark.lengths import Workload, offline_workloads
 from minisgl.benchmark.report import machine_load, write_json
-from minisgl.benchmark.shapes import SHAPES, shape_of
+from minisgl.benchmark.shapes import QUANTISED, SHAPES, shape_of
 from minisgl.core import SamplingParams
 from minisgl.core.event import Token
 from minisgl.llm import LLM
@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
     add("--door", type=_doors, default="llm", help="llm, loop, or both with a comma")
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
-    add("--attn", default="auto", help="as the server's flag, like the next three")
+    add("--quantization", choices=QUANTISED, help="as the server's flag, like the next four")
+    add("--attn", default="auto", help="backends of attention")
     add("--page-size", type=natural, default=16, help="tokens")
     add("--max-prefill-length", type=natural, default=None, help="default: the device's best chunk")
     add("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
@@ -77,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
             name,
             dummy_weight=True,
             attn=args.attn,
+            quantization=args.quantization,
             page_size=args.page_size,
             max_prefill_length=args.max_prefill_length,
             cuda_graph_max_bs=args.cuda_graph_max_bs,
@@ -87,16 +89,16 @@ def main(argv: Sequence[str]) -> int:
         rates = card_rates() if on_gpu else {}
         print(f"{args.shape}: LLM ready in {build_s:.1f} s {rates or ''}")
         bench = Bench(llm, values["vocab_size"])
+        shape = shape_of(values, args.quantization) if on_gpu else None
         rows = [
-            _measure(bench, door, work, args.repeats, shape_of(values) if on_gpu else None)
-            for door in args.door
-            for work in works
+            _measure(bench, door, work, args.repeats, shape) for door in args.door for work in works
         ]
         greedy = bench.check_greedy()
     print(f"greedy ids: {greedy}")
     if args.json:
         result = {"load_before": load, "shape": args.shape, "gpus": int(on_gpu), "scale": scale}
-        result |= {"attn": args.attn, "build_s": round(build_s, 2), "greedy": greedy}
+        result |= {"quantization": args.quantization, "attn": args.attn}
+        result |= {"build_s": round(build_s, 2), "greedy": greedy}
         write_json(args.json, {**result, **rates, "rows": rows})
     return 0 if greedy["repeats_equal"] and greedy["doors_equal"] else 1
 

@@ -1,4 +1,4 @@
-"""The model shapes that benchmarks fill with random weights: values of a config.json."""
+"""Model shapes that benchmarks fill with random weights: values of a config.json."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ _QWEN3: dict[str, Any] = {
     "max_position_embeddings": 40_960,
     "hidden_act": "silu",
     "torch_dtype": "bfloat16",
+}
+_QWEN3_6: dict[str, Any] = {
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+    "vocab_size": 248_320,
+    "rope_theta": 10_000_000,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262_144,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
 }
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "tiny": {
@@ -68,20 +83,101 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "norm_topk_prob": True,
         "tie_word_embeddings": False,
     },
+    # The sizes of openai/gpt-oss-20b's config.json.
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "vocab_size": 201_088,
+        "rope_theta": 150_000,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131_072,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
+    # As large as Qwen3.6-27B and Qwen3.6-35B-A3B: their states are 151 and 63 MB.
+    "qwen3.6-27b": {
+        **_QWEN3_6,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 5120,
+        "intermediate_size": 17_408,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+    },
+    "qwen3.6-35b-a3b": {
+        **_QWEN3_6,
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
 }
 
 
-def shape_of(values: dict[str, Any]) -> Shape:
+QUANTISED = {"fp8": (1.0, 2.0), "int8": (1.0, 1.0), "int4": (0.5, 1.0)}
+"""For each `--quantization`: bytes per weight without scales; the rate of its GEMMs over bf16's."""
+MXFP4_BYTES = 17 / 32
+
+
+def shape_of(values: dict[str, Any], quantization: str | None = None) -> Shape:
     """Return the sizes that `floor_s` needs. In a mixture every layer is sparse."""
-    num_experts = values.get("num_experts", 0)
+    num_experts = values.get("num_experts", values.get("num_local_experts", 0))
+    weight_bytes, flops_factor = QUANTISED[quantization] if quantization else (2.0, 1.0)
+    extra: dict[str, Any] = {"weight_bytes": weight_bytes, "expert_bytes": weight_bytes}
+    if "quantization_config" in values:
+        extra["expert_bytes"] = MXFP4_BYTES
+    if "sliding_window" in values:
+        extra["attention_layers"] = values["num_hidden_layers"] // 2
+    if "linear_num_value_heads" in values:
+        extra |= _hybrid(values)
     return Shape(
+        **extra,
+        flops_factor=flops_factor,
         hidden_size=values["hidden_size"],
         num_layers=values["num_hidden_layers"],
         num_heads=values["num_attention_heads"],
         num_kv_heads=values["num_key_value_heads"],
         head_dim=values["head_dim"],
-        intermediate_size=values["moe_intermediate_size" if num_experts else "intermediate_size"],
+        intermediate_size=values.get("moe_intermediate_size") or values["intermediate_size"],
         num_experts=num_experts,
         top_k=values["num_experts_per_tok"] if num_experts else 0,
         vocab_size=values["vocab_size"],
     )
+
+
+def _hybrid(values: dict[str, Any]) -> dict[str, Any]:
+    """Three of four layers are gated delta nets; the fourth is attention with an output gate."""
+    num_layers = values["num_hidden_layers"]
+    linear = num_layers - num_layers // values["full_attention_interval"]
+    k_heads, v_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    k_dim, v_dim = values["linear_key_head_dim"], values["linear_value_head_dim"]
+    inputs = 2 * k_heads * k_dim + 2 * v_heads * v_dim + 2 * v_heads  # q, k; v, z; beta, decay
+    return {
+        "attention_layers": num_layers - linear,
+        "q_heads_factor": 2,
+        "mixer_params": linear * values["hidden_size"] * (inputs + v_heads * v_dim),
+        "state_bytes": linear * v_heads * k_dim * v_dim * 4,
+        "shared_size": values.get("shared_expert_intermediate_size", 0),
+    }
