@@ -33,6 +33,7 @@ RUNS = (
     "exaone4-window-old",
     "cohere",
     "cohere2",
+    "gemma2",
     "gemma3",
     "ministral3-window",
     "gpt-oss",

@@ -11,7 +11,9 @@ from transformers import (
     Cohere2Config,
     CohereConfig,
     Exaone4Config,
+    Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
@@ -33,6 +35,7 @@ YARN = {
     "llama_4_scaling_beta": 0.3,
     **THETA,
 }
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 GEMMA = {"sliding_window": 9, "head_dim": 16, "query_pre_attn_scalar": 20}
 
 
@@ -172,6 +175,26 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
     "cohere2-layer-types-old": (
         Cohere2Config,
         {"sliding_window": 13, "layer_types": ["full_attention", "sliding_attention"]},
+        1,
+        True,
+    ),
+    "gemma": (GemmaConfig, {"head_dim": 16}, 4, False),
+    "gemma-old": (
+        GemmaConfig,
+        {"head_dim": 10, "num_key_value_heads": 1, "attention_bias": True},
+        1,
+        True,
+    ),
+    "gemma2": (Gemma2Config, {"num_hidden_layers": 3, **GEMMA, **CAPS}, 4, False),
+    "gemma2-no-caps-old": (
+        Gemma2Config,
+        {
+            **GEMMA,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attention_bias": True,
+        },
         1,
         True,
     ),

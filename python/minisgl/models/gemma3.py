@@ -7,10 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from minisgl.layers import AttentionLayer, RMSNorm, RMSNormFused
-from minisgl.layers.base import BaseOP
+from minisgl.layers import AttentionLayer
+from minisgl.models.gemma import GemmaNorm, GemmaNormFused
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.rotation import sliding_rope
@@ -22,23 +20,6 @@ if TYPE_CHECKING:
     from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import LayerSpec
-
-
-class _PlusOne(BaseOP):
-    """Checkpoints hold a norm's weight minus 1."""
-
-    weight: torch.Tensor
-
-    def init_buffers(self, device: torch.device) -> None:
-        self.weight = (self.weight.float() + 1).to(self.weight.dtype)
-
-
-class GemmaNorm(_PlusOne, RMSNorm):
-    """RMS norm that multiplies by 1 + the checkpoint's weight."""
-
-
-class GemmaNormFused(_PlusOne, RMSNormFused):
-    """`RMSNormFused` that multiplies by 1 + the checkpoint's weight."""
 
 
 class Gemma3Block(SandwichBlock):

@@ -16,7 +16,7 @@ from minisgl.layers import AttentionLayer, RMSNormFused
 from minisgl.layers.delta_net import FusedProjections, GatedDeltaNet, Projections
 from minisgl.layers.gated_attention import LinearGatedQKV
 from minisgl.models.decoder import Attention, Block
-from minisgl.models.gemma3 import GemmaNorm, GemmaNormFused
+from minisgl.models.gemma import GemmaNorm, GemmaNormFused
 from minisgl.models.recurrent import INTERVAL, DeltaSpec
 from minisgl.models.spec import LayerSpec, ModelSpec
 

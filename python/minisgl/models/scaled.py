@@ -1,4 +1,4 @@
-"""A decoder that scales its embedding and its logits."""
+"""A decoder that scales its embedding and its logits, or caps the latter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 class ScaledDecoder(Decoder):
     """embedding_scale: rounded to the embedding's dtype before it multiplies, as in Hugging Face.
-    logit_scale: multiplies the hidden states before the LM head, which are fewer than logits."""
+    logit_scale: multiplies the hidden states before the LM head, which are fewer than logits.
+    softcap: logits x become softcap * tanh(x / softcap)."""
 
     def __init__(
         self,
@@ -26,13 +27,17 @@ class ScaledDecoder(Decoder):
         *,
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         super().__init__(spec, build, num_positions)
         self.embedding_scale = torch.tensor(embedding_scale, dtype=build.dtype).item()
-        self.logit_scale = logit_scale
+        self.logit_scale, self.softcap = logit_scale, softcap
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return super().embed(ids_T) * self.embedding_scale
 
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        return super().logits(x_SD * self.logit_scale, shared)
+        logits_SV = super().logits(x_SD * self.logit_scale, shared)
+        if self.softcap is None:
+            return logits_SV
+        return self.softcap * (logits_SV / self.softcap).tanh()

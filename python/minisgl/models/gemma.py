@@ -1,0 +1,65 @@
+"""Gemma 1: a Llama with GELU, a scaled embedding, and norms whose weights are stored minus 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl.layers import RMSNorm, RMSNormFused
+from minisgl.layers.base import BaseOP
+from minisgl.models.decoder import Block
+from minisgl.models.scaled import ScaledDecoder
+from minisgl.models.spec import Family, ModelSpec, layers_of
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+
+
+class _PlusOne(BaseOP):
+    """Checkpoints hold a norm's weight minus 1."""
+
+    weight: torch.Tensor
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.weight = (self.weight.float() + 1).to(self.weight.dtype)
+
+
+class GemmaNorm(_PlusOne, RMSNorm):
+    """RMS norm that multiplies by 1 + the checkpoint's weight."""
+
+
+class GemmaNormFused(_PlusOne, RMSNormFused):
+    """`RMSNormFused` that multiplies by 1 + the checkpoint's weight."""
+
+
+class GemmaBlock(Block):
+    norm_type = GemmaNormFused
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    if config.fields.flag("use_bidirectional_attention", False):
+        raise config.fields.error("use_bidirectional_attention", "false: a decoder is causal")
+    bias = config.fields.flag("attention_bias", False)
+    return ModelSpec(
+        config=config,
+        layers=tuple(replace(layer, block=GemmaBlock) for layer in layers_of(config)),
+        qkv_bias=bias,
+        o_bias=bias,
+        decoder=partial(ScaledDecoder, embedding_scale=config.hidden_size**0.5),
+    )
+
+
+FAMILY = Family(
+    architectures=("GemmaForCausalLM",),
+    spec=spec,
+    defaults={
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+)

@@ -1,0 +1,83 @@
+"""Gemma 2: norms before and after attention and MLP, windows in every other layer, softcaps of
+attention scores and of logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from minisgl.attention.names import SOFTCAP
+from minisgl.models.decoder import Attention
+from minisgl.models.gemma import GemmaNorm, GemmaNormFused
+from minisgl.models.layer_types import layer_types, layers_of_types
+from minisgl.models.post_norm import SandwichBlock
+from minisgl.models.scaled import ScaledDecoder
+from minisgl.models.spec import Family, ModelSpec
+
+if TYPE_CHECKING:
+    from minisgl.layers import BuildContext, RotaryEmbedding
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.spec import LayerSpec
+
+
+class CappedAttention(Attention):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        build: BuildContext,
+        rope: RotaryEmbedding,
+        place: tuple[int, int],
+    ) -> None:
+        super().__init__(spec, layer, build, rope, place)
+        softcap = spec.config.fields.optional_number("attn_logit_softcapping")
+        self.attend.layer = replace(self.attend.layer, softcap=softcap)
+
+
+class Gemma2Block(SandwichBlock):
+    attention_type = CappedAttention
+    pre_norm_type = GemmaNormFused
+    post_norm_type = GemmaNorm
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    fields = config.fields
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention", "false: a decoder is causal")
+    bias = fields.flag("attention_bias", False)
+    is_capped = fields.optional_number("attn_logit_softcapping") is not None
+    return ModelSpec(
+        config=config,
+        layers=layers_of_types(
+            config,
+            layer_types(config, period=2),
+            block=Gemma2Block,
+            scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        ),
+        qkv_bias=bias,
+        o_bias=bias,
+        attention=(SOFTCAP,) if is_capped else (),
+        decoder=partial(
+            ScaledDecoder,
+            embedding_scale=config.hidden_size**0.5,
+            softcap=fields.optional_number("final_logit_softcapping"),
+        ),
+    )
+
+
+FAMILY = Family(
+    architectures=("Gemma2ForCausalLM",),
+    spec=spec,
+    defaults={
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    renames={"hidden_activation": "hidden_act"},
+)
