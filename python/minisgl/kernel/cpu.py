@@ -35,6 +35,7 @@ class CpuOps(Ops):
         self._sample = library.sample
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
+        self.numbers_linear = library.numbers_linear  # for `minisgl.kernel.panels`
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
 
     # --- packed weights, see csrc/panels.h --------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.shard import split_columns
-from minisgl.quantization import UNQUANTISED, Formats, Part, TensorOwner, Weight
+from minisgl.quantization import PLAIN, UNQUANTISED, Formats, Part, TensorOwner, Weight
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
@@ -52,6 +52,8 @@ class BuildContext:
         """Return one weight for linear layers that run as one GEMM, or for an embedding; see
         `WeightClass`."""
         format = self.formats.of([part.module for part in parts], target)
+        if format is PLAIN and stacked is None and self.ops.packs(self.dtype):
+            from minisgl.quantization.packed import PACKED as format
         return format.weight(self.ops, self.dtype, parts, rows, stacked)
 
 

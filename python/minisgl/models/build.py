@@ -74,10 +74,6 @@ def load_model(
     `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
     config = ModelConfig.from_folder(folder, quantization)
-    for name in config.formats.names if comm.rank == 0 and ops.name != "triton" else ():
-        logger.info(
-            "weights in %s are dequantised in each GEMM: this saves memory and costs time", name
-        )
 
     def build() -> BaseLLMModel:
         return build_model(
@@ -92,7 +88,7 @@ def load_model(
     if dummy:
         model = build()
         load_dummy(model, device=device, seed=seed, progress=progress)
-        return model
+        return _loaded(model, config, comm)
     checkpoint = _open(folder, config)
     if config.tie_word_embeddings and _heads_differ(checkpoint, config, comm):
         logger.warning(
@@ -105,7 +101,7 @@ def load_model(
         config = dataclasses.replace(config, tie_word_embeddings=False)
     model = build()
     load_weight(model, checkpoint, device=device, progress=progress)
-    return model
+    return _loaded(model, config, comm)
 
 
 def check_model(
@@ -129,6 +125,17 @@ def check_model(
     config = ModelConfig.from_folder(folder, quantization)
     model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
     check_weight(model, _open(folder, config))
+
+
+def _loaded(
+    model: BaseLLMModel, config: ModelConfig, comm: DistributedCommunicator
+) -> BaseLLMModel:
+    """Log which weights are dequantised. Returns the model."""
+    if config.formats.names and comm.rank == 0:
+        from minisgl.quantization.panelled import log_kernels
+
+        log_kernels(model, config.formats.names)
+    return model
 
 
 def _open(folder: Path, config: ModelConfig) -> Checkpoint:

@@ -27,6 +27,7 @@ from minisgl.quantization.scaled import UNREAD, spread
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
+    from minisgl.kernel.panels import Panels
     from minisgl.kernel.triton.packed import Packed
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -121,12 +122,17 @@ class Fp4Weight(QuantisedWeight):
         return 2 * len(E2M1) * torch.float32.itemsize
 
     def dense(self) -> Tensor:
-        numbers = torch.stack((self.packed & 15, self.packed >> 4), -1).flatten(-2)
-        values = self._values[numbers.int()].view(*self.scale.shape, self._group)
-        if self.scale.dtype == torch.uint8:
-            values = torch.ldexp(values, self.scale.int()[..., None] - 127)
+        packed, scale = self.packed, self.scale
+        if self.panels:
+            from minisgl.kernel.panels import unpack_nibbles, unpack_rows
+
+            packed, scale = unpack_nibbles(packed, offset=0), unpack_rows(scale)
+        numbers = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+        values = self._values[numbers.int()].view(*scale.shape, self._group)
+        if scale.dtype == torch.uint8:
+            values = torch.ldexp(values, scale.int()[..., None] - 127)
         else:
-            values = values * self.scale.float()[..., None]
+            values = values * scale.float()[..., None]
         values = values.flatten(-2)
         if self.matrix_scale is not None:
             values = values * spread(self.matrix_scale, values.shape, self._rows, (ALL, ALL))
@@ -144,6 +150,21 @@ class Fp4Weight(QuantisedWeight):
             outer = spread(self.matrix_scale, shape, self._rows, (ALL, ALL))[..., 0].contiguous()
         numbers = self.packed.view(torch.int32)
         return Packed(kind="fp4", numbers=numbers, group=self._group, scale=self.scale, outer=outer)
+
+    def pack(self) -> Panels | None:
+        from minisgl.kernel.panels import Panels, pack_nibbles, pack_rows, takes
+
+        outputs, inputs = self.packed.shape[-2], 2 * self.packed.shape[-1]
+        if self.matrix_scale is not None or not takes(
+            outputs, inputs, self._group, self.dtype, "fp4"
+        ):
+            return None
+        pack_nibbles(self.packed, offset=0)
+        pack_rows(self.scale)
+        return Panels(
+            kind="fp4", numbers=self.packed, group=self._group, scales=self.scale, zeros=None,
+            middle=0, outputs=outputs, inputs=inputs,
+        )  # fmt: skip
 
 
 def _of_stack(part: Part, kind: str, *group: int) -> Part:

@@ -26,6 +26,7 @@ from minisgl.quantization.parameter import Part
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
+    from minisgl.kernel.panels import Kind, Panels
     from minisgl.kernel.triton.packed import Packed
 
 Spelling = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
@@ -134,14 +135,49 @@ class GroupedWeight(QuantisedWeight):
             self.declare("group", torch.int32, *groups, stacked=stacked)
 
     def dense(self) -> Tensor:
-        numbers = self.packed
+        numbers, scale, zeros = self._unpacked() if self.panels else self._tensors()
         if self._kind.bits == 4:
             numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
         numbers = numbers[..., : self._columns]
-        zero: Tensor | int = 1 << (self._kind.bits - 1)
+        zero = self._middle if zeros is None else self._spread(zeros)
+        return ((numbers.float() - zero) * self._spread(scale)).to(self.dtype)
+
+    @property
+    def _middle(self) -> int:
+        return 1 << (self._kind.bits - 1)
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.packed, self.scale, self.zero
+
+    def _unpacked(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        from minisgl.kernel.panels import unpack_bytes, unpack_nibbles, unpack_rows
+
+        if self._kind.bits == 4:
+            numbers = unpack_nibbles(self.packed, offset=self._middle)
+        else:
+            numbers = unpack_bytes(self.packed, "int8") ^ self._middle
+        zeros = None if self.zero is None else unpack_rows(self.zero)
+        return numbers, unpack_rows(self.scale), zeros
+
+    def pack(self) -> Panels | None:
+        from minisgl.kernel.panels import Panels, pack_bytes, pack_nibbles, pack_rows, takes
+
+        kind: Kind = "int4" if self._kind.bits == 4 else "int8"
+        outputs, group = self.packed.shape[-2], self._kind.group
+        if self.group is not None or not takes(outputs, self._columns, group, self.dtype, kind):
+            return None
+        if kind == "int4":
+            pack_nibbles(self.packed, offset=self._middle)
+        else:
+            self.packed ^= self._middle
+            pack_bytes(self.packed, kind)
+        pack_rows(self.scale)
         if self.zero is not None:
-            zero = self._spread(self.zero)
-        return ((numbers.float() - zero) * self._spread(self.scale)).to(self.dtype)
+            pack_rows(self.zero)
+        return Panels(
+            kind=kind, numbers=self.packed, group=group or self._columns, scales=self.scale,
+            zeros=self.zero, middle=self._middle, outputs=outputs, inputs=self._columns,
+        )  # fmt: skip
 
     def packed_form(self) -> Packed | None:
         is_4_bit = self._kind.bits == 4

@@ -1,7 +1,7 @@
 """A quantised weight with GPU kernels that read its format (`minisgl.kernel.packed`).
 
-A format says how its tensors are `packed`; where that is None, or on a CPU, each GEMM dequantises
-the weight.
+A format says how its tensors are `packed_form`; where that is None, each GEMM dequantises the
+weight. On a CPU see `panelled`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minisgl.quantization.weight import Weight
+from minisgl.quantization.panelled import PanelledWeight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minisgl.kernel.triton.packed import Packed
 
 
-class QuantisedWeight(Weight):
+class QuantisedWeight(PanelledWeight):
     _kernels: PackedProducts | None = None
     packed_stack: Packed | None = None
     """A stack of experts, for the kernels of `minisgl.moe`."""
@@ -29,7 +29,12 @@ class QuantisedWeight(Weight):
     def packed_form(self) -> Packed | None:
         """The loaded tensors for kernels, or None where these do not read such a weight."""
 
+    @property
+    def has_kernel(self) -> bool:
+        return bool(self.panels or self._kernels or self.packed_stack)
+
     def init_buffers(self, device: torch.device) -> None:
+        super().init_buffers(device)
         if self.ops.name != "triton" or self.dtype.itemsize != 2:
             return
         packed = self.packed_form()

@@ -1,7 +1,7 @@
-"""Plain bfloat16 numbers in the layout of the CPU's kernels (`kernel/csrc/panels.h`).
+"""Weights in the layout of the CPU's kernels (`kernel/csrc/panels.h`).
 
-The loader fills rows, as for any plain weight. They are then packed in their place, so the weight
-takes as much memory as before.
+The loader fills rows, as for any weight. They are then packed in their place, so the weight takes
+as much memory as before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
-from minisgl.quantization.weight import PlainWeight, Weight
+from minisgl.quantization.weight import Format, PlainWeight, Weight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
@@ -61,3 +61,6 @@ class PackedWeight(CpuWeight, PlainWeight):
         local_T = (ids_T - share.start).masked_fill(elsewhere_T, 0)
         x_TD = self.ops.packed_rows(local_T, self.tensor)
         return x_TD.masked_fill_(elsewhere_T[:, None], 0)
+
+
+PACKED = Format(weight=PackedWeight)

@@ -27,6 +27,7 @@ from minisgl.quantization.parameter import Part
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
+    from minisgl.kernel.panels import Kind, Panels
     from minisgl.kernel.triton.packed import Packed
 
 UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
@@ -95,8 +96,30 @@ class ScaledWeight(QuantisedWeight):
         self._unit, self._rows = kind.unit, local_rows(parts, stacked)
 
     def dense(self) -> Tensor:
-        scale = spread(self.scale, self.tensor.shape, self._rows, self._unit)
-        return (self.tensor.float() * scale).to(self.dtype)
+        numbers = self.tensor
+        if self.panels:
+            from minisgl.kernel.panels import unpack_bytes
+
+            numbers = unpack_bytes(numbers, self.panels.kind)
+        scale = spread(self.scale, numbers.shape, self._rows, self._unit)
+        return (numbers.float() * scale).to(self.dtype)
+
+    def pack(self) -> Panels | None:
+        from minisgl.kernel.panels import Panels, pack_bytes, pack_rows, takes
+
+        kind: Kind = "int8" if self.tensor.dtype == torch.int8 else "fp8"
+        outputs, inputs = self.tensor.shape[-2:]
+        height, group = self._unit
+        if not takes(outputs, inputs, group, self.dtype, kind):
+            return None
+        shape = (*self.tensor.shape[:-1], -(-inputs // (group or inputs)))
+        scales = spread(self.scale, shape, self._rows, (height, 1 if group else ALL)).contiguous()
+        pack_rows(scales)
+        pack_bytes(self.tensor, kind)
+        return Panels(
+            kind=kind, numbers=self.tensor, group=group or inputs, scales=scales, zeros=None,
+            middle=0, outputs=outputs, inputs=inputs,
+        )  # fmt: skip
 
     def packed_form(self) -> Packed | None:
         inputs, (height, width) = self.tensor.shape[-1], self._unit

@@ -127,22 +127,7 @@ class Format:
     name: str = ""
 
 
-def plain_weight(
-    ops: Ops,
-    dtype: torch.dtype,
-    parts: Sequence[Part],
-    rows: int | None = None,
-    stacked: int | None = None,
-) -> Weight:
-    """See `WeightClass`."""
-    if stacked is None and ops.packs(dtype):
-        from minisgl.quantization.packed import PackedWeight
-
-        return PackedWeight(ops, dtype, parts, rows)
-    return PlainWeight(ops, dtype, parts, rows, stacked)
-
-
-PLAIN = Format(weight=plain_weight)
+PLAIN = Format(weight=PlainWeight)
 
 
 class Formats:

@@ -23,25 +23,22 @@ constexpr int NV = PANEL / W;  // vectors of a panel's sums
 // registers. AVX-512 has 32 registers, AVX2 has 16, NEON has 32.
 #if defined(__AVX512F__)
 constexpr int TILE = 12;
-#elif defined(__AVX2__)
-constexpr int TILE = 3;
 #else
-constexpr int TILE = 3;
+constexpr int TILE = 2;
 #endif
 
 // bfloat16. X is what a row of inputs is converted to, once for all panels.
 struct Bf16 {
   using Sum = VF;
-  static constexpr int STEP_BYTES = 64;
+  static constexpr int STEPS = 1, FETCH_BYTES = 64;
 #if defined(__AVX512BF16__)
   using X = bf16;
   using Inputs = __m512bh;
   struct Weights {
     __m512bh pairs;
   };
-  static INLINE Weights load(const uint8_t* at) {
-    return {(__m512bh)_mm512_loadu_si512(at)};
-  }
+  using Fetched = Weights;
+  static INLINE Fetched fetch(const uint8_t* at) { return {(__m512bh)_mm512_loadu_si512(at)}; }
   static INLINE Inputs broadcast(const X* x) {
     int32_t pair;
     std::memcpy(&pair, x, 4);
@@ -58,7 +55,8 @@ struct Bf16 {
   struct Weights {
     VF even[NV], odd[NV];
   };
-  static INLINE Weights load(const uint8_t* at) {
+  using Fetched = Weights;
+  static INLINE Fetched fetch(const uint8_t* at) {
     Weights w;
     for (int v = 0; v < NV; v++) {
       VU pairs;
@@ -73,39 +71,47 @@ struct Bf16 {
     sum += w.odd[v] * x.odd;
   }
 #endif
+  static INLINE Weights widen(const Fetched& fetched, int) { return fetched; }
 };
 
-// Adds `steps` steps of two panels times M rows to the sums.
+// Adds `steps` steps of two panels times M rows to the sums. A fetch has K::STEPS steps.
 template <class K, int M>
 INLINE void add_steps(const uint8_t* const (&panels)[2], const typename K::X* x, int64_t stride,
                       int64_t steps, typename K::Sum (&sums)[2][M][NV]) {
-  for (int64_t s = 0; s < steps; s++) {
-    typename K::Weights w[2];
-    for (int p = 0; p < 2; p++) w[p] = K::load(panels[p] + s * K::STEP_BYTES);
-    for (int m = 0; m < M; m++) {
-      const auto pair = K::broadcast(x + m * stride + 2 * s);
-      for (int p = 0; p < 2; p++)
-        for (int v = 0; v < NV; v++) K::add(sums[p][m][v], w[p], v, pair);
+  for (int64_t s = 0; s < steps; s += K::STEPS) {
+    typename K::Fetched fetched[2];
+    for (int p = 0; p < 2; p++)
+      fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
+#pragma GCC unroll 4
+    for (int k = 0; k < K::STEPS; k++) {
+      const typename K::Weights w[2] = {K::widen(fetched[0], k), K::widen(fetched[1], k)};
+      for (int m = 0; m < M; m++) {
+        const auto pair = K::broadcast(x + m * stride + 2 * (s + k));
+        for (int p = 0; p < 2; p++)
+          for (int v = 0; v < NV; v++) K::add(sums[p][m][v], w[p], v, pair);
+      }
     }
   }
 }
 
-// Calls f(rows, first) for tiles of equal size, up to TILE, that cover `count` rows; rows is a
-// std::integral_constant.
-template <int M = TILE, class F>
+// Calls f(M, first, rows) for tiles of about equal size that cover rows begin to end; M is a
+// std::integral_constant. PADDED: M is 1 or a multiple of 4, so it may be rows + 3; a third as much
+// is compiled.
+template <bool PADDED, int M = TILE, class F>
 INLINE void one_tile(int rows, int first, F f) {
   if constexpr (M == 1) {
-    f(std::integral_constant<int, 1>{}, first);
+    f(std::integral_constant<int, 1>{}, first, rows);
   } else {
-    if (rows == M) return f(std::integral_constant<int, M>{}, first);
-    one_tile<M - 1>(rows, first, f);
+    constexpr int LESS = !PADDED ? M - 1 : M > 4 ? M - 4 : 1;
+    if (rows > LESS) return f(std::integral_constant<int, M>{}, first, rows);
+    one_tile<PADDED, LESS>(rows, first, f);
   }
 }
-template <class F>
+template <bool PADDED, class F>
 INLINE void each_tile(int begin, int end, F f) {
   const int count = end - begin, tiles = (count + TILE - 1) / TILE;
   for (int t = 0; t < tiles; t++) {
     const int first = int(int64_t(count) * t / tiles), last = int(int64_t(count) * (t + 1) / tiles);
-    one_tile(last - first, begin + first, f);
+    one_tile<PADDED>(last - first, begin + first, f);
   }
 }

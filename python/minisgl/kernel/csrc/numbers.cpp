@@ -1,0 +1,160 @@
+// Linear layers of weights with few bits: integers and floats of 4 or 8 bits with scales.
+//
+// Integers multiply integers: a row of inputs is rounded to int16 in blocks of at most 128, each
+// with a scale that is a power of two, so that the largest of a block has 14 or 15 bits. What
+// bfloat16 holds within 2**-7 of the largest stays exact. The sums of a block are exact: 128 times
+// 2**15 * 2**7 fits an int32. Fp8 multiplies the inputs as they are.
+#include "numbers.h"
+#include "product.h"
+
+namespace {
+
+constexpr int64_t MOST = 128;  // inputs of a block
+enum Kind { INT8, INT4, FP4, FP8 };  // the numbers that Python passes
+
+// The scales of a panel's outputs for group g: 16 numbers, one after another for all panels.
+struct Scales {
+  const TensorView& tensor;
+  int64_t groups;
+  INLINE void load(int64_t panel, int64_t group, VF (&scales)[NV]) const {
+    const int64_t at = (panel * groups + group) * PANEL;
+    const DLDataType dtype = tensor.dtype();
+    for (int v = 0; v < NV; v++) {
+      const int64_t i = at + v * W;
+      if (dtype.bits == 32) scales[v] = ::load(data<float>(tensor) + i);
+      else if (dtype.code == kDLBfloat) scales[v] = ::load(data<bf16>(tensor) + i);
+      else if (dtype.bits == 16) scales[v] = ::load(data<f16>(tensor) + i);
+      else  // exponents of MXFP4, whose numbers are twice their values
+        scales[v] = bit_cast<VF>(bytes(data<uint8_t>(tensor) + i) << 23) * 0.5f;
+    }
+  }
+  static INLINE VU bytes(const uint8_t* p) {
+    typedef uint8_t VB __attribute__((vector_size(W)));
+    VB v;
+    std::memcpy(&v, p, sizeof(v));
+    return __builtin_convertvector(v, VU);
+  }
+};
+
+// Rows of inputs as int16, with a scale and the sum of each block, and PADDING rows.
+struct IntRows {
+  std::vector<int16_t> numbers;
+  std::vector<float> scales, sums;
+  IntRows(const bf16* x, int64_t rows, int64_t inputs, int64_t block, int64_t num_threads)
+      : numbers((rows + PADDING) * inputs), scales((rows + PADDING) * ((inputs + block - 1) / block)),
+        sums(scales.size()) {
+    const int64_t blocks = (inputs + block - 1) / block;
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1 && rows * inputs > 32768)
+    for (int64_t i = 0; i < rows * blocks; i++) {
+      const int64_t at = i / blocks * inputs + i % blocks * block;
+      const int n = int(std::min(block, inputs - i % blocks * block));
+      VF largest = {}, finite = {};
+      each(x + at, n, [&](VF v, int) {
+        largest = max(v < 0.0f ? -v : v, largest), finite += v * 0.0f;
+      });
+      int exponent;
+      std::frexp(max(largest), &exponent);  // below 2**exponent
+      exponent = std::max(exponent, -100);
+      const float scale = std::ldexp(1.0f, exponent - 15), inverse = std::ldexp(1.0f, 15 - exponent);
+      VI total = {};
+      each(x + at, n, [&](VF v, int j) {
+        const VF shifted = min(v * inverse, splat(32767.0f)) + 0x1.8p23f;  // rounds
+        const VI whole = bit_cast<VI>(shifted) - 0x4b400000;
+        total += whole;
+        for (int l = 0; l < W && j + l < n; l++) numbers[at + j + l] = int16_t(whole[l]);
+      });
+      scales[i] = scale + sum(finite);  // NaN where an input is infinite or NaN
+      sums[i] = sum(__builtin_convertvector(total, VF)) * scale;
+    }
+  }
+};
+
+struct Weight {
+  const uint8_t* numbers;
+  Scales scales;
+  const uint8_t* zeros;  // or null
+  int64_t group;         // inputs of a scale
+  int middle;
+};
+
+// rows: inputs as K takes them; ints: the scales and sums of their blocks, or null.
+template <class K>
+void multiply(const Product& product, const Weight& weight, const typename K::X* rows,
+              const IntRows* ints, int64_t block, int64_t num_threads) {
+  constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
+  const int64_t inputs = product.inputs;
+  const int64_t blocks = (inputs + block - 1) / block;
+  const int64_t panel_bytes = inputs / 2 / K::STEPS * K::FETCH_BYTES;
+  product.run<true>(num_threads, [&](auto count, int m, const int64_t(&first)[2], auto& totals) {
+    constexpr int M = decltype(count)::value;
+    const int64_t panel[2] = {first[0] / PANEL, first[1] / PANEL};
+    for (int64_t b = 0; b < blocks; b++) {
+      const int64_t from = b * block, steps = std::min(block, inputs - from) / 2;
+      const int64_t skip = from / 2 / K::STEPS * K::FETCH_BYTES;
+      const uint8_t* const at[2] = {weight.numbers + panel[0] * panel_bytes + skip,
+                                    weight.numbers + panel[1] * panel_bytes + skip};
+      typename K::Sum sums[2][M][NV] = {};
+      add_steps<K, M>(at, rows + m * inputs + from, inputs, steps, sums);
+      const int64_t group = from / weight.group;
+      for (int p = 0; p < 2; p++) {
+        VF scales[NV];
+        weight.scales.load(panel[p], group, scales);
+        for (int i = 0; i < M; i++)
+          for (int v = 0; v < NV; v++) {
+            if constexpr (IS_INT) {
+              const VF sum = __builtin_convertvector(sums[p][i][v], VF);
+              totals[p][i][v] += sum * (scales[v] * ints->scales[(m + i) * blocks + b]);
+            } else {
+              totals[p][i][v] += sums[p][i][v] * scales[v];
+            }
+          }
+        if (IS_INT && weight.zeros)
+          for (int v = 0; v < NV; v++) {
+            const int64_t at = (panel[p] * weight.scales.groups + group) * PANEL + v * W;
+            const VI zero = (VI)Scales::bytes(weight.zeros + at) - weight.middle;
+            const VF offset = __builtin_convertvector(zero, VF) * scales[v];
+            for (int i = 0; i < M; i++)
+              totals[p][i][v] -= offset * ints->sums[(m + i) * blocks + b];
+          }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+// out = x @ weight.T + bias, then the gate, as packed_linear. numbers: bytes of the panels of kind
+// `kind` (numbers.h). scales, zeros: [O / 16, groups, 16], float or exponents, and uint8, of which
+// `middle` stands for no offset.
+void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t group,
+                    TensorView scales, tvm::ffi::Optional<TensorView> zeros, int64_t middle,
+                    tvm::ffi::Optional<TensorView> bias, int64_t gate, TensorView out,
+                    int64_t num_threads) {
+  const int64_t inputs = x.size(1), outputs = out.size(1) * (gate ? 2 : 1);
+  const int64_t bits = kind == INT4 || kind == FP4 ? 4 : 8;
+  CHECK(numbers.IsContiguous() && scales.IsContiguous() && outputs % PANEL == 0 &&
+            inputs % 8 == 0 && numbers.numel() * 8 == outputs * inputs * bits && group % 8 == 0 &&
+            (kind == FP8 || group <= MOST || group % MOST == 0 || group >= inputs),
+        "linear: " << numbers.numel() << " bytes of " << bits << " bits for [" << outputs << ", "
+                   << inputs << "] in groups of " << group);
+  const Scales all{scales, (inputs + group - 1) / group};
+  CHECK(scales.numel() == outputs * all.groups && (!zeros || (*zeros).numel() == scales.numel()),
+        "linear: " << scales.numel() << " scales for " << outputs << " outputs");
+  const Weight weight{data<uint8_t>(numbers), all, zeros ? data<uint8_t>(*zeros) : nullptr, group,
+                      int(middle)};
+  const Product product(x, outputs, inputs, bias, gate, out);
+  if (kind == FP8) {
+    std::vector<Fp8::X> buffer;
+    const Fp8::X* rows =
+        as_inputs<Fp8>(data<bf16>(x), product.rows, inputs, product.rows > 1, buffer);
+    return multiply<Fp8>(product, weight, rows, nullptr, std::min(group, inputs), num_threads);
+  }
+  const int64_t block = std::min({group, MOST, inputs});
+  const IntRows ints(data<bf16>(x), product.rows, inputs, block, num_threads);
+  auto* multiply_kind = kind == INT8   ? multiply<Int8>
+                        : kind == INT4 ? multiply<Int4>
+                                       : multiply<Fp4>;
+  multiply_kind(product, weight, ints.numbers.data(), &ints, block, num_threads);
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(numbers_linear, numbers_linear);

@@ -1,0 +1,237 @@
+// Panels (panels.h) of numbers with few bits.
+//
+// The inputs of integers are int16 with a scale of their own (linear.cpp), so that sums are exact.
+// A fetch is 32 or 64 bytes of a panel:
+//
+//     int8   one step, as panels.h has it
+//     4 bits four steps: 32 bits for each output, of which the low 16 are even inputs. Step k has
+//            bits 4 k to 4 k + 3 of both halves. Int4 is in two's complement; Fp4 is e2m1.
+//     Fp8    two steps: 16 bytes for four outputs, of which the first 8 are step 0. It is e4m3.
+#pragma once
+
+#include "panels.h"
+
+// Two int16 times two int16, added to an int32.
+struct Int16Pairs {
+  using Sum = VI;
+  using X = int16_t;
+#if defined(__AVX512BW__)
+  using Inputs = __m512i;
+  struct Weights {
+    __m512i pairs;
+  };
+  static INLINE void add(Sum& sum, const Weights& w, int, const Inputs& x) {
+#if defined(__AVX512VNNI__)
+    sum = (VI)_mm512_dpwssd_epi32((__m512i)sum, w.pairs, x);
+#else
+    sum += (VI)_mm512_madd_epi16(w.pairs, x);
+#endif
+  }
+  static INLINE Inputs broadcast(const X* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    return _mm512_set1_epi32(pair);
+  }
+#elif defined(__AVX2__)
+  using Inputs = __m256i;
+  struct Weights {
+    __m256i pairs[NV];
+  };
+  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
+    sum += (VI)_mm256_madd_epi16(w.pairs[v], x);
+  }
+  static INLINE Inputs broadcast(const X* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    return _mm256_set1_epi32(pair);
+  }
+#else
+  struct Inputs {
+    int32_t even, odd;
+  };
+  struct Weights {
+    VI even[NV], odd[NV];
+  };
+  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
+    sum += w.even[v] * x.even + w.odd[v] * x.odd;
+  }
+  static INLINE Inputs broadcast(const X* x) { return {x[0], x[1]}; }
+#endif
+};
+
+struct Int8 : Int16Pairs {
+  static constexpr int STEPS = 1, FETCH_BYTES = 32;
+#if defined(__AVX512BW__)
+  using Fetched = __m256i;
+  static INLINE Fetched fetch(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
+  static INLINE Weights widen(Fetched bytes, int) { return {_mm512_cvtepi8_epi16(bytes)}; }
+#elif defined(__AVX2__)
+  using Fetched = Weights;
+  static INLINE Fetched fetch(const uint8_t* at) {
+    Weights w;
+    for (int v = 0; v < NV; v++)
+      w.pairs[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(at + v * 16)));
+    return w;
+  }
+  static INLINE Weights widen(const Fetched& w, int) { return w; }
+#else
+  using Fetched = Weights;
+  static INLINE Fetched fetch(const uint8_t* at) {
+    Weights w;
+    for (int v = 0; v < NV; v++) {
+      VH pairs;
+      std::memcpy(&pairs, at + v * sizeof(VH), sizeof(VH));
+      const VU wide = __builtin_convertvector(pairs, VU);
+      w.even[v] = (VI)(wide << 24) >> 24, w.odd[v] = (VI)(wide << 16) >> 24;
+    }
+    return w;
+  }
+  static INLINE Weights widen(const Fetched& w, int) { return w; }
+#endif
+};
+
+struct Bits4 : Int16Pairs {
+  static constexpr int STEPS = 4, FETCH_BYTES = 64;
+  struct Fetched {
+    VI words[NV];
+  };
+  static INLINE Fetched fetch(const uint8_t* at) {
+    Fetched fetched;
+    std::memcpy(&fetched, at, sizeof(fetched));
+    return fetched;
+  }
+};
+
+struct Int4 : Bits4 {
+  static INLINE Weights widen(const Fetched& fetched, int k) {
+    Weights w;
+#if defined(__AVX512BW__)
+    w.pairs = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)fetched.words[0], 12 - 4 * k), 12);
+#elif defined(__AVX2__)
+    for (int v = 0; v < NV; v++)
+      w.pairs[v] = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)fetched.words[v], 12 - 4 * k), 12);
+#else
+    for (int v = 0; v < NV; v++) {
+      w.even[v] = (fetched.words[v] << (28 - 4 * k)) >> 28;
+      w.odd[v] = (fetched.words[v] << (12 - 4 * k)) >> 28;
+    }
+#endif
+    return w;
+  }
+};
+
+// Twice the value of e2m1 numbers, which are integers: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
+struct Fp4 : Bits4 {
+#if !defined(__AVX512BW__) && !defined(__AVX2__)
+  static INLINE VI twice(VI bits) {
+    const VI exponent = bits >> 1 & 3, mantissa = bits & 1;
+    const VI normal = (mantissa | 2) << (exponent - (exponent > 0 ? 1 : 0));
+    const VI magnitude = exponent > 0 ? normal : mantissa;
+    return (bits & 8) != 0 ? -magnitude : magnitude;
+  }
+#endif
+  static INLINE Weights widen(const Fetched& fetched, int k) {
+    Weights w;
+#if defined(__AVX512BW__)
+    // It looks at 5 bits, of which the highest belongs to another number.
+    alignas(64) static constexpr int16_t TWICE[32] = {
+        0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
+        0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    w.pairs = _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)fetched.words[0], 4 * k),
+                                       _mm512_load_si512(TWICE));
+#elif defined(__AVX2__)
+    const __m256i twice = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
+                                           0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    for (int v = 0; v < NV; v++) {
+      const __m256i bits = _mm256_and_si256(_mm256_srli_epi16((__m256i)fetched.words[v], 4 * k),
+                                            _mm256_set1_epi16(15));
+      const __m256i bytes = _mm256_shuffle_epi8(twice, bits);  // the upper byte gets entry 0, a 0
+      w.pairs[v] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+    }
+#else
+    for (int v = 0; v < NV; v++) {
+      const VU words = (VU)fetched.words[v];
+      w.even[v] = twice((VI)(words >> (4 * k) & 15)), w.odd[v] = twice((VI)(words >> (16 + 4 * k) & 15));
+    }
+#endif
+    return w;
+  }
+};
+
+struct Fp8 {
+  using Sum = VF;
+  static constexpr int STEPS = 2, FETCH_BYTES = 64;
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+  using X = Bf16::X;
+  using Weights = Bf16::Weights;
+  struct Fetched {
+    __m512i steps[2];
+  };
+  struct Table {  // the two bytes of the bfloat16 of each positive number
+    alignas(64) uint8_t low[128], high[128];
+    constexpr Table() : low(), high() {
+      for (int i = 0; i < 128; i++) {
+        int bits = (i << 4) + (120 << 7);
+        if (i == 127) bits = 0x7fc0;  // NaN
+        if (i < 8) {                  // subnormal: i * 2**-9
+          int power = 0;
+          while (i >> (power + 1)) power++;
+          bits = i ? (127 - 9 + power) << 7 | (i - (1 << power)) << (7 - power) : 0;
+        }
+        low[i] = uint8_t(bits), high[i] = uint8_t(bits >> 8);
+      }
+    }
+  };
+  static INLINE Fetched fetch(const uint8_t* at) {
+    static constexpr Table table;
+    const __m512i bytes = _mm512_loadu_si512(at);
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table.low), bytes,
+                                                 _mm512_load_si512(table.low + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), bytes,
+                                                  _mm512_load_si512(table.high + 64));
+    const __m512i sign = _mm512_and_si512(bytes, _mm512_set1_epi8(-128));
+    const __m512i upper = _mm512_or_si512(high, sign);
+    return {{_mm512_unpacklo_epi8(low, upper), _mm512_unpackhi_epi8(low, upper)}};
+  }
+  static INLINE Weights widen(const Fetched& fetched, int k) {
+    return {(__m512bh)fetched.steps[k]};
+  }
+  static INLINE Bf16::Inputs broadcast(const X* x) { return Bf16::broadcast(x); }
+  static INLINE void add(Sum& sum, const Weights& w, int v, const Bf16::Inputs& x) {
+    Bf16::add(sum, w, v, x);
+  }
+#else
+  using X = float;
+  struct Inputs {
+    VF even, odd;
+  };
+  struct Weights {
+    VF even[NV], odd[NV];
+  };
+  using Fetched = const uint8_t*;
+  static INLINE Fetched fetch(const uint8_t* at) { return at; }
+  // Byte 0 of each lane. A float32 is 2**120 times the e4m3 with the same fields.
+  static INLINE VF value(VU bytes) {
+    const VU magnitude = bytes & 0x7f;
+    const VF scaled = bit_cast<VF>(magnitude << 20) * 0x1p120f;
+    const VU bits = bit_cast<VU>(scaled) | (bytes & 0x80) << 24;
+    return bit_cast<VF>(magnitude == 0x7f ? bits | 0x7fc00000 : bits);
+  }
+  static INLINE Weights widen(const Fetched& at, int k) {
+    Weights w;
+    for (int v = 0; v < NV; v++) {
+      VH pairs;
+      for (int c = 0; c < W / 4; c++)
+        std::memcpy((uint8_t*)&pairs + 8 * c, at + (v * (W / 4) + c) * 16 + 8 * k, 8);
+      const VU wide = __builtin_convertvector(pairs, VU);
+      w.even[v] = value(wide), w.odd[v] = value(wide >> 8);
+    }
+    return w;
+  }
+  static INLINE Inputs broadcast(const X* x) { return {splat(x[0]), splat(x[1])}; }
+  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
+    sum += w.even[v] * x.even;
+    sum += w.odd[v] * x.odd;
+  }
+#endif
+};

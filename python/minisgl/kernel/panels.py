@@ -1,0 +1,136 @@
+"""Weights of few bits for the CPU: the layout of `csrc/numbers.h`, and the products with them.
+
+Packing permutes a weight's bytes in their place, so it takes no memory beyond one weight's while it
+runs.
+
+Axes: O outputs, I inputs, G groups of inputs, P panels of 16 outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.cpu import GATES, PANEL, CpuOps
+from minisgl.kernel.ops import Activation
+
+Kind = Literal["int8", "int4", "fp4", "fp8"]
+KINDS: Final[tuple[Kind, ...]] = ("int8", "int4", "fp4", "fp8")
+"""As `csrc/numbers.cpp` numbers them."""
+MOST = 128  # inputs of a block of integers, see csrc/numbers.cpp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """A matrix, or matrices of equal shape one after another: value = (number - zero) * scale.
+
+    numbers: packed. group: inputs of a scale. scales: float, or for fp4 exponents + 127 as uint8.
+    zeros: uint8, of which `middle` stands for no offset. Both as `pack_rows` leaves them.
+    outputs, inputs: of one matrix.
+    """
+
+    kind: Kind
+    numbers: Tensor
+    group: int
+    scales: Tensor
+    zeros: Tensor | None
+    middle: int
+    outputs: int
+    inputs: int
+
+    def __getitem__(self, index: int) -> Panels:
+        """Matrix `index`."""
+        count = self.numbers.numel() // _row_bytes(self) // self.outputs
+
+        def matrix(tensor: Tensor) -> Tensor:
+            return tensor.view(count, -1)[index]
+
+        zeros = None if self.zeros is None else matrix(self.zeros)
+        return replace(self, numbers=matrix(self.numbers), scales=matrix(self.scales), zeros=zeros)
+
+    def linear(
+        self, ops: CpuOps, x: Tensor, bias: Tensor | None, gate: Activation | None
+    ) -> Tensor:
+        """See `Ops.linear`."""
+        fused = gate if self.outputs % (2 * PANEL) == 0 else None
+        rows = x.reshape(-1, self.inputs).contiguous()
+        out = torch.empty(len(rows), self.outputs // (2 if fused else 1), dtype=x.dtype)
+        ops.numbers_linear(
+            rows, self.numbers, KINDS.index(self.kind), self.group, self.scales, self.zeros,
+            self.middle, bias, GATES[fused], out, torch.get_num_threads(),
+        )  # fmt: skip
+        y = out.view(*x.shape[:-1], out.shape[1])
+        return ops.gated(y, gate) if gate and not fused else y
+
+
+def takes(outputs: int, inputs: int, group: int, dtype: torch.dtype, kind: Kind) -> bool:
+    """Whether the kernels multiply such matrices by inputs of `dtype`. group: 0 for all inputs."""
+    if dtype != torch.bfloat16 or outputs % PANEL or inputs % 8 or group % 8:
+        return False
+    return kind == "fp8" or group <= MOST or group % MOST == 0
+
+
+def _row_bytes(panels: Panels) -> int:
+    return panels.inputs // (2 if panels.kind in ("int4", "fp4") else 1)
+
+
+def pack_rows(values: Tensor) -> None:
+    """[..., O, G] of scales or zeros to [..., P, G, 16], in its place."""
+    columns = values.shape[-1]
+    values.view(-1, columns, PANEL).copy_(values.view(-1, PANEL, columns).transpose(1, 2).clone())
+
+
+def unpack_rows(values: Tensor) -> Tensor:
+    """The opposite of `pack_rows`, in new memory."""
+    columns = values.shape[-1]
+    return values.view(-1, columns, PANEL).transpose(1, 2).reshape(values.shape)
+
+
+def pack_bytes(numbers: Tensor, kind: Kind) -> None:
+    """int8 or fp8 [..., O, I], in its place."""
+    bytes_ = numbers.view(torch.uint8).flatten(0, -2)
+    outputs, inputs = bytes_.shape
+    panels = bytes_.view(outputs // PANEL, PANEL, inputs // 2, 2).transpose(1, 2)
+    if kind == "fp8":
+        quads = bytes_.view(outputs // PANEL, 4, 4, inputs // 4, 2, 2)
+        panels = quads.permute(0, 3, 1, 4, 2, 5)
+    bytes_.copy_(panels.reshape(outputs, inputs))
+
+
+def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
+    """The opposite of `pack_bytes`, in new memory."""
+    bytes_ = numbers.view(torch.uint8).flatten(0, -2)
+    outputs, inputs = bytes_.shape
+    panels = bytes_.view(outputs // PANEL, inputs // 2, PANEL, 2).transpose(1, 2)
+    if kind == "fp8":
+        quads = bytes_.view(outputs // PANEL, inputs // 4, 4, 2, 4, 2)
+        panels = quads.permute(0, 2, 4, 1, 3, 5)
+    return panels.reshape(numbers.shape).view(numbers.dtype)
+
+
+def pack_nibbles(packed: Tensor, *, offset: int) -> None:
+    """uint8 [..., O, I / 2], the number of the even column in the low bits, in its place.
+
+    offset: 8 makes 0 to 15 two's complement of -8 to 7.
+    """
+    half = packed.shape[-1]
+    quads = packed.view(-1, half // 4, 4) ^ (offset * 17)
+    even, odd = quads & 15, quads >> 4
+    words = torch.stack(
+        [side[..., i] | side[..., i + 1] << 4 for side in (even, odd) for i in (0, 2)], -1
+    )  # [O, I / 8, 4]: the bytes of an output's 32 bits
+    panels = words.view(-1, PANEL, half // 4, 4).transpose(1, 2)
+    packed.copy_(panels.reshape(packed.shape))
+
+
+def unpack_nibbles(packed: Tensor, *, offset: int) -> Tensor:
+    """The opposite of `pack_nibbles`, in new memory."""
+    half = packed.shape[-1]
+    words = packed.view(-1, half // 4, PANEL, 4).transpose(1, 2).reshape(-1, half // 4, 2, 2)
+    low, high = words & 15, words >> 4
+    numbers = torch.stack((low, high), -1).flatten(-2)  # [O, I / 8, even or odd, 4]
+    even, odd = numbers.unbind(-2)
+    return ((even | odd << 4) ^ (offset * 17)).reshape(packed.shape)
