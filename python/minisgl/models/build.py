@@ -139,6 +139,10 @@ def _loaded(
 
 
 def _open(folder: Path, config: ModelConfig) -> Checkpoint:
+    if (folder / "model.gguf").exists():
+        from minisgl.models.gguf import GgufCheckpoint
+
+        return GgufCheckpoint(folder, config)
     if config.family.view is None and not config.is_wrapped:
         return Checkpoint(folder)
     from minisgl.models.view import open_view

@@ -38,8 +38,9 @@ def find_checkpoint(args: ServerArgs) -> Found:
         folder = resolve_checkpoint(
             args.model, source=args.model_source, weights=not args.dummy_weight
         )
-        is_folder = Path(args.model).expanduser().is_dir()
-        name = folder.resolve().name if is_folder else args.model
+        path = Path(args.model).expanduser()
+        is_here = path.exists()
+        name = (path.stem if path.is_file() else folder.resolve().name) if is_here else args.model
     check_ranks(folder, args)
     given = (args.served_model_name or "").split(",")
     names = tuple(filter(None, map(str.strip, given))) or (name,)

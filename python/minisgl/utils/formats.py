@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from minisgl.utils.hf import read_json
-
-GGUF: Final = (
-    "GGUF files of llama.cpp are not read: take the checkpoint that the file was made from, whose "
-    "weights are *.safetensors"
-)
 
 
 def other_format(folder: Path) -> str:
@@ -23,7 +17,7 @@ def other_format(folder: Path) -> str:
             "that model with the package peft, PeftModel.merge_and_unload, and serve the result"
         )
     if any(folder.glob("*.gguf")) or folder.name.lower().endswith("-gguf"):
-        return f"; {GGUF}"
+        return "; to serve a GGUF file, name the file itself: minisgl serve FOLDER/NAME.gguf"
     if any(any(folder.glob(pattern)) for pattern in ("pytorch_model*.bin", "consolidated*.pth")):
         return (
             "; its weights are PyTorch pickles: take a copy of the model with safetensors, or make "

@@ -20,7 +20,7 @@ def resolve_checkpoint(
     source: Literal["huggingface", "modelscope"] = "huggingface",
     weights: bool = True,
 ) -> Path:
-    """Return the local folder of `model`, a folder or the id of a model to download.
+    """Return the local folder of `model`: a folder, a GGUF file or the id of a model to download.
 
     With `weights=False` a download has only the text files (config and tokenizer), which is all
     that `--dummy-weight` needs. Raises ConfigError if there is no such folder or id or if it cannot
@@ -34,12 +34,13 @@ def resolve_checkpoint(
     folder = Path(os.path.expanduser(model))
     try:
         if not folder.is_dir():
-            if folder.exists():
-                from minisgl.utils.formats import GGUF
+            if folder.exists() and folder.suffix == ".gguf":
+                from minisgl.utils.gguf import gguf_folder
 
+                return gguf_folder(folder)
+            if folder.exists():
                 raise ConfigError(
-                    f"{model} is a file; a model is a folder with a config.json"
-                    + (f", and {GGUF}" if folder.suffix == ".gguf" else "")
+                    f"{model} is a file; a model is a folder with a config.json, or a .gguf file"
                 )
             if not _MODEL_ID.fullmatch(model):
                 raise ConfigError(
