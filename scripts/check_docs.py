@@ -123,7 +123,7 @@ class _Parsed(Exception):
 
 
 def _parse_minisgl(words: list[str]) -> None:
-    from minisgl.cli import client_parser
+    from minisgl.cli import client_parser, selfcheck_parser
     from minisgl.server.flags import parse_args
 
     command = words[0] if words and not words[0].startswith("-") else "serve"
@@ -133,6 +133,8 @@ def _parse_minisgl(words: list[str]) -> None:
         parse_args(words[words[:1] == ["serve"] :])
     elif command in ("chat", "run"):
         client_parser(command).parse_all(words[1:])
+    elif command == "selfcheck":
+        selfcheck_parser().parse_all(words[1:])
     else:
         raise ValueError(f"no command of minisgl: {command}")
 

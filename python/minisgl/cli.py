@@ -6,6 +6,7 @@
     chat [MODEL]               chat in this terminal, with a server of its own or one at --url
     run [MODEL] [QUESTION]     print one answer and end
     bench [NAME]               measure a server or a model
+    selfcheck [MODEL]          does a request get the same answer whatever happens around it?
 
 `chat` and `run` are clients: their own server listens on a free port of this machine.
 """
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from minisgl.server.args import ServerArgs
     from minisgl.server.flags import Parser
 
-COMMANDS: Final = ("serve", "chat", "run", "bench")
+COMMANDS: Final = ("serve", "chat", "run", "bench", "selfcheck")
 
 HELP: Final = """\
 usage: minisgl COMMAND ...
@@ -34,6 +35,7 @@ usage: minisgl COMMAND ...
   chat [MODEL]             chat with a model in this terminal
   run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
   bench [NAME]             measure a server or a model
+  selfcheck [MODEL]        check that answers do not depend on batch, cache or scheduling
 
 MODEL is a checkpoint folder or a model id such as Qwen/Qwen3-0.6B; without it, the built-in model
 runs, a small one that needs no download. `minisgl COMMAND --help` lists the flags of a command.
@@ -74,6 +76,8 @@ def run_command(argv: Sequence[str], began: float) -> int:
 
         args = parse_args(rest)
         return _own_server(args, _chat({}), began) if args.shell else _serve(args, began)
+    if command == "selfcheck":
+        return _selfcheck(rest)
     try:
         return _chat_or_run(command, rest, began)
     except KeyboardInterrupt:
@@ -84,6 +88,36 @@ def _serve(args: ServerArgs, began: float) -> int:
     from minisgl.server.launch import launch_server
 
     return launch_server(args, began=began)
+
+
+def selfcheck_parser() -> Parser:
+    """Return the parser of `minisgl selfcheck`."""
+    from minisgl.core.args import EngineArgs, options_of
+    from minisgl.server.args import ServerArgs
+    from minisgl.server.flags import add_model, server_parser
+
+    others = options_of(ServerArgs).keys() - options_of(EngineArgs).keys()
+    about = "Check that a request has the same answer whatever happens around it."
+    parser = server_parser("minisgl selfcheck", about, without=others)
+    add_model(parser)
+    return parser
+
+
+def _selfcheck(argv: Sequence[str]) -> int:
+    from minisgl.errors import ConfigError, EngineError
+    from minisgl.server.flags import server_args
+
+    parser = selfcheck_parser()
+    args = server_args(parser, parser.parse_all(argv))
+    try:
+        from minisgl.llm.selfcheck import run_selfcheck
+
+        return run_selfcheck(args)
+    except (ConfigError, EngineError) as error:
+        print(f"minisgl selfcheck: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _own_server(args: ServerArgs, client: Callable[[str], int], began: float) -> int:

@@ -1,0 +1,382 @@
+"""`minisgl selfcheck`: does a request get the same answer whatever happens around it?
+
+On the user's model and machine, requests are answered alone in an empty cache, and then again under
+each condition: cached, in batches, beside aborts, without overlap, in chunks, retracted, without
+CUDA graphs, on one rank. Token ids must be equal, and log-probabilities up to the rounding of the
+number format. A near tie is a difference between two tokens that are almost equally likely: their
+scores differ by less than the rounding. The score of a seeded request includes its noise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from minisgl.builtin import model_path
+from minisgl.core.args import EngineArgs, options_of
+from minisgl.core.sampling import SamplingParams
+from minisgl.core.stop_checks import MAX_TOP_LOGPROBS
+from minisgl.errors import ConfigError, EngineError, RequestError
+from minisgl.kernel.philox import gumbel_noise
+from minisgl.llm.engines import OwnEngine
+from minisgl.llm.llm import LLM
+from minisgl.llm.output import RequestOutput
+from minisgl.utils.hf import resolve_checkpoint
+
+ROUNDING: Final = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
+"""What the order of a sum may change of a score, in nats. In bfloat16 a logit of 16 to 32 has steps
+of 0.125; the built-in model's log-probabilities were seen to change by 0.04."""
+
+LENGTHS: Final = (1, 3, 17, 40, 64, 97, 150, 330)
+"""Tokens of the prompts, in turn: below, at and above the usual sizes of a page."""
+
+BATCHES: Final = (2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where an answer differs from the reference.
+
+    index: of the output token. gap: by how much the reference prefers its token, in nats; None if
+    the ids are equal and only a log-probability differs, by `drift`.
+    """
+
+    request: int
+    index: int
+    token: int
+    expected: int
+    gap: float | None
+    drift: float = 0.0
+
+    def __str__(self) -> str:
+        where = f"request {self.request}, output token {self.index}"
+        if self.gap is None:
+            return f"{where}: the log-probability of {self.token} differs by {self.drift:.3g}"
+        return (
+            f"{where}: {self.token} instead of {self.expected}, which the reference prefers by "
+            f"{self.gap:.3g}"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Condition:
+    """What was compared under one condition. Mutable: it is filled.
+
+    note: that the condition took place. failure: the error of a request, which ended the condition.
+    """
+
+    name: str
+    note: str = ""
+    num_requests: int = 0
+    num_tokens: int = 0
+    max_drift: float = 0.0
+    ties: list[Difference] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.differences or self.failure)
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"{self.name:<24} {'FAILED':<10} {self.failure}"
+        ties = f", {len(self.ties)} near ties" if self.ties else ""
+        verdict = "DIFFERENT" if self.differences else "same"
+        line = (
+            f"{self.name:<24} {verdict:<10} {self.num_requests} answers, {self.num_tokens} tokens, "
+            f"log-probabilities within {self.max_drift:.2g}{ties}{self.note}"
+        )
+        return "\n".join([line, *(f"    {each}" for each in self.differences[:1])])
+
+
+class SelfCheck:
+    """Asks under each condition, and compares. Mutable: it counts namespaces.
+
+    num_requests: half of them greedy, half seeded. num_tokens: of each answer. say: gets a line for
+    each condition.
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        *,
+        num_requests: int = 32,
+        num_tokens: int = 32,
+        batches: Sequence[int] = BATCHES,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        folder = resolve_checkpoint(
+            args.model or str(model_path()), source=args.model_source, weights=not args.dummy_weight
+        )
+        self._args = replace(args, model=str(folder))
+        config = json.loads((folder / "config.json").read_text())
+        config |= config.get("text_config") or {}
+        stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        dtype = args.dtype if args.dtype != "auto" else stored.removeprefix("torch.")
+        self.rounding = ROUNDING.get(dtype, ROUNDING["bfloat16"])
+        self._batches = batches
+        self._say = say
+        self._num_namespaces = 0
+        limit = min(int(config["max_position_embeddings"]), args.max_seq_len or 2**31)
+        vocab = int(config["vocab_size"])
+        draw = np.random.default_rng(0)
+        lengths = [min(LENGTHS[i % len(LENGTHS)], limit - num_tokens) for i in range(num_requests)]
+        if min(lengths) < 1:
+            raise ConfigError(
+                f"a context of {limit} tokens is too short for {num_tokens} of output"
+            )
+        self._prompts = [draw.integers(vocab, size=length).tolist() for length in lengths]
+        self._params = [
+            SamplingParams(
+                temperature=float(i % 2),
+                seed=i,
+                top_k=0,
+                top_p=1.0,
+                min_p=0.0,
+                max_tokens=num_tokens,
+                ignore_eos=True,
+                logprobs=True,
+            )
+            for i in range(num_requests)
+        ]
+
+    def run(self) -> list[Condition]:
+        """Compare under all conditions, and return them."""
+        args = self._args
+        with self._llm() as llm:
+            self._reference = [
+                self._ask(llm, [i], self._fresh())[0] for i in range(len(self._prompts))
+            ]
+            conditions = list(self._of_one_engine(llm))
+            num_pages = self._pages_that_run_out()
+            for name, changes, needed in (
+                ("without overlap", {}, True),
+                ("in chunks", {"max_prefill_length": 2 * args.page_size}, True),
+                ("retracted", {"num_pages": num_pages, "memory_ratio": None}, True),
+                ("without CUDA graphs", {"cuda_graph_max_bs": 0}, self._has_graphs),
+                ("on one rank", {"tp": 1, "ep": False}, args.tp > 1),
+            ):
+                if needed:
+                    conditions.append(self._of_another_engine(llm, name, changes))
+        return conditions
+
+    @property
+    def _has_graphs(self) -> bool:
+        on_gpu = self._args.device != "cpu" and torch.cuda.is_available()
+        return on_gpu and self._args.cuda_graph_max_bs > 0
+
+    def _of_one_engine(self, llm: LLM) -> Iterator[Condition]:
+        everything = range(len(self._prompts))
+        with self._condition("again") as condition:
+            for i in everything:
+                self._compare(llm, condition, [i], self._ask(llm, [i], self._fresh()))
+        yield condition
+
+        with self._condition("cached") as condition:
+            salt, num_cached = self._fresh(), 0
+            for i in everything:
+                self._ask(llm, [i], salt)
+            for i in everything:
+                outputs = self._ask(llm, [i], salt)
+                num_cached += outputs[0].num_cached_tokens
+                self._compare(llm, condition, [i], outputs)
+            condition.note = f", {num_cached} tokens from the cache"
+        yield condition
+
+        for size in self._batches:
+            with self._condition(f"in batches of {size}") as condition:
+                indices = [i % len(everything) for i in range(max(size, len(everything)))]
+                for start in range(0, len(indices) - size + 1, size):
+                    batch = indices[start : start + size]
+                    self._compare(llm, condition, batch, self._ask(llm, batch, self._fresh()))
+            yield condition
+
+        with self._condition("beside aborts") as condition:
+            with self._aborting(llm) as num_aborted:
+                outputs = self._ask(llm, everything, self._fresh())
+            condition.note = f", {num_aborted[0]} requests aborted"
+            self._compare(llm, condition, everything, outputs)
+        yield condition
+
+    @contextmanager
+    def _condition(self, name: str) -> Iterator[Condition]:
+        """A condition that this block fills, and that is then said. A request's error ends it."""
+        condition = Condition(name=name)
+        try:
+            yield condition
+        except (EngineError, RequestError) as error:
+            condition.failure = str(error)
+        self._say(str(condition))
+
+    def _of_another_engine(self, llm: LLM, name: str, changes: dict[str, Any]) -> Condition:
+        everything = range(len(self._prompts))
+        with self._condition(name) as condition:
+            self._ask_another(llm, condition, everything, changes)
+        return condition
+
+    def _ask_another(
+        self, llm: LLM, condition: Condition, everything: Sequence[int], changes: dict[str, Any]
+    ) -> None:
+        name = condition.name
+        with _overlap_disabled(name == "without overlap"), self._llm(**changes) as other:
+            scheduler = other._engine.scheduler if isinstance(other._engine, OwnEngine) else None
+            if scheduler and name == "retracted":  # start without room to grow
+                scheduler.config = replace(scheduler.config, watermark_tokens=0)
+            outputs = self._ask(other, everything, "")
+            if scheduler and name == "retracted":
+                condition.note = f", {scheduler.stats.num_retractions} retractions"
+        self._compare(llm, condition, everything, outputs)
+
+    def _llm(self, **changes: Any) -> LLM:
+        options = {name: getattr(self._args, name) for name in options_of(EngineArgs)}
+        return LLM(**(options | changes), progress=False)
+
+    def _pages_that_run_out(self) -> int:
+        """Half of what all requests need, but enough for the longest."""
+        num_tokens = self._params[0].max_tokens or 0
+        needs = [
+            -(-(len(prompt) + num_tokens + 1) // self._args.page_size) for prompt in self._prompts
+        ]
+        return max(sum(needs) // 2, max(needs) + 1)
+
+    def _fresh(self) -> str:
+        """A namespace of the prefix cache that nothing has used."""
+        self._num_namespaces += 1
+        return f"selfcheck-{self._num_namespaces}"
+
+    def _ask(self, llm: LLM, indices: Sequence[int], salt: str) -> list[RequestOutput]:
+        return llm.generate(
+            [self._prompts[i] for i in indices],
+            [self._params[i] for i in indices],
+            cache_salt=salt,
+        )
+
+    @contextmanager
+    def _aborting(self, llm: LLM) -> Iterator[list[int]]:
+        """In this block, requests begin and are aborted. Yields their number, in a list."""
+        ended, num_aborted = threading.Event(), [0]
+        salt = self._fresh()
+
+        def work() -> None:
+            while not ended.is_set():
+                index = num_aborted[0] % len(self._prompts)
+                stream = llm.stream(self._prompts[index], self._params[index], cache_salt=salt)
+                next(iter(stream))
+                stream.close()
+                num_aborted[0] += 1
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield num_aborted
+        finally:
+            ended.set()
+            thread.join()
+
+    # --- comparing -------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        llm: LLM,
+        condition: Condition,
+        indices: Sequence[int],
+        outputs: Sequence[RequestOutput],
+    ) -> None:
+        for request, output in zip(indices, outputs, strict=True):
+            reference = self._reference[request]
+            num_same = next(
+                (
+                    i
+                    for i, (a, b) in enumerate(
+                        zip(output.token_ids, reference.token_ids, strict=True)
+                    )
+                    if a != b
+                ),
+                len(reference.token_ids),
+            )
+            condition.num_requests += 1
+            condition.num_tokens += num_same
+            for i in range(num_same):
+                drift = abs((output.logprobs or [])[i] - (reference.logprobs or [])[i])
+                condition.max_drift = max(condition.max_drift, drift)
+                if not drift <= 2 * self.rounding:
+                    token = output.token_ids[i]
+                    condition.differences.append(
+                        Difference(
+                            request=request,
+                            index=i,
+                            token=token,
+                            expected=token,
+                            gap=None,
+                            drift=drift,
+                        )
+                    )
+                    break
+            else:
+                if num_same < len(reference.token_ids):
+                    token = output.token_ids[num_same]
+                    difference = self._difference(llm, request, num_same, token)
+                    gap = difference.gap
+                    is_tie = gap is not None and gap <= 2 * self.rounding
+                    (condition.ties if is_tie else condition.differences).append(difference)
+
+    def _difference(self, llm: LLM, request: int, index: int, token: int) -> Difference:
+        """Ask the reference again, alone and cold, for the scores of the two tokens."""
+        params = self._params[request]
+        shown = msgspec.structs.replace(params, top_logprobs=MAX_TOP_LOGPROBS)
+        (answer,) = llm.generate([self._prompts[request]], shown, cache_salt=self._fresh())
+        expected = self._reference[request].token_ids[index]
+        top = (answer.top_logprobs or [])[index]
+        gap = float("inf")
+        if expected in top and token in top:
+            gap = top[expected] - top[token]
+            if params.temperature:
+                noise = gumbel_noise(
+                    torch.tensor([params.seed]), torch.tensor([index]), max(expected, token) + 1
+                )[0]
+                gap = gap / params.temperature + float(noise[expected] - noise[token])
+        return Difference(
+            request=request, index=index, token=token, expected=expected, gap=abs(gap)
+        )
+
+
+def run_selfcheck(args: EngineArgs) -> int:
+    """Check, and print what was compared. Returns the exit code: 1 if an answer differs."""
+    check = SelfCheck(args)
+    conditions = check.run()
+    num_ties = sum(len(condition.ties) for condition in conditions)
+    wrong = [condition.name for condition in conditions if condition.differs]
+    print(
+        f"\n{sum(each.num_requests for each in conditions)} answers were compared; "
+        f"{num_ties} near ties (within {2 * check.rounding:g} nats)"
+    )
+    if wrong:
+        print(f"answers differ {', '.join(wrong)}: this is a bug, or damaged hardware or weights")
+        return 1
+    print("every request has the same answer under each condition")
+    return 0
+
+
+@contextmanager
+def _overlap_disabled(disabled: bool) -> Iterator[None]:
+    name = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
+    before = os.environ.get(name)
+    if disabled:
+        os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

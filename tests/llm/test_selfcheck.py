@@ -1,0 +1,113 @@
+"""`minisgl selfcheck` passes, and finds bugs that are planted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl.core.args import EngineArgs
+from minisgl.kvcache.manager import CacheManager
+from minisgl.llm.selfcheck import Condition, SelfCheck
+from minisgl.models.decoder import Decoder
+
+
+def check(**options: Any) -> dict[str, Condition]:
+    args = EngineArgs(dtype="float32", **options)
+    lines: list[str] = []
+    checked = SelfCheck(args, num_requests=8, num_tokens=20, batches=(4,), say=lines.append)
+    conditions = {condition.name: condition for condition in checked.run()}
+    assert lines[:4] == [str(condition) for condition in conditions.values()][:4]
+    return conditions
+
+
+def test_the_builtin_model_passes() -> None:
+    conditions = check()
+    assert list(conditions) == [
+        "again",
+        "cached",
+        "in batches of 4",
+        "beside aborts",
+        "without overlap",
+        "in chunks",
+        "retracted",
+    ]
+    for condition in conditions.values():
+        assert not condition.differs, str(condition)
+        assert condition.num_requests == 8
+        assert condition.num_tokens + 20 * len(condition.ties) >= 160
+    assert ", 0 tokens" not in conditions["cached"].note
+    assert ", 0 requests" not in conditions["beside aborts"].note
+    assert ", 0 retractions" not in conditions["retracted"].note
+
+
+def wrong_page(extend: Callable[..., bool]) -> Callable[..., bool]:
+    """In a step with new pages for two requests, one writes into the other's page."""
+
+    def planted(self: CacheManager, req: Any, start: int, end: int, new_pages: list[Any]) -> bool:
+        done = extend(self, req, start, end, new_pages)
+        if done and new_pages and new_pages[-1][1] != new_pages[0][1]:
+            new_pages[-1] = (*new_pages[-1][:3], new_pages[0][3])
+        return done
+
+    return planted
+
+
+def stale_prefix(attach: Callable[..., Any]) -> Callable[..., Any]:
+    """A request finds the prefix of another prompt of its namespace."""
+    last: dict[str, Any] = {}
+
+    def planted(self: CacheManager, req: Any, ids: Any, step: int) -> Any:
+        other = last.setdefault(req.namespace, ids)
+        if len(other) < len(ids):
+            last[req.namespace] = other = ids
+        return attach(self, req, other[: len(ids)], step)
+
+    return planted
+
+
+def batch_dependent(logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def planted(self: Decoder, x_SD: torch.Tensor, shared: bool = False) -> torch.Tensor:
+        logits_SV = logits(self, x_SD, shared)
+        noise_V = torch.linspace(-1, 1, logits_SV.shape[-1]).sin()
+        return logits_SV + 0.01 * (logits_SV.shape[0] - 1) * noise_V
+
+    return planted
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "plant", "found_by"),
+    [
+        (CacheManager, "extend", wrong_page, "in batches of 4"),
+        (CacheManager, "attach", stale_prefix, "cached"),
+        (Decoder, "logits", batch_dependent, "in batches of 4"),
+    ],
+)
+def test_planted_bugs_are_found(
+    owner: type, name: str, plant: Any, found_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, plant(getattr(owner, name)))
+    monkeypatch.setattr(SelfCheck, "_of_another_engine", lambda *_: Condition(name="left out"))
+    conditions = check()
+    found = conditions[found_by]
+    assert found.differences or found.failure
+    assert re.search("DIFFERENT|FAILED", str(found))
+    assert not conditions["again"].differs
+
+
+def test_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "selfcheck", "/no/such/model"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "there is no folder /no/such/model" in done.stderr
+    assert "Traceback" not in done.stderr
