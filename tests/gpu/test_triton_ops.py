@@ -345,3 +345,21 @@ def test_where_a_step_begins(device: torch.device) -> None:
     REFERENCE.write_pages(tables[1], pages)
     assert torch.equal(tables[0], tables[1])
     assert tables[0].sum() == 36
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [(2, 64), (1, 20), (3, 80)])
+def test_store_kv(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Keys and values that are parts of a wider row, and slots that store nothing."""
+    rows = torch.randn(9, 4 * heads * head_dim, device=device).to(dtype)
+    k, v = (x.view(9, heads, head_dim) for x in rows.chunk(4, 1)[1:3])
+    slots = torch.tensor([5, -1, 0, 31, 7, -1, 12, 13, 2], dtype=torch.int32, device=device)
+    shape = (8, 4, heads, head_dim)
+    pools = [
+        LayerPool(**{x: torch.full(shape, 7.0, dtype=dtype, device=device) for x in ("k", "v")})
+        for _ in range(2)
+    ]
+    for ops, pool in zip((FAST, REFERENCE), pools, strict=True):
+        ops.store_kv(k, v, slots, pool)
+    assert torch.equal(pools[0].k, pools[1].k)
+    assert torch.equal(pools[0].v, pools[1].v)

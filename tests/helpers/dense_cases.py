@@ -13,6 +13,7 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4Config,
     GlmConfig,
@@ -36,6 +37,16 @@ YARN = {
     **THETA,
 }
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA4: dict[str, Any] = {
+    "sliding_window": 9,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "final_logit_softcapping": 3.0,
+}
 GEMMA = {"sliding_window": 9, "head_dim": 16, "query_pre_attn_scalar": 20}
 
 
@@ -197,6 +208,36 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
         },
         1,
         True,
+    ),
+    "gemma4": (Gemma4TextConfig, {**GEMMA4, "attention_k_eq_v": True}, 4, False),
+    "gemma4-shared": (
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 211,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 6,
+            "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+        1,
+        False,
+    ),
+    "gemma4-experts": (
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+        4,
+        False,
     ),
     "gemma3": (Gemma3TextConfig, {"num_hidden_layers": 7, **GEMMA}, 4, False),
     "gemma3-layer-types": (

@@ -45,6 +45,9 @@ def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(0.0, 0.3)
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.3)
     return model
 
 

@@ -12,5 +12,6 @@ DECODE_BACKENDS: Final = ("trtllm",)  # for the second place
 
 SINKS: Final = "sinks"
 SOFTCAP: Final = "softcap"
+SHARED: Final = "layer that reads another's keys and values"
 """What some models' attention has, see `AttnLayer`: the backends of a CPU, torch and triton serve
 it, other backends only where `minisgl.attention.cuda` says so."""

@@ -9,10 +9,22 @@ from torch import Tensor
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.thin import ThinProducts
-from minisgl.kernel.triton import elementwise, embed, gemv, mask, moe, sample, step, threshold
+from minisgl.kernel.triton import (
+    elementwise,
+    embed,
+    gemv,
+    mask,
+    moe,
+    sample,
+    step,
+    store,
+    threshold,
+)
 
 if TYPE_CHECKING:
     import torch
+
+    from minisgl.kvcache.pool import LayerPool
 
 
 class CudaOps(Ops):
@@ -71,6 +83,9 @@ class CudaOps(Ops):
 
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
         return moe.route(logits_TE, top_k, renormalise)
+
+    def store_kv(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
+        store.store_kv(k_TKH, v_TKH, slots_T, pool)
 
     def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
         return step.take_ids(token_ids_T, table_idxs_D, last_token_R)

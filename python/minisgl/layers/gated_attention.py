@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.base import BuildContext
-from minisgl.layers.linear import _Linear
+from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
 from minisgl.quantization import Part
 
 
-class LinearGatedQKV(_Linear):
+class LinearGatedQKV(Linear):
     """`LinearQKVMerged` whose query tensor has, head after head, a query and a gate."""
 
     def __init__(

@@ -18,7 +18,7 @@ from minisgl.layers.shard import split_heads, times
 from minisgl.quantization import Part
 
 
-class _Linear(BaseOP):
+class Linear(BaseOP):
     """One or more linear layers of one input, computed as one GEMM."""
 
     bias: Tensor | None = None
@@ -51,7 +51,7 @@ class _Linear(BaseOP):
         return self.weight.linear(x, self.bias, gate), residual
 
 
-class LinearColParallelMerged(_Linear):
+class LinearColParallelMerged(Linear):
     """Several linear layers of one input as one GEMM: [T, D] -> their outputs side by side.
 
     columns: this rank's share of each layer's outputs.
@@ -71,7 +71,7 @@ class LinearColParallelMerged(_Linear):
         super().__init__(build, *(_rows(name, shape, self.columns) for name in names), bias=bias)
 
 
-class LinearQKVMerged(_Linear):
+class LinearQKVMerged(Linear):
     """Queries, keys and values as one GEMM: [T, D] -> [T, (N + 2K) * H] with local N and K.
 
     q_columns: this rank's share of the queries.
@@ -103,7 +103,7 @@ class LinearQKVMerged(_Linear):
         )
 
 
-class LinearRowParallel(_Linear):
+class LinearRowParallel(Linear):
     """[T, `share` of the inputs] -> this rank's partial sum [T, D].
 
     share: the inputs that this rank has, of `in_size`.

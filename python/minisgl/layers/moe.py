@@ -123,7 +123,18 @@ class MoELayer(BaseOP):
     ) -> tuple[Tensor, Tensor]:
         """Apply norm, then the experts. Returns (output, residual)."""
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
-        experts = Experts(
+        out_TD = self.mix(x_TD)
+        if self.shared:
+            out_TD = out_TD + self.shared.forward(x_TD)
+        return out_TD, residual_TD
+
+    def mix(self, x_TD: Tensor) -> Tensor:
+        """Route normed x. Returns the weighted sum of the experts of this rank."""
+        return self._backend.forward(x_TD, self.router.linear(x_TD, self.router_bias), self.experts)
+
+    @property
+    def experts(self) -> Experts:
+        return Experts(
             gate_up=self.gate_up,
             down=self.down,
             count=self._count,
@@ -135,10 +146,6 @@ class MoELayer(BaseOP):
             gate_up_bias=self.gate_up_bias,
             down_bias=self.down_bias if self._adds_bias else None,
         )
-        out_TD = self._backend.forward(x_TD, self.router.linear(x_TD, self.router_bias), experts)
-        if self.shared:
-            out_TD = out_TD + self.shared.forward(x_TD)
-        return out_TD, residual_TD
 
 
 class SharedExpert(BaseOP):

@@ -102,6 +102,13 @@ def _longrope(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     return inv_freq, math.sqrt(1 + math.log(config.factor) / math.log(config.original_max_position))
 
 
+def _proportional(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
+    """A part of the pairs rotates, with the frequencies of a head that rotates whole (Gemma 4)."""
+    inv_freq = plain(config.theta, config.rotary_dim) / config.factor
+    inv_freq[int(config.proportion * config.rotary_dim // 2) :] = 0
+    return inv_freq, 1.0
+
+
 def _none(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     """No rotation at all: cosines of 1 and sines of 0, so that no kernel needs to know."""
     return torch.zeros(config.rotary_dim // 2), 1.0
@@ -113,5 +120,6 @@ STRETCHED: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
     "none": _none,
 }

@@ -18,7 +18,7 @@ from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class RotaryConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    proportion: float = 1.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 

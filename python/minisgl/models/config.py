@@ -35,6 +35,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
 """The limit of the C++ kernels (`kernel/csrc/rows.h`)."""
+MODELOPT = "hf_quant_config.json"
 MAX_LAYERS = 1024
 """More are taken for a typo, which would take long to build."""
 
@@ -165,6 +166,12 @@ class ModelConfig:
         activation = "silu" if activation is None else str(activation)
         if activation not in _ACTIVATIONS:
             raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+        stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
+        formats = UNQUANTISED
+        if quantization or stored is not None or modelopt.is_file():
+            from minisgl.models.formats import read_stored
+
+            formats = read_stored(config, modelopt, quantization)
         return cls(
             architecture=str(architectures[0]),
             vocab_size=config.integer("vocab_size"),
@@ -180,30 +187,9 @@ class ModelConfig:
             rope=rotary_config(config, head_dim, "full_attention" if family.layer_ropes else None),
             dtype=_dtype(config, folder),
             fields=config,
-            formats=_formats(config, folder, quantization),
+            formats=formats,
             is_wrapped=is_wrapped,
         )
-
-
-def _formats(config: Fields, folder: Path, quantization: Quantization | None) -> Formats:
-    values, modelopt = config.values.get("quantization_config"), folder / "hf_quant_config.json"
-    is_quantised = values is not None or modelopt.is_file()
-    if quantization:
-        from minisgl.quantization.online import OnlineFormats
-
-        if is_quantised:
-            raise ConfigError(
-                f"--quantization {quantization} is for plain checkpoints, and {folder} is "
-                "quantised already; leave it out"
-            )
-        return OnlineFormats.of_kind(quantization)
-    if not is_quantised:
-        return UNQUANTISED
-    from minisgl.quantization.config import read_formats, read_modelopt_file
-
-    if values is None:
-        return read_modelopt_file(read_json(modelopt), str(modelopt))
-    return read_formats(values, config.where)
 
 
 def _dtype(config: Fields, folder: Path) -> torch.dtype:
@@ -238,7 +224,7 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
             f"expected one of {', '.join(ROPE_TYPES)}"
         )
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    rotary_dim = int(head_dim * partial)
+    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * partial)
     lowest = 4 if rope_type == "dynamic" else 2  # its exponent divides by rotary_dim - 2
     if not lowest <= rotary_dim <= head_dim or rotary_dim % 2:
         raise ConfigError(

@@ -33,6 +33,7 @@ class MoeSpec:
     is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
     inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
     renormalise: see `Ops.route`. names: of layer {}'s tensors. bias: of router and experts.
+    layer: the class to build.
     """
 
     num_experts: int
@@ -44,10 +45,14 @@ class MoeSpec:
     shared_size: int = 0
     activation: Activation | ClampedGate = "silu"
     bias: bool = False
+    layer: type[MoELayer] = MoELayer
 
 
-def read_experts(config: ModelConfig, field: str) -> tuple[int, int]:
-    """Returns (experts, experts of a token). field: the name of the former in config.json."""
+def read_experts(
+    config: ModelConfig, field: str, activation: Activation = "silu"
+) -> tuple[int, int]:
+    """Returns (experts, experts of a token). field: the name of the former in config.json.
+    activation: that the family has."""
     fields = config.fields
     num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
     if num_experts > MAX_EXPERTS:
@@ -55,8 +60,8 @@ def read_experts(config: ModelConfig, field: str) -> tuple[int, int]:
     if top_k > num_experts:
         most = counted(num_experts, "expert")
         raise fields.error("num_experts_per_tok", f"at most the {most}")
-    if config.activation != "silu":
-        raise fields.error("hidden_act", "silu in a mixture of experts")
+    if config.activation != activation:
+        raise fields.error("hidden_act", f"{activation} in a mixture of experts")
     return num_experts, top_k
 
 
@@ -78,7 +83,7 @@ def mixture_builder(
                 inner_size=spec.shared_size,
                 prefix=f"model.layers.{index}.mlp",
             )
-        return MoELayer(
+        return spec.layer(
             build,
             backend,
             hidden_size=hidden_size,

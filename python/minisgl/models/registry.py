@@ -13,6 +13,7 @@ _MODULES = {
     "Exaone4ForCausalLM": "exaone4",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
     "GlmForCausalLM": "glm",

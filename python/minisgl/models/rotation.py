@@ -31,7 +31,7 @@ def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryCon
         raise rope.error("high_freq_factor", f"above low_freq_factor {low}")
     by_lengths = read.rope_type in ("yarn", "longrope")
     lengths = read.max_position / read.original_max_position if by_lengths else None
-    factor = rope.number("factor", lengths)
+    factor = rope.number("factor", 1.0 if read.rope_type == "proportional" else lengths)
     max_position = read.max_position
     if of_a_type and read.rope_type == "linear":
         max_position = max(int(max_position / factor), 1)
@@ -48,6 +48,7 @@ def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryCon
         mscale=rope.optional_number("mscale"),
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
+        proportion=rope.number("partial_rotary_factor", 1.0),
         short_factor=long_factors(rope, "short_factor", num_pairs),
         long_factor=long_factors(rope, "long_factor", num_pairs),
     )

@@ -32,8 +32,9 @@ class LayerSpec:
     prefix: of its tensors' names in the checkpoint. window: the keys that a query sees, itself
     included; None is all. num_heads, num_kv_heads, head_dim: of all ranks together. rope: the
     rotation of queries and keys. scale: multiplies q @ k; None is head_dim ** -0.5. block: the
-    class to build; None is `decoder.Block`. recurrent: of a layer without attention, which then
-    says what the heads are.
+    class to build; None is `decoder.Block`. shares: the layer whose keys and values it reads,
+    in place of its own. recurrent: of a layer without attention, which then says what the heads
+    are.
     """
 
     prefix: str
@@ -45,6 +46,7 @@ class LayerSpec:
     scale: float | None = None
     block: type[Block] | None = None
     recurrent: DeltaSpec | None = None
+    shares: int | None = None
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -121,14 +123,16 @@ class CacheLayout:
     def of(cls, layers: Sequence[LayerSpec]) -> CacheLayout:
         found = dict.fromkeys(group for layer in layers for group in layer.groups)
         groups = sorted(found, key=lambda group: group.kind != "full")
-        kinds = [layer.pool(groups) for layer in layers]
-        unique = sorted(dict.fromkeys(kinds), key=lambda kind: kind.group)
+        kinds = [layer.pool(groups) if layer.shares is None else None for layer in layers]
+        unique = sorted(dict.fromkeys(filter(None, kinds)), key=lambda kind: kind.group)
+        places: list[tuple[int, int]] = []
+        for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+            own = (unique.index(kind), kinds[:index].count(kind)) if kind else None
+            places.append(own or places[layer.shares or 0])
         return cls(
             groups=tuple(groups),
             pools=tuple(replace(kind, num_layers=kinds.count(kind)) for kind in unique),
-            places=tuple(
-                (unique.index(kind), kinds[:index].count(kind)) for index, kind in enumerate(kinds)
-            ),
+            places=tuple(places),
         )
 
 

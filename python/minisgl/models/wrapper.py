@@ -9,6 +9,7 @@ from minisgl.models.registry import supported_architectures
 
 TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -17,6 +18,7 @@ TEXT_MODELS = {
 """`model_type` of a text_config -> its architecture."""
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
@@ -25,7 +27,10 @@ WRAPPERS = {
 
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Fields that a file may have beside its text_config; these win, as in Hugging Face."""
-OTHER_PARTS = ("vision_tower", "multi_modal_projector", "visual", "mtp")
+OTHER_PARTS = (
+    *("vision_tower", "multi_modal_projector", "visual", "mtp"),
+    *("audio_tower", "embed_vision", "embed_audio"),
+)
 """Modules beside the text model, which are not read. mtp: drafts of several tokens."""
 
 

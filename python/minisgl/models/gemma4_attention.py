@@ -1,0 +1,135 @@
+"""Gemma 4's attention: queries, keys and values are normed per head; keys may be values before
+their norms, and later layers may read the keys and values of an earlier one.
+
+Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.layers import AttentionLayer, LinearQKVMerged, RMSNorm
+from minisgl.layers.base import Identity, StateLessOP
+from minisgl.layers.linear import Linear
+from minisgl.layers.shard import split_heads, times
+from minisgl.layers.split_attention import SplitAttentionLayer
+from minisgl.models.decoder import Attention
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.attention import AttnLayer
+    from minisgl.core import Batch
+    from minisgl.layers import BuildContext, RotaryEmbedding
+    from minisgl.models.spec import LayerSpec, ModelSpec
+
+
+class UnitNorm(StateLessOP):
+    """RMS norm without a weight."""
+
+    def __init__(self, build: BuildContext, *, size: int, eps: float) -> None:
+        super().__init__()
+        self.ops, self.eps = build.ops, eps
+        self.ones = torch.empty(size, dtype=build.dtype, device="meta")
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.ones = torch.ones(self.ones.shape, dtype=self.ones.dtype, device=device)
+
+    @property
+    def num_buffer_bytes(self) -> int:
+        return self.ones.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.ones, self.eps)
+
+
+class NormedValues(SplitAttentionLayer):
+    """q_norm and k_norm, rotation, and the norm of values."""
+
+    def __init__(
+        self,
+        layer: AttnLayer,
+        *,
+        rope: RotaryEmbedding,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        v_norm: UnitNorm,
+    ) -> None:
+        super().__init__(layer, rope=rope, q_norm=q_norm, k_norm=k_norm)
+        self.v_norm = v_norm
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_TNH, k_TKH, v_TKH = super().split(qkv, positions_T)
+        return q_TNH, k_TKH, self.v_norm.forward(v_TKH)
+
+
+class ReadsAnother(AttentionLayer):
+    """Queries alone, over the keys and values that another layer stores in this step."""
+
+    def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
+        view = batch.pools[self.layer.pool]
+        q_TNH = self.q_norm.forward(qkv.view(len(qkv), -1, self.layer.head_dim))
+        q_TNH, _ = self.rope.forward(q_TNH, q_TNH[:, :1], view.positions)
+        # Backends store what they are given: something of the right shape, nowhere.
+        unread_TKH = q_TNH[:, : self.layer.num_kv_heads]
+        view = replace(view, slots=torch.full_like(view.slots, -1))
+        attended: Tensor = view.context.attn.forward(
+            q_TNH, unread_TKH, unread_TKH, self.layer, view
+        )
+        return attended.flatten(1)
+
+
+class Gemma4Attention(Attention):
+    """Keys are values where the field attention_k_eq_v says so, in layers without a window."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        build: BuildContext,
+        rope: RotaryEmbedding,
+        place: tuple[int, int],
+    ) -> None:
+        super().__init__(spec, layer, build, rope, place)
+        config, prefix = spec.config, f"{layer.prefix}.self_attn"
+        size, eps, attn_layer = layer.head_dim, config.norm_eps, self.attend.layer
+        q_norm = RMSNorm(build, size=size, eps=eps, name=f"{prefix}.q_norm.weight")
+        if layer.shares is not None:
+            self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment]
+            self.attend = ReadsAnother(attn_layer, rope=rope, q_norm=q_norm, k_norm=Identity())
+            return
+        if layer.window is None and config.fields.flag("attention_k_eq_v", False):
+            self.qkv = LinearQKVMerged(
+                build,
+                in_size=config.hidden_size,
+                num_q_heads=layer.num_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=size,
+                bias=spec.qkv_bias,
+                names=(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.k_proj"),
+            )
+        self.attend = NormedValues(
+            attn_layer,
+            rope=rope,
+            q_norm=q_norm,
+            k_norm=RMSNorm(build, size=size, eps=eps, name=f"{prefix}.k_norm.weight"),
+            v_norm=UnitNorm(build, size=size, eps=eps),
+        )
+
+
+def query_projection(spec: ModelSpec, layer: LayerSpec, build: BuildContext) -> Linear:
+    """Queries alone. Released files have the tensors of keys and values all the same."""
+    prefix = f"{layer.prefix}.self_attn"
+    heads = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)[build.comm.rank]
+    others = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    part = Part(
+        name=f"{prefix}.q_proj.weight",
+        shape=(layer.num_heads * layer.head_dim, spec.config.hidden_size),
+        axis=0,
+        share=times(heads.q, layer.head_dim),
+        unread=tuple(f"{prefix}.{name}" for name in others),
+    )
+    return Linear(build, part, bias=spec.qkv_bias)
