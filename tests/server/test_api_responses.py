@@ -218,7 +218,7 @@ def test_neutral_values(client: openai.OpenAI) -> None:
     )
 
 
-def test_failures(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_failures(client: openai.OpenAI, http: httpx.Client, server: ScriptedServer) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="other", input="a")
     with pytest.raises(openai.BadRequestError) as raised:
@@ -226,8 +226,10 @@ def test_failures(client: openai.OpenAI, http: httpx.Client) -> None:
     assert raised.value.param == "input"
     with pytest.raises(openai.InternalServerError, match="out of luck"):
         client.responses.create(model=MODEL, input="!fail")
-    events = list(client.responses.create(model=MODEL, input="one !fail", stream=True))
-    last = events[-1]
+    stream = client.responses.create(model=MODEL, input="one !pause !fail", stream=True)
+    assert next(stream).type == "response.created"
+    server.resumed.set()  # not before: a request that fails at once is a 500
+    *_, last = stream
     assert last.type == "response.failed"
     assert last.response.error
     assert "out of luck" in last.response.error.message

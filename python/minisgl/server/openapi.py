@@ -41,7 +41,8 @@ def operation(
     content: dict[str, Any] = {"application/json": {"schema": _ref(response)}}
     if chunks:
         refs = [_ref(chunk) for chunk in chunks]
-        content[stream] = {"schema": {"anyOf": refs} if len(refs) > 1 else refs[0]}
+        schema = {"anyOf": refs} if len(refs) > 1 else refs[0]
+        content[stream] = {"schema": _sse(schema) if stream == "text/event-stream" else schema}
     documented: dict[str, Any] = {
         "responses": {
             200: {"description": "The answer", "content": content},
@@ -55,6 +56,13 @@ def operation(
         body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
         documented["openapi_extra"] = {"requestBody": body}
     return documented
+
+
+def _sse(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a server-sent event whose data is JSON, or the text `[DONE]`."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "properties": properties, "required": ["data"]}
 
 
 def _ref(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -156,6 +156,9 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     ] = None
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
     user: Annotated[str | None, ignored("Changes nothing.")] = None
+    client_metadata: Annotated[
+        dict[str, Any] | None, ignored("Changes nothing: Codex names its turns in it.")
+    ] = None
 
     chat_template_kwargs: TemplateArgs = None
 

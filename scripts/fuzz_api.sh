@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# fuzz_api.sh URL [EXAMPLES]: send generated requests to a server with the built-in model, from its
+# own OpenAPI document. Fails on a 5xx, and on an answer that the document does not describe.
+#
+#   python -m venv fuzz && fuzz/bin/pip install schemathesis
+#   minisgl serve --port 1919 --num-pages 64 &
+#   PATH=$PWD/fuzz/bin:$PATH scripts/fuzz_api.sh http://127.0.0.1:1919
+set -euo pipefail
+url=${1%/} examples=${2:-40}
+checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
+# Profiles write files, and /metrics is no JSON.
+exec schemathesis run "$url/openapi.json" --checks "$checks" --max-examples "$examples" \
+    --phases examples,coverage,fuzzing --request-timeout 60 --continue-on-failure --seed 1 \
+    --exclude-path-regex "profile|metrics"

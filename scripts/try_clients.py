@@ -1,0 +1,293 @@
+"""Ask a server with the built-in model through other projects' clients, and print a table.
+
+    python -m venv clients
+    clients/bin/pip install openai anthropic ollama litellm instructor llm langchain-openai \
+        langchain-anthropic langchain-ollama llama-index-llms-openai-like mcp
+    minisgl serve --port 1919 &
+    clients/bin/python scripts/try_clients.py http://127.0.0.1:1919 > table.md
+
+It needs no minisgl, so the clients have an environment of their own. A cell is `ok`, or what went
+wrong. The table is in docs/clients.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+MODEL: Final = "minisgl-builtin"
+QUESTION: Final = "What is 12 + 30?"
+
+Case = Callable[[str], Any]
+
+
+def expect(found: object, wanted: object = True) -> None:
+    if (bool(found) if wanted is True else found) != wanted:
+        raise AssertionError(f"got {found!r}")
+
+
+# --- OpenAI ------------------------------------------------------------------------------------
+
+
+def _openai(url: str) -> Any:
+    return importlib.import_module("openai").OpenAI(base_url=f"{url}/v1", api_key="none")
+
+
+MESSAGES: Final = [{"role": "user", "content": QUESTION}]
+PLACE: Final = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "big": {"type": "boolean"}},
+    "required": ["city", "big"],
+    "additionalProperties": False,
+}
+
+
+def openai_chat(url: str) -> None:
+    answer = _openai(url).chat.completions.create(model=MODEL, messages=MESSAGES)
+    expect(answer.choices[0].message.content)
+
+
+def openai_stream(url: str) -> None:
+    stream = _openai(url).chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    expect("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+
+
+def openai_schema(url: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
+    answer = _openai(url).chat.completions.create(
+        model=MODEL, messages=MESSAGES, response_format=form
+    )
+    expect(_json(answer.choices[0].message.content)["city"] in ("Rome", "Oslo"))
+
+
+def openai_tools(url: str) -> None:
+    tool = {"type": "function", "function": {"name": "place", "parameters": PLACE}}
+    answer = _openai(url).chat.completions.create(
+        model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required"
+    )
+    [call] = answer.choices[0].message.tool_calls
+    expect(_json(call.function.arguments)["city"] in ("Rome", "Oslo"))
+
+
+def openai_responses(url: str) -> None:
+    client = _openai(url)
+    first = client.responses.create(model=MODEL, input=QUESTION)
+    with client.responses.stream(
+        model=MODEL, input="And 2 more?", previous_response_id=first.id
+    ) as stream:
+        expect(stream.get_final_response().output_text)
+
+
+# --- Anthropic, Ollama -------------------------------------------------------------------------
+
+
+def _anthropic(url: str) -> Any:
+    return importlib.import_module("anthropic").Anthropic(base_url=url, api_key="none")
+
+
+def anthropic_messages(url: str) -> None:
+    client = _anthropic(url)
+    expect(client.messages.create(model=MODEL, max_tokens=50, messages=MESSAGES).content[0].text)
+    expect(client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens)
+
+
+def anthropic_stream(url: str) -> None:
+    with _anthropic(url).messages.stream(
+        model=MODEL, max_tokens=50, messages=MESSAGES, system="Be brief."
+    ) as stream:
+        expect("".join(stream.text_stream))
+
+
+def anthropic_tools(url: str) -> None:
+    tool = {"name": "place", "input_schema": PLACE}
+    answer = _anthropic(url).messages.create(
+        model=MODEL, max_tokens=99, messages=MESSAGES, tools=[tool], tool_choice={"type": "any"}
+    )
+    expect(answer.content[-1].input["city"] in ("Rome", "Oslo"))
+
+
+def ollama_chat(url: str) -> None:
+    client = importlib.import_module("ollama").Client(host=url)
+    expect(client.chat(MODEL, MESSAGES).message.content)
+    expect("".join(part.response for part in client.generate(MODEL, QUESTION, stream=True)))
+    expect(client.list().models[0].model, MODEL)
+
+
+# --- frameworks --------------------------------------------------------------------------------
+
+
+def _langchain(url: str) -> Any:
+    module = importlib.import_module("langchain_openai")
+    return module.ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
+
+
+def langchain_invoke(url: str) -> None:
+    model = _langchain(url)
+    expect(model.invoke(QUESTION).content)
+    expect("".join(str(chunk.content) for chunk in model.stream(QUESTION)))
+
+
+def langchain_responses(url: str) -> None:
+    module = importlib.import_module("langchain_openai")
+    model = module.ChatOpenAI(
+        base_url=f"{url}/v1", api_key="none", model=MODEL, use_responses_api=True
+    )
+    expect(model.invoke(QUESTION).content)
+
+
+def langchain_structured(method: str) -> Case:
+    def case(url: str) -> None:
+        schema = PLACE | {"title": "place", "description": "A place."}
+        model = _langchain(url).with_structured_output(schema, method=method)
+        expect("city" in model.invoke(f"{QUESTION} Answer in JSON.") or method == "json_mode")
+
+    return case
+
+
+def langchain_tools(url: str) -> None:
+    tool = {"type": "function", "function": {"name": "place", "parameters": PLACE}}
+    model = _langchain(url).bind_tools([tool], tool_choice="required")
+    expect(model.invoke(QUESTION).tool_calls[0]["args"]["city"] in ("Rome", "Oslo"))
+
+
+def langchain_anthropic(url: str) -> None:
+    module = importlib.import_module("langchain_anthropic")
+    model = module.ChatAnthropic(base_url=url, api_key="none", model=MODEL, max_tokens=50)
+    expect(model.invoke(QUESTION).content)
+
+
+def langchain_ollama(url: str) -> None:
+    module = importlib.import_module("langchain_ollama")
+    expect(module.ChatOllama(base_url=url, model=MODEL).invoke(QUESTION).content)
+
+
+def llama_index(url: str) -> None:
+    module = importlib.import_module("llama_index.llms.openai_like")
+    model = module.OpenAILike(
+        api_base=f"{url}/v1", api_key="none", model=MODEL, is_chat_model=True, context_window=1024
+    )
+    expect(model.complete(QUESTION).text)
+    expect("".join(part.delta or "" for part in model.stream_complete(QUESTION)))
+
+
+def litellm(prefix: str, path: str) -> Case:
+    def case(url: str) -> None:
+        module = importlib.import_module("litellm")
+        answer = module.completion(
+            model=f"{prefix}/{MODEL}",
+            messages=MESSAGES,
+            api_base=url + path,
+            api_key="none",
+            max_tokens=50,
+        )
+        expect(answer.choices[0].message.content)
+
+    return case
+
+
+def litellm_responses(url: str) -> None:
+    module = importlib.import_module("litellm")
+    answer = module.responses(
+        model=f"openai/{MODEL}", input=QUESTION, api_base=f"{url}/v1", api_key="none"
+    )
+    expect(answer.output[0].content[0].text)
+
+
+def instructor(mode: str) -> Case:
+    def case(url: str) -> None:
+        module = importlib.import_module("instructor")
+        pydantic = importlib.import_module("pydantic")
+        model = pydantic.create_model("Place", city=(_city(), ...), big=(bool, ...))
+        client = module.from_openai(_openai(url), mode=getattr(module.Mode, mode))
+        place = client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, response_model=model, max_retries=0
+        )
+        expect(place.city in ("Rome", "Oslo"))
+
+    return case
+
+
+def _city() -> Any:
+    from typing import Literal
+
+    return Literal["Rome", "Oslo"]
+
+
+def llm(url: str) -> None:
+    module = importlib.import_module("llm.default_plugins.openai_models")
+    model = module.Chat(MODEL, model_name=MODEL, api_base=f"{url}/v1")
+    model.key = "none"
+    expect(model.prompt(QUESTION).text())
+
+
+def _json(text: str) -> Any:
+    return importlib.import_module("json").loads(text)
+
+
+CASES: Final[dict[str, dict[str, Case]]] = {
+    "openai": {
+        "chat": openai_chat,
+        "stream": openai_stream,
+        "JSON schema": openai_schema,
+        "required tool": openai_tools,
+        "Responses": openai_responses,
+    },
+    "anthropic": {
+        "messages, count_tokens": anthropic_messages,
+        "stream": anthropic_stream,
+        "any tool": anthropic_tools,
+    },
+    "ollama": {"chat, generate, list": ollama_chat},
+    "langchain-openai": {
+        "invoke, stream": langchain_invoke,
+        "Responses": langchain_responses,
+        "with_structured_output, json_schema": langchain_structured("json_schema"),
+        "with_structured_output, json_mode": langchain_structured("json_mode"),
+        "with_structured_output, function_calling": langchain_structured("function_calling"),
+        "bind_tools, required": langchain_tools,
+    },
+    "langchain-anthropic": {"invoke": langchain_anthropic},
+    "langchain-ollama": {"invoke": langchain_ollama},
+    "llama-index-llms-openai-like": {"complete, stream": llama_index},
+    "litellm": {
+        "openai/": litellm("openai", "/v1"),
+        "anthropic/": litellm("anthropic", ""),
+        "ollama_chat/": litellm("ollama_chat", ""),
+        "Responses": litellm_responses,
+    },
+    "instructor": {
+        "JSON schema": instructor("JSON_SCHEMA"),
+        "tools": instructor("TOOLS"),
+    },
+    "llm": {"prompt": llm},
+}
+
+
+def main(url: str) -> int:
+    os.environ |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
+    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
+    print("| client | what | result |\n|---|---|---|")
+    num_failed = 0
+    for package, cases in CASES.items():
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            print(f"| {package} | | not installed |")
+            continue
+        for what, case in cases.items():
+            try:
+                case(url)
+                result = "ok"
+            except Exception as error:
+                num_failed += 1
+                result = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            print(f"| {package} {version} | {what} | {result.replace('|', '/')} |", flush=True)
+    return num_failed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1].rstrip("/"))))
