@@ -22,6 +22,8 @@ from typing import Literal
 
 from minisgl.errors import ConfigError
 
+STATE_TOKENS = 512
+"""For a state that running requests hold, the memory plan expects so many of their tokens."""
 GroupKind = Literal["full", "window", "state", "rows"]
 
 
@@ -80,9 +82,9 @@ class CacheGroup:
         tokens of the full group for which one state is saved, of a state group."""
         if self.kind == "full":
             return num_pages
-        if self.kind == "state":  # 2 a request, or fewer where pages are short
+        if self.kind == "state":  # 2 a request, if it is not short
             tokens = num_pages * page_size
-            held = min(tokens // (2 * self.interval), 2 * running)
+            held = min(tokens // STATE_TOKENS, 2 * running)
             return held + tokens // saved_every + 3
         if self.kind == "rows":
             return min(num_pages, (running + 1) * self.interval // page_size)

@@ -95,20 +95,15 @@ def plan_memory(
 
     num_pages: pages of the first group; None for as many as memory_ratio allows, up to what
     `max_running` requests of full length can fill. Each other group gets as many pages as it needs
-    not to run out before the first (`CacheGroup.pool_pages`). Saved states take about as many bytes
-    as the first group.
+    not to run out before the first (`CacheGroup.pool_pages`). Saved states take about half as many
+    bytes as the first group (docs/decisions/0024).
     """
 
     def sized(num_pages: int) -> tuple[CacheGroup, ...]:
+        tokens = [2 * size * page_size // group_page_bytes[0] + 1 for size in group_page_bytes]
         counts = [
-            group.pool_pages(
-                num_pages,
-                max_running,
-                chunk,
-                page_size,
-                size * page_size // group_page_bytes[0] + 1,
-            )
-            for group, size in zip(groups, group_page_bytes, strict=True)
+            group.pool_pages(num_pages, max_running, chunk, page_size, saved_every)
+            for group, saved_every in zip(groups, tokens, strict=True)
         ]
         if groups[0].kind == "window":
             counts[0] = num_pages  # pages that no request needs hold cached prefixes
