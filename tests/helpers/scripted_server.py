@@ -216,7 +216,7 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         yield nothing
     yield Accepted(uid=uid, num_prompt_tokens=len(words), sampling=message.sampling)
     limit = message.sampling.max_tokens or 1000
-    num_output, stop_match = 0, None
+    num_output, num_reasoning, stop_match = 0, 0, None
     for word in words[:limit]:
         if word == "!pause":
             while not resumed.is_set():
@@ -234,6 +234,12 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
             while True:
                 yield nothing
         num_output += 1
+        if word.startswith("!part:"):
+            _, kind, text = word.split(":", 2)
+            shown = text if kind == "content" else ""
+            yield TextReply(uid=uid, text=shown, token_ids=[1], parts=[(kind, text)])
+            num_reasoning += kind == "reasoning"
+            continue
         while word == "!forever":
             yield TextReply(uid=uid, text="more ", token_ids=[1])
         logprobs = [-0.5 * len(word)] if message.sampling.logprobs else None
@@ -245,7 +251,8 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
             tokens=token_texts(message, word),
         )
     reason = "length" if len(words) > limit else "stop"
-    if reason == "stop" and not stop_match:
+    is_split = any(word.startswith("!part:") for word in words)
+    if reason == "stop" and not stop_match and not is_split:
         logprobs = [0.0] if message.sampling.logprobs else None
         tokens = token_texts(message, ".")
         yield TextReply(uid=uid, text=".", token_ids=[0], logprobs=logprobs, tokens=tokens)
@@ -255,6 +262,7 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         stop_match=stop_match,
         num_prompt_tokens=len(words),
         num_output_tokens=num_output,
+        num_reasoning_tokens=num_reasoning,
         num_cached_tokens=len(words) // 2,
         queued_s=0.25,
         prefill_s=0.5,

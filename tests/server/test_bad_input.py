@@ -375,16 +375,16 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "presence_penalty": ([None, 0, 0.5], [-2.5]),
     "prompt_cache_options": ([None, {"mode": "implicit"}], [{"mode": "explicit"}]),
     "prompt_cache_retention": ([None, "in_memory"], ["24h"]),
-    "reasoning_effort": ([None], ["low", "none"]),
+    "reasoning_effort": ([None, "low", "none"], [1]),
     "response_format": ([None, {"type": "text"}, {"type": "json_object"}], ["json"]),
     "service_tier": ([None, "auto", "default"], ["flex"]),
     "store": ([None, False], [True]),
     "suffix": ([None, ""], ["the end"]),
     "tool_choice": (
-        ["none", "auto"],
-        ["required", {"type": "function", "function": {"name": "f"}}],
+        ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}],
+        [1],
     ),
-    "tools": ([[]], [[{"type": "function", "function": {"name": "f"}}]]),
+    "tools": ([[], [{"type": "function", "function": {"name": "f"}}]], [1]),
     "top_logprobs": ([None, 0], [3, 21, -1]),
     "verbosity": ([None, "medium"], ["low"]),
     "web_search_options": ([None], [{}]),
@@ -465,7 +465,11 @@ def test_tools_that_must_not_be_called_stay_out_of_the_prompt(
     prompt = server.received[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.template_args == {}
-    assert 'send tool_choice "none"' in refused(http.post(CHAT, json=hello(tools=tools)))["message"]
+    assert prompt.tools == []
+    assert http.post(CHAT, json=hello(tools=tools)).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["f"]
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

@@ -35,11 +35,13 @@ class _Record(
 class Accepted(_Record, frozen=True, kw_only=True):
     """The request fits and is queued. Carries what the detokenizer needs to make its text.
 
-    `sampling.max_tokens` is resolved: the most output tokens that the request can have.
+    `sampling.max_tokens` is resolved: the most output tokens that the request can have. form: the
+    request's.
     """
 
     num_prompt_tokens: int
     sampling: SamplingParams
+    form: str = ""
 
 
 class Token(_Record, frozen=True, kw_only=True):
@@ -61,7 +63,8 @@ class Finished(_Record, frozen=True, kw_only=True):
     stop_match: the stop token id (set by the scheduler) or stop string (set by the detokenizer)
     that ended it; None for the model's own end-of-sequence token and for other reasons.
     queued_s: from acceptance to the first launch. prefill_s: from there to the first token.
-    decode_s: from there to the end. num_chunks: steps in which prompt tokens were computed.
+    decode_s: from there to the end. num_reasoning_tokens: of the output, counted by the
+    detokenizer. num_chunks: steps in which prompt tokens were computed.
     """
 
     reason: FinishReason
@@ -69,6 +72,7 @@ class Finished(_Record, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
     num_chunks: int = 0
     num_retractions: int = 0
     queued_s: float = 0.0

@@ -10,8 +10,6 @@ import msgspec
 
 from minisgl.errors import InvalidSampling, brief
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_TOKEN_IDS = 256
 _BOUNDS: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 2, "be between 0 and 2"),
     "top_p": (5e-324, 1, "be above 0 and at most 1"),
@@ -164,8 +162,10 @@ class SamplingParams(
                 raise InvalidSampling(
                     f"{name} must be True or False, got {brief(value)}", param=name
                 )
-        self._take_items("stop_token_ids", "token ids", Integral, int, MAX_STOP_TOKEN_IDS)
-        self._take_items("stop", "strings", str, str, MAX_STOP_STRINGS)
+        if self.stop != () or self.stop_token_ids != ():
+            from minisgl.core.stop_checks import take_stops
+
+            take_stops(self)
 
     def _take(self, name: str, expected: str, kind: type, plain: Callable[[Any], Any]) -> None:
         value = getattr(self, name)
@@ -175,19 +175,3 @@ class SamplingParams(
             msgspec.structs.force_setattr(self, name, plain(value))
         except OverflowError:
             raise InvalidSampling(f"{name} is out of range", param=name) from None
-
-    def _take_items(
-        self, name: str, items: str, kind: type, plain: Callable[[Any], Any], most: int
-    ) -> None:
-        values = getattr(self, name)
-        if isinstance(values, tuple | list) and len(values) > most:
-            raise InvalidSampling(
-                f"{name} may have at most {most} {items}, got {len(values)}", param=name
-            )
-        if not isinstance(values, tuple | list) or not all(
-            isinstance(value, kind) for value in values
-        ):
-            raise InvalidSampling(
-                f"{name} must be a tuple of {items}, got {brief(values)}", param=name
-            )
-        msgspec.structs.force_setattr(self, name, tuple(map(plain, values)))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from minisgl.errors import InvalidSampling, brief
 
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
 
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 256
 MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
 MAX_TOP_LOGPROBS = 20
 
@@ -44,3 +50,27 @@ def check_lengths_and_stops(sampling: SamplingParams) -> None:
             raise InvalidSampling(
                 f"a stop string must be valid Unicode, got {brief(text)}", param="stop"
             )
+
+
+def take_stops(sampling: SamplingParams) -> None:
+    """Check the types of what ends the answer, and make them tuples of Python's own values."""
+    _take_items(sampling, "stop_token_ids", "token ids", Integral, int, MAX_STOP_TOKEN_IDS)
+    _take_items(sampling, "stop", "strings", str, str, MAX_STOP_STRINGS)
+
+
+def _take_items(
+    sampling: SamplingParams,
+    name: str,
+    items: str,
+    kind: type,
+    plain: Callable[[Any], Any],
+    most: int,
+) -> None:
+    values = getattr(sampling, name)
+    if isinstance(values, tuple | list) and len(values) > most:
+        raise InvalidSampling(
+            f"{name} may have at most {most} {items}, got {len(values)}", param=name
+        )
+    if not isinstance(values, tuple | list) or not all(isinstance(value, kind) for value in values):
+        raise InvalidSampling(f"{name} must be a tuple of {items}, got {brief(values)}", param=name)
+    msgspec.structs.force_setattr(sampling, name, tuple(map(plain, values)))

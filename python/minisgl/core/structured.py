@@ -16,6 +16,7 @@ MAX_BYTES: Final = 128 * 1024
 most 0.5 s on one busy core; a regex of 800 KB took 0.8 s and a schema of 2 MB 1.3 s."""
 MAX_LEVELS: Final = 100
 """Objects and lists in one another. llguidance reads 128 levels of JSON, some of them its own."""
+OPTION: Final = "structured_outputs"
 KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -38,19 +39,19 @@ def checked_structured_outputs(sampling: SamplingParams) -> dict[str, Any]:
             )
     [(kind, value)] = present.items()
     if kind == "json":
-        return {kind: json_text(value, "structured_outputs.json")}
+        return {kind: json_text(value, f"{OPTION}.json")}
     if kind == "json_object":
         if value is not True:
-            raise _wrong(f"must be True, got {brief(value)}", ".json_object")
+            raise _wrong(f"must be True, got {brief(value)}", f"{OPTION}.json_object")
         return {kind: True}
     if kind == "choice":
         if not isinstance(value, list | tuple) or not value or not all(map(_is_text, value)):
-            raise _wrong(f"must be a list of texts, got {brief(value)}", ".choice")
-        _check_size(sum(len(text) for text in value), ".choice")
+            raise _wrong(f"must be a list of texts, got {brief(value)}", f"{OPTION}.choice")
+        _check_size(sum(len(text) for text in value), f"{OPTION}.choice")
         return {kind: list(value)}
     if not _is_text(value):
-        raise _wrong(f"must be a text, got {brief(value)}", f".{kind}")
-    _check_size(len(value), f".{kind}")
+        raise _wrong(f"must be a text, got {brief(value)}", f"{OPTION}.{kind}")
+    _check_size(len(value), f"{OPTION}.{kind}")
     return {kind: value}
 
 
@@ -59,27 +60,26 @@ def json_text(schema: Any, param: str) -> str:
 
     Raises InvalidSampling, which names `param`, if it is none of these, too large or too deep.
     """
-    path = param.removeprefix("structured_outputs")
     if isinstance(schema, str):
-        _check_size(len(schema), path)
+        _check_size(len(schema), param)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise _wrong(f"must be JSON: {error}", path) from None
+            raise _wrong(f"must be JSON: {error}", param) from None
     if not isinstance(schema, dict | bool):
-        raise _wrong(f"must be an object, as JSON schemas are, got {brief(schema)}", path)
+        raise _wrong(f"must be an object, as JSON schemas are, got {brief(schema)}", param)
     if num_levels(schema, MAX_LEVELS) > MAX_LEVELS:
         raise _wrong(
             f"has more than {MAX_LEVELS} levels of objects and lists in one another, of which "
             f"{MAX_LEVELS} are allowed",
-            path,
+            param,
         )
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except (TypeError, ValueError) as error:
-        raise _wrong(f"is no JSON: {error}", path) from None
-    _check_size(len(text), path)
+        raise _wrong(f"is no JSON: {error}", param) from None
+    _check_size(len(text), param)
     return text
 
 
@@ -103,11 +103,10 @@ def _is_text(value: Any) -> bool:
     return is_text and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _check_size(size: int, path: str) -> None:
+def _check_size(size: int, param: str) -> None:
     if size > MAX_BYTES:
-        raise _wrong(f"has {size} characters, and at most {MAX_BYTES} are allowed", path)
+        raise _wrong(f"has {size} characters, and at most {MAX_BYTES} are allowed", param)
 
 
-def _wrong(reason: str, path: str = "") -> InvalidSampling:
-    param = f"structured_outputs{path}"
+def _wrong(reason: str, param: str = OPTION) -> InvalidSampling:
     return InvalidSampling(f"{param} {reason}", param=param)

@@ -69,13 +69,21 @@ def regex_literal(regex: str) -> str:
 def compiled(structured_outputs: dict[str, Any]) -> str:
     """Return the grammar's text. Raises InvalidSampling, which names the part that is wrong."""
     [kind] = structured_outputs
-    grammar = answer_grammar(structured_outputs)
-    if reason := problem(joined(grammar)):
-        path = f"structured_outputs.{kind}"
-        if kind == "json":
-            path, reason = _locate(path, json.loads(structured_outputs[kind]), reason)
-        raise _refusal(path, reason)
-    return joined(grammar)
+    if kind == "json":
+        return checked_schema(json.loads(structured_outputs[kind]), "structured_outputs.json")
+    grammar = joined(answer_grammar(structured_outputs))
+    if reason := problem(grammar):
+        raise _refusal(f"structured_outputs.{kind}", reason)
+    return grammar
+
+
+def checked_schema(schema: Any, param: str) -> str:
+    """Return the text of a schema's grammar. Raises InvalidSampling, which names the part of it
+    that is wrong, below `param`."""
+    grammar = joined(json_grammar(schema))
+    if reason := problem(grammar):
+        raise _refusal(*_locate(param, schema, reason))
+    return grammar
 
 
 def joined(*grammars: dict[str, Any]) -> str:

@@ -55,11 +55,18 @@ class TextPrompt(Record, frozen=True, kw_only=True):
 class ChatPrompt(Record, frozen=True, kw_only=True):
     """Messages for the checkpoint's chat template: plain JSON objects with a role and content.
 
-    template_args: further variables for the template, for example `enable_thinking`.
+    template_args: further variables for the template, for example `enable_thinking`. tools: in
+    OpenAI's form. tool_choice: "auto", "required", or a tool's name. is_split: split the answer
+    into reasoning, content and tool calls. thinking_budget: tokens of reasoning at most.
     """
 
     messages: list[dict[str, Any]]
     template_args: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    is_split: bool = False
+    thinking_budget: int | None = None
 
 
 class TokenPrompt(Record, frozen=True, kw_only=True):
@@ -90,7 +97,6 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
-    share: int = 0
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
@@ -129,16 +135,17 @@ class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
     Only requests of one `namespace` share a cached prefix. grammar: that the output follows
-    (`minisgl.grammar`); "" is none. `sampling` then has no `structured_outputs`.
+    (`minisgl.grammar`); "" is none. `sampling` then has no `structured_outputs`. form: JSON of an
+    `AnswerForm`, by which the answer is split; "" is text alone.
     """
 
     uid: Uid
     ids: bytes
     sampling: SamplingParams
     priority: Priority = 0
-    share: int = 0
     namespace: Namespace = ""
     grammar: str = ""
+    form: str = ""
 
 
 class StopMsg(Record, frozen=True, kw_only=True):
@@ -259,7 +266,9 @@ class TokenText(Record, frozen=True, kw_only=True, omit_defaults=True):
 class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
 
-    logprobs, tokens: one for each of `token_ids`; none unless the request asks for them.
+    logprobs, tokens: one for each of `token_ids`; none unless the request asks for them. parts: of
+    an answer that is split, (kind, text) as in `minisgl.tokenizer.parse.answer`; `text` has the
+    content.
     """
 
     uid: Uid
@@ -267,6 +276,7 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: list[int]
     logprobs: list[float] | None = None
     tokens: list[TokenText] = []
+    parts: list[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = []
 
 
 # --- encoding ----------------------------------------------------------------------------------

@@ -74,12 +74,19 @@ class Workers:
         self._ranks = self.processes[-len(ranks) :]
         self._leads = ranks[0] == 0
 
-    def start_text(self, folder: Path, num_tokenizers: int, *, dry_run: bool = False) -> None:
+    def start_text(
+        self,
+        folder: Path,
+        num_tokenizers: int,
+        *,
+        tool_call_parser: str | None = None,
+        dry_run: bool = False,
+    ) -> None:
         """Start `num_tokenizers` tokenizers and a detokenizer, or for 0 one process that is both.
 
         dry_run: they load, report that they are ready, and end.
         """
-        text = partial(_text, folder, self.endpoints, dry_run)
+        text = partial(_text, folder, self.endpoints, tool_call_parser, dry_run)
         for index in range(num_tokenizers):
             self._start(f"tokenizer-{index}", partial(text, index, False))
         if num_tokenizers:
@@ -245,6 +252,7 @@ def _engine(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerSt
 def _text(
     folder: Path,
     endpoints: Endpoints,
+    tool_call_parser: str | None,
     dry_run: bool,
     index: int | None,
     detokenizer: bool,
@@ -257,6 +265,7 @@ def _text(
         endpoints=endpoints,
         tokenizer_index=index,
         detokenizer=detokenizer,
+        tool_call_parser=tool_call_parser,
         dry_run=dry_run,
     )
     tokenize_worker(config, status)

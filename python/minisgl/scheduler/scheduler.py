@@ -116,7 +116,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max_tokens,
-            order=(message.priority, message.share, self._arrivals),
+            order=(message.priority, self._arrivals),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
@@ -125,7 +125,9 @@ class Scheduler:
         )
         self._requests[req.uid] = req
         insort(self._waiting, req, key=_order)
-        return Accepted(uid=req.uid, num_prompt_tokens=len(prompt), sampling=sampling)
+        return Accepted(
+            uid=req.uid, num_prompt_tokens=len(prompt), sampling=sampling, form=message.form
+        )
 
     def _end_early(
         self, uid: int, reason: FinishReason, num_output: int | None, because: Failed | None = None
@@ -581,7 +583,7 @@ class Scheduler:
             assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req
 
 
-def _order(req: Req) -> tuple[int, int, int]:
+def _order(req: Req) -> tuple[int, int]:
     return req.order
 
 

@@ -52,6 +52,13 @@ _COLLECTOR: Final = text(
 )
 
 
+ToolCallParser = Literal[
+    "qwen3_coder", "glm", "hermes", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v3",
+    "gemma", "gemma4", "llama3", "harmony",
+]  # fmt: skip
+"""The formats of `minisgl.tokenizer.parse.formats`, where a test compares them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs(RuntimeArgs):
     """What the server was asked for, checked one by one. Raises ConfigError.
@@ -83,6 +90,14 @@ class ServerArgs(RuntimeArgs):
         "port to listen on; 0 for any free one",
         metavar="PORT",
         unset=f"{DEFAULT_PORT}; for a chat: 0",
+        nodes="first",
+    )
+    tool_call_parser: ToolCallParser | None = option(
+        None,
+        one_of(ToolCallParser),
+        "server",
+        "how the model writes tool calls",
+        unset="what the chat template shows",
         nodes="first",
     )
     num_tokenizer: int = option(

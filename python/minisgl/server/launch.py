@@ -112,7 +112,7 @@ def _serve(
         def start_workers() -> None:
             # First the engine: it imports torch, which takes longest.
             workers.start_engine(replace(args, model=str(folder)))
-            workers.start_text(folder, args.num_tokenizer)
+            workers.start_text(folder, args.num_tokenizer, tool_call_parser=args.tool_call_parser)
 
         start_workers()
 

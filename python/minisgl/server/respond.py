@@ -31,6 +31,7 @@ from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
+from minisgl.tokenizer.parse.answer import Kind, SplitAnswer, collect
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -54,6 +55,12 @@ class Output:
     logprobs: list[float]
     tokens: list[TokenText]
     end: Finished
+    parts: list[tuple[Kind, str]]
+
+    @property
+    def answer(self) -> SplitAnswer:
+        """The parts of an answer that is split; else the text is the content."""
+        return collect(self.parts) if self.parts else SplitAnswer(content=self.text)
 
 
 class Shape(ABC):
@@ -247,6 +254,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
     ids: list[list[int]] = [[] for _ in range(num_prompts)]
     logprobs: list[list[float]] = [[] for _ in range(num_prompts)]
     tokens: list[list[TokenText]] = [[] for _ in range(num_prompts)]
+    parts: list[list[tuple[Kind, str]]] = [[] for _ in range(num_prompts)]
     ends: dict[int, Finished] = {}
     async for batch in call:
         for index, reply in batch:
@@ -257,6 +265,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
                 ids[index] += reply.token_ids
                 logprobs[index] += reply.logprobs or ()
                 tokens[index] += reply.tokens
+                parts[index] += reply.parts
     return [
         Output(
             text="".join(texts[index]),
@@ -264,6 +273,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
             logprobs=logprobs[index],
             tokens=tokens[index],
             end=ends[index],
+            parts=parts[index],
         )
         for index in range(num_prompts)
     ]

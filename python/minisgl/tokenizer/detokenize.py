@@ -2,10 +2,10 @@
 
 Each turn of the scheduler's loop sends the events of all running requests, in order::
 
-    Accepted   create the request's `_Output`; send the event on
-    Token      add its text to the `_Output`; after the turn's events, send it as a `TextReply`
-    Finished   send the rest of the text, then the event; delete the `_Output`
-    Failed     send the event; delete the `_Output`
+    Accepted   create the request's `Output`; send the event on
+    Token      add its text to the `Output`; after the turn's events, send it as a `TextReply`
+    Finished   send the rest of the text, then the event; delete the `Output`
+    Failed     send the event; delete the `Output`
 
 Text that was sent is final: no later token changes it. So two kinds of text are held back: bytes
 that are not a whole character yet (`TextStream`), and text that may be the start of a stop string
@@ -24,8 +24,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
 from minisgl.message import StopMsg, TextReply, TokenText
 from minisgl.tokenizer.stream import TextStream
@@ -41,7 +39,7 @@ RequestReply = Accepted | TextReply | Finished | Failed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Output:
+class Output:
     """The output of one running request. Mutable: it collects the contents of the next `TextReply`.
 
     num_tokens: output tokens so far; the last one counted is the one that completed a stop string.
@@ -58,6 +56,11 @@ class _Output:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.text)
 
     @property
     def stop_match(self) -> str | None:
@@ -81,6 +84,10 @@ class _Output:
         if self.matcher and self.matcher.match is None:
             self.text += self.matcher.flush()
 
+    def closed(self, event: Finished) -> Finished:
+        """The request has finished; `take` then returns the rest."""
+        return event
+
     def take(self, uid: int) -> TextReply:
         """Return what was collected since the last call."""
         reply = TextReply(
@@ -103,11 +110,11 @@ class _Output:
 
 
 class Detokenizer:
-    """Holds one `_Output` per running request, from `Accepted` to `Finished` or `Failed`."""
+    """Holds one `Output` per running request, from `Accepted` to `Finished` or `Failed`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._outputs: dict[int, _Output] = {}
+        self._outputs: dict[int, Output] = {}
 
     @property
     def num_running(self) -> int:
@@ -121,7 +128,7 @@ class Detokenizer:
         """
         replies: list[RequestReply] = []
         stops: list[StopMsg] = []
-        touched: dict[int, _Output] = {}  # the outputs with new tokens, in order
+        touched: dict[int, Output] = {}  # the outputs with new tokens, in order
         for event in events:
             output = self._outputs.get(event.uid)
             try:
@@ -146,15 +153,19 @@ class Detokenizer:
                 if isinstance(event, Accepted | Token):  # the scheduler still runs it
                     num_tokens = output.num_tokens if output else 0
                     stops.append(StopMsg(uid=event.uid, num_tokens=num_tokens))
-        replies += [output.take(uid) for uid, output in touched.items() if output.text]
+        replies += [output.take(uid) for uid, output in touched.items() if output.has_news]
         return replies, stops
 
-    def _open(self, event: Accepted) -> _Output:
-        sampling = event.sampling
-        return _Output(
+    def _open(self, event: Accepted) -> Output:
+        matcher = _matcher(event.sampling)
+        if event.form:
+            from minisgl.tokenizer.split import split_output
+
+            return split_output(event, self._tokenizer, matcher)
+        return Output(
             num_prompt_tokens=event.num_prompt_tokens,
-            stream=self._tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens),
-            matcher=_matcher(sampling),
+            stream=self._tokenizer.stream(skip_special_tokens=event.sampling.skip_special_tokens),
+            matcher=matcher,
         )
 
 
@@ -166,33 +177,18 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
     return StopMatcher(sampling.stop, included=sampling.include_stop_str_in_output)
 
 
-def _last_replies(event: Finished | Failed, output: _Output | None) -> list[RequestReply]:
+def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:
     """Return the rest of the text, if any, and the last reply of the request."""
     if output is None:
         return [event] if isinstance(event, Failed) else []
     if isinstance(event, Finished) and output.stop_match is None:
         output.end()
     if output.stop_match is not None:
-        event = _cut(event, output)
-    elif isinstance(event, Failed):
-        return [event]
-    rest = output.take(event.uid)
-    return [rest, event] if rest.token_ids or rest.text else [event]
+        from minisgl.tokenizer.stop import cut
 
-
-def _cut(event: Finished | Failed, output: _Output) -> Finished:
-    """Return the last reply of a request whose text was cut at a stop string.
-
-    Its counts are those of the cut text. If the request failed after the cut, the text is complete
-    all the same; only the timings are unknown.
-    """
+        event = cut(event, output)
     if isinstance(event, Failed):
-        event = Finished(
-            uid=event.uid,
-            reason="stop",
-            num_prompt_tokens=output.num_prompt_tokens,
-            num_output_tokens=output.num_tokens,
-        )
-    return msgspec.structs.replace(
-        event, reason="stop", stop_match=output.stop_match, num_output_tokens=output.num_tokens
-    )
+        return [event]
+    event = output.closed(event)
+    rest = output.take(event.uid)
+    return [rest, event] if rest.token_ids or rest.text or rest.parts else [event]

@@ -76,9 +76,9 @@ class _ByteStream:
 
 
 def stream_factory(
-    backend: tokenizers.Tokenizer, special_ids: frozenset[int]
-) -> Callable[[bool], TextStream]:
-    """Returns a function that makes a `TextStream`; its argument is `skip_special_tokens`."""
+    backend: tokenizers.Tokenizer,
+) -> Callable[[frozenset[int]], TextStream]:
+    """Returns a function that makes a `TextStream`; its argument is the ids that it skips."""
     # The pickled form of the decoder is its part of tokenizer.json; writing all of it takes 0.2 s.
     decoder = backend.decoder and json.loads(backend.decoder.__getstate__())
     stages = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
@@ -97,7 +97,7 @@ def stream_factory(
             from minisgl.tokenizer.library_stream import library_streams
 
             make = library_streams(backend)
-    return lambda skip: make(special_ids if skip else frozenset())
+    return make
 
 
 def _byte_level_alphabet() -> dict[str, int]:

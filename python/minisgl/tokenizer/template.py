@@ -59,6 +59,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
+        self.source = sources.get("tool_use") or sources.get("default", "")
         self._templates: dict[str, jinja2.Template] = {}
         self._problem = (
             "this model has no chat template, so it cannot be asked in messages: "

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: `template` is kept in __dict__
 class PromptEncoder:
-    """Encodes prompts with the tokenizer and chat template of the checkpoint in `folder`."""
+    """Encodes prompts with the tokenizer and chat template of the checkpoint in `folder`.
+
+    tool_call_parser: the format of tool calls; None is that of the chat template.
+    """
 
     tokenizer: Tokenizer
     folder: Path
+    tool_call_parser: str | None = None
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -67,6 +71,10 @@ class PromptEncoder:
             case ChatPrompt(messages=messages, template_args=args):
                 # A template writes the special tokens itself, the beginning of sequence included.
                 check = partial(self._check_text, context_length=context_length)
+                if prompt.is_split:
+                    from minisgl.tokenizer.answers import encode_chat
+
+                    return encode_chat(self, prompt, check)
                 ids = ids_to_bytes(self.chat.encode(messages, args, check))
             case TokenPrompt(ids=ids):
                 _check_ids(ids)
@@ -76,19 +84,20 @@ class PromptEncoder:
         self, ids: bytes, sampling: SamplingParams, namespace: str, uid: int = 0, priority: int = 0
     ) -> UserMsg:
         """The record for the scheduler. Raises InvalidSampling for a grammar that is no good."""
-        grammar = ""
-        if sampling.structured_outputs is not None:
-            from minisgl.grammar.compile import compiled
+        grammar = form = ""
+        if type(ids) is not bytes or sampling.structured_outputs is not None:
+            from minisgl.tokenizer.answers import plan_of
 
-            grammar = compiled(sampling.structured_outputs)
+            grammar, form = plan_of(ids).resolve(sampling, self.tokenizer)
             sampling = msgspec.structs.replace(sampling, structured_outputs=None)
         return UserMsg(
             uid=uid,
-            ids=sampling.kept(ids),
+            ids=bytes(sampling.kept(ids)),
             sampling=sampling,
             priority=priority,
             namespace=namespace,
             grammar=grammar,
+            form=form,
         )
 
     def tokenize(self, message: TokenizeMsg) -> UserMsg | Failed:
@@ -96,7 +105,7 @@ class PromptEncoder:
         try:
             ids = self.encode(message.prompt, message.context_length)
             rest = (message.sampling, message.namespace, message.uid, message.priority)
-            return msgspec.structs.replace(self.request(ids, *rest), share=message.share)
+            return self.request(ids, *rest)
         except Exception as error:
             return Failed.of(message.uid, error)
 

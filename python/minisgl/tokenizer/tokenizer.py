@@ -56,7 +56,7 @@ class Tokenizer:
         )
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
-        self._open = stream_factory(backend, self.special_ids)
+        self._open = stream_factory(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the checkpoint's bos or eos around it if `add_special_tokens`."""
@@ -70,9 +70,11 @@ class Tokenizer:
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """A stream for one request: it decodes token by token."""
-        return self._open(skip_special_tokens)
+    def stream(
+        self, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> TextStream:
+        """A stream for one request: it decodes token by token. shown: ids that are not skipped."""
+        return self._open(self.special_ids - shown if skip_special_tokens else frozenset())
 
     def to_json(self) -> str:
         """The content of tokenizer.json, with the added tokens of all files."""

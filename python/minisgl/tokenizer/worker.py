@@ -54,6 +54,7 @@ class TextWorkerConfig:
     endpoints: Endpoints
     tokenizer_index: int | None
     detokenizer: bool
+    tool_call_parser: str | None = None
     dry_run: bool = False
 
 
@@ -64,7 +65,9 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     """
     assert config.tokenizer_index is not None or config.detokenizer, "a worker needs a role"
     tokenizer = load_tokenizer(config.folder)
-    encoder = PromptEncoder(tokenizer=tokenizer, folder=config.folder)
+    encoder = PromptEncoder(
+        tokenizer=tokenizer, folder=config.folder, tool_call_parser=config.tool_call_parser
+    )
     has_chat_template = encoder.template.is_usable  # loads it: a broken one is reported now
     detokenizer = Detokenizer(tokenizer)
     if config.detokenizer:  # one of a server

@@ -188,7 +188,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
             chat_template_kwargs=thinks | (self.chat_template_kwargs or {}),
             continue_final_message=is_begun or None,
         )
-        chat.refuse_unsupported()
+        chat.refuse_split()
         return chat
 
 

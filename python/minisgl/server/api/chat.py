@@ -19,6 +19,7 @@ from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
     Json,
+    NonNegative,
     OpenAIFields,
     Positive,
     Timings,
@@ -26,11 +27,22 @@ from minisgl.server.api.schema import (
     ignored,
     only,
 )
+from minisgl.server.api.tools import (
+    MAX_TOOLS,
+    AnswerCall,
+    CallDelta,
+    ChosenTool,
+    Tool,
+    ToolChoice,
+    answer_calls,
+    call_begins,
+    call_goes_on,
+)
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
 
-_NO_TOOLS: Final = 'tool calls are not parsed; send tool_choice "none" to chat without tools'
+_REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
 
 
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
@@ -46,13 +58,24 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         bool | None, Meta(description="Go on with the last message, which is the assistant's.")
     ] = None
 
-    tools: Annotated[list[Any] | None, only([], why=_NO_TOOLS)] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto", why=_NO_TOOLS)] = None
-    functions: Annotated[list[Any] | None, only([], why=_NO_TOOLS)] = None
-    function_call: Annotated[str | dict[str, Any] | None, only("none", "auto", why=_NO_TOOLS)] = (
-        None
-    )
-    parallel_tool_calls: Annotated[bool | None, ignored("Changes nothing without tools.")] = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Whether an answer may have several calls if one is required")
+    ] = None
+    functions: Annotated[list[Any] | None, only([], why="use tools")] = None
+    function_call: Annotated[
+        str | dict[str, Any] | None, only("none", "auto", why="use tool_choice")
+    ] = None
+    reasoning_effort: Annotated[
+        str | None, Meta(description="For the chat template; none switches reasoning off.")
+    ] = None
+    enable_thinking: Annotated[
+        bool | None, Meta(description="For the chat template: whether the model reasons.")
+    ] = None
+    thinking_budget: Annotated[
+        NonNegative | None, Meta(description="Tokens of reasoning at most.")
+    ] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
@@ -61,9 +84,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     audio: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
     prediction: Annotated[
         dict[str, Any] | None, only(why="there is no decoding from predictions; leave it out")
-    ] = None
-    reasoning_effort: Annotated[
-        str | None, only(why="use chat_template_kwargs, as the model's template names it")
     ] = None
     verbosity: Annotated[
         str | None, only("medium", why="ask for short or long answers in a message")
@@ -96,13 +116,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         bool | None, only(False, why="the chat template writes the special tokens")
     ] = None
 
-    def refuse_unsupported(self, path: str = "") -> None:
-        """As `Json`. Tools that the model must not call are left out of the prompt."""
-        checked = self
-        if self.tool_choice == "none":
-            checked = msgspec.structs.replace(self, tools=None)
-        super(ChatRequest, checked).refuse_unsupported(path)
-
     @property
     def prompt(self) -> ChatPrompt:
         if self.continue_final_message and self.add_generation_prompt:
@@ -111,9 +124,35 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
                 "the last one: set one of them",
                 param="continue_final_message",
             )
-        names = ("add_generation_prompt", "continue_final_message")
+        names = ("add_generation_prompt", "continue_final_message", *_REASONING_SWITCHES)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
+
+    def refuse_split(self) -> None:
+        """Raise InvalidRequest for what needs a split answer, for APIs that show text alone."""
+        self.refuse_unsupported()
+        for name in ("tools", "reasoning_effort", "enable_thinking", "thinking_budget"):
+            if getattr(self, name) and not (name == "tools" and self.tool_choice == "none"):
+                raise InvalidRequest(
+                    f"{name} is supported only by /v1/chat/completions so far", param=name
+                )
+
+    @property
+    def split_prompt(self) -> ChatPrompt:
+        """`prompt` with the tools, for an answer that is split into reasoning, content and calls:
+        `TextReply.parts`, `Output.answer`."""
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        choice = self.tool_choice
+        return msgspec.structs.replace(
+            self.prompt,
+            tools=[tool.for_template(f"tools[{i}]") for i, tool in enumerate(tools)],
+            tool_choice=choice.function.name
+            if isinstance(choice, ChosenTool)
+            else ("required" if choice == "required" else "auto"),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            is_split=True,
+            thinking_budget=self.thinking_budget,
+        )
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
@@ -132,15 +171,31 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
 
 class AnswerMessage(Json, frozen=True, kw_only=True):
-    content: str
+    """content: None if there are only tool calls."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, output: Output) -> AnswerMessage:
+        answer = output.answer
+        return cls(
+            content=None if answer.calls and not answer.content else answer.content,
+            reasoning_content=answer.reasoning or UNSET,
+            tool_calls=answer_calls(answer.calls) or UNSET,
+        )
+
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(Json, frozen=True, kw_only=True):
     index: int
     message: AnswerMessage
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -158,12 +213,14 @@ class ChatCompletion(Json, frozen=True, kw_only=True):
 class Delta(Json, omit_defaults=True, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Json, frozen=True, kw_only=True):
     index: int
     delta: Delta
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -196,7 +253,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return await respond(
             request,
             frontend,
-            [asked.prompt],
+            [asked.split_prompt],
             sampling,
             timeout_s=asked.timeout,
             priority=asked.priority,
@@ -220,6 +277,7 @@ class _ChatShape(Shape):
         self._has_ids = bool(asked.return_token_ids)
         self._num_choices = asked.n or 1
         self._texts = [self._text_event(index) for index in range(self._num_choices)]
+        self._num_calls = [0] * self._num_choices
 
     def whole(self, outputs: list[Output]) -> ChatCompletion:
         return ChatCompletion(
@@ -229,8 +287,8 @@ class _ChatShape(Shape):
             choices=[
                 ChatChoice(
                     index=index,
-                    message=AnswerMessage(content=output.text),
-                    finish_reason=output.end.reason,
+                    message=AnswerMessage.of(output),
+                    finish_reason=_reason(output.end, bool(output.answer.calls)),
                     logprobs=self._logprobs(output),
                     token_ids=output.token_ids if self._has_ids else UNSET,
                 )
@@ -245,12 +303,30 @@ class _ChatShape(Shape):
         return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        if self._has_logprobs or self._has_ids:
-            return event(self._chunk(index, Delta(content=reply.text), reply=reply))
-        return self._texts[index](reply.text) if reply.text else b""
+        has_more = self._has_logprobs or self._has_ids
+        if not has_more and reply.text and len(reply.parts) < 2:
+            return self._texts[index](reply.text)
+        deltas = [self._delta(index, kind, text) for kind, text in reply.parts]
+        if not deltas and has_more:
+            deltas = [Delta(content=reply.text)]
+        chunks = []
+        for position, delta in enumerate(deltas):
+            shown = reply if has_more and not position else None
+            chunks.append(event(self._chunk(index, delta, reply=shown)))
+        return b"".join(chunks)
 
     def end(self, index: int, end: Finished) -> bytes:
         return event(self._chunk(index, Delta(), end))
+
+    def _delta(self, index: int, kind: str, text: str) -> Delta:
+        if kind == "content":
+            return Delta(content=text)
+        if kind == "reasoning":
+            return Delta(reasoning_content=text)
+        if kind == "call":
+            self._num_calls[index] += 1
+            return Delta(tool_calls=[call_begins(self._num_calls[index] - 1, text)])
+        return Delta(tool_calls=[call_goes_on(self._num_calls[index] - 1, text)])
 
     def _text_event(self, index: int) -> TextEvent:
         return TextEvent(lambda text: self._chunk(index, Delta(content=text)))
@@ -279,7 +355,7 @@ class _ChatShape(Shape):
         choice = ChunkChoice(
             index=index,
             delta=delta,
-            finish_reason=end.reason if end else None,
+            finish_reason=_reason(end, self._num_calls[index] > 0) if end else None,
             logprobs=self._logprobs(reply) if reply else None,
             token_ids=reply.token_ids if reply and self._has_ids else UNSET,
         )
@@ -291,3 +367,7 @@ class _ChatShape(Shape):
             usage=None if self._include_usage else UNSET,
             timings=Timings.of([end]) if end else UNSET,
         )
+
+
+def _reason(end: Finished, has_calls: bool) -> ChatFinishReason:
+    return "tool_calls" if has_calls and end.reason == "stop" else end.reason

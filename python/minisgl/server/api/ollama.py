@@ -25,6 +25,7 @@ from minisgl.server.api.ollama_models import is_named
 from minisgl.server.api.schema import ErrorBody, NonNegative
 from minisgl.server.api.strict import Json, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
+from minisgl.server.api.tools import tools_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, respond
@@ -140,7 +141,7 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
         has_logprobs = bool(self.logprobs or self.top_logprobs)
         chat = ChatRequest(
             messages=messages,
-            tools=tools,
+            tools=tools_of(tools or ()),
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
@@ -159,7 +160,7 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
                 {"enable_thinking": self.think} if isinstance(self.think, bool) else None
             ),
         )
-        chat.refuse_unsupported()
+        chat.refuse_split()
         return chat
 
     def _response_format(self) -> ResponseFormat | None:

@@ -11,6 +11,7 @@ from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
 from minisgl.server.api.schema import Json, Positive, StreamOptions, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
+from minisgl.server.api.tools import tool_choice_of, tools_of
 
 LOGPROBS: Final = "message.output_text.logprobs"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -195,12 +196,12 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             response_format=options.format.response_format if options.format else None,
             verbosity=options.verbosity,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            tools=[_tool(tool, i) for i, tool in enumerate(self.tools or ())],
-            tool_choice=_tool_choice(self.tool_choice),
+            tools=tools_of([_tool(tool, i) for i, tool in enumerate(self.tools or ())]),
+            tool_choice=tool_choice_of(_tool_choice(self.tool_choice)),
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        chat.refuse_unsupported()
+        chat.refuse_split()
         return chat
 
 

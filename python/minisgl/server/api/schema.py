@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Self
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.errors import InvalidRequest, shortened
@@ -177,11 +177,20 @@ class PromptTokensDetails(Json, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Json, frozen=True, kw_only=True):
+    """reasoning_tokens: the marks before and behind the reasoning included."""
+
+    reasoning_tokens: int
+
+
 class Usage(Json, frozen=True, kw_only=True):
+    """completion_tokens_details: if there was reasoning."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, ends: list[Finished], num_choices: int = 1) -> Self:
@@ -192,6 +201,7 @@ class Usage(Json, frozen=True, kw_only=True):
         prompts = [ends[at : at + num_choices] for at in range(0, len(ends), num_choices)]
         num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
         num_output = sum(end.num_output_tokens for end in ends)
+        num_reasoning = sum(end.num_reasoning_tokens for end in ends)
         return cls(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
@@ -201,6 +211,9 @@ class Usage(Json, frozen=True, kw_only=True):
                     min(end.num_cached_tokens for end in choices) for choices in prompts
                 )
             ),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning)
+            if num_reasoning
+            else UNSET,
         )
 
 

@@ -58,7 +58,7 @@ class TokenizeRequest(Json, frozen=True, kw_only=True):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
-        chat.refuse_unsupported()
+        chat.refuse_split()
         return chat.prompt
 
 

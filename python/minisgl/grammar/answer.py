@@ -1,0 +1,79 @@
+"""The grammar of a whole answer: reasoning, then content of a form or tool calls.
+
+The parts are Lark of llguidance. A marker that is an added token of the tokenizer is written by its
+id, because llguidance keeps added tokens apart from text; so text between two markers cannot hold
+one. A grammar names JSON schemas as @NAME.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from minisgl.grammar.compile import joined, text_literal
+
+TEXT: Final = r"/(.|\n)*/"
+_MARK: Final = re.compile(r"(<[^<>]*>|\[/?[A-Z_]+\])")
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerGrammar:
+    """Builds the text of a grammar. Mutable: rules and schemas are added.
+
+    token_id: the id of an added token that llguidance keeps apart, None for other texts.
+    """
+
+    token_id: Callable[[str], int | None]
+    rules: list[str] = field(default_factory=list)
+    grammars: list[dict[str, Any]] = field(default_factory=list)
+
+    def literal(self, text: str) -> str:
+        """`text`, with added tokens by their ids."""
+        pieces = []
+        for piece in filter(None, _MARK.split(text)):
+            token = self.token_id(piece)
+            pieces.append(text_literal(piece) if token is None else f"<[{token}]>")
+        return " ".join(pieces)
+
+    def sub(self, grammar: Mapping[str, Any]) -> str:
+        """A reference to another grammar."""
+        name = f"g{len(self.grammars)}"
+        self.grammars.append({"name": name, **grammar})
+        return f"@{name}"
+
+    def rule(self, name: str, body: str) -> str:
+        self.rules.append(f"{name}: {body}")
+        return name.partition("[")[0]
+
+    def reasoning(self, begin: str, end: str, *, is_open: bool, budget: int | None) -> str:
+        """Reasoning of at most `budget` tokens. If it is not open, the answer may have none."""
+        limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
+        body = TEXT
+        if self.token_id(end) is None:  # text: the reasoning must not hold its own end
+            body = f"{TEXT} & ~/(.|\\n)*{escaped(end)}(.|\\n)*/"
+            self.rule("THINKING", body)
+            body = "THINKING"
+        thinking = self.rule(f"thinking{limits}", body)
+        if budget == 0:
+            thinking = ""
+        closed = f"{thinking} {self.literal(end)} /[ \\n]{{0,4}}/"
+        return closed if is_open else f"({self.literal(begin)} {closed})?"
+
+    def harmony_reasoning(self, budget: int | None) -> str:
+        """A message of the channel `analysis`, or none."""
+        limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
+        thinking = self.rule(f"thinking{limits}", TEXT)
+        begin = self.literal("<|channel|>analysis<|message|>")
+        return f"({begin} {thinking} {self.literal('<|end|><|start|>assistant')})?"
+
+    def finish(self, start: str) -> str:
+        """The grammar's text."""
+        lark = "\n".join([f"start: {start}", *self.rules])
+        return joined({"lark_grammar": lark}, *self.grammars)
+
+
+def escaped(text: str) -> str:
+    """`text` as a part of a regex between slashes."""
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")

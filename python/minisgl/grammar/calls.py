@@ -1,0 +1,96 @@
+"""Grammars of tool calls: the arguments follow the tool's schema, whatever the family's syntax."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from minisgl.grammar.answer import TEXT, AnswerGrammar, escaped
+from minisgl.grammar.compile import json_grammar
+
+Tool = tuple[str, dict[str, Any]]
+"""(name, JSON schema of the arguments)."""
+
+
+def object_call(
+    grammar: AnswerGrammar, tools: Sequence[Tool], key: str, begin: str, end: str
+) -> str:
+    """{"name": ..., KEY: {...}} between `begin` and `end`."""
+    calls = [grammar.sub(json_grammar(_object(name, schema, key))) for name, schema in tools]
+    line = '("\\n")?' if begin else ""
+    return f"{grammar.literal(begin)} {line} ({' | '.join(calls)}) {line} {grammar.literal(end)}"
+
+
+def list_of_calls(
+    grammar: AnswerGrammar, tools: Sequence[Tool], key: str, begin: str, most: int | None
+) -> str:
+    """A list of such objects behind `begin`."""
+    items = {"anyOf": [_object(name, schema, key) for name, schema in tools]}
+    schema = {"type": "array", "items": items, "minItems": 1}
+    if most:
+        schema["maxItems"] = most
+    return f'{grammar.literal(begin)} (" ")? {grammar.sub(json_grammar(schema))}'
+
+
+def named_call(
+    grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, header: str, end: str
+) -> str:
+    """The name in `header`, of which it replaces NAME, then the arguments as JSON."""
+    calls = [
+        f"{grammar.literal(begin + header.replace('NAME', name))} "
+        f"{grammar.sub(json_grammar(schema))}"
+        for name, schema in tools
+    ]
+    return f"({' | '.join(calls)}) {grammar.literal(end)}"
+
+
+def tagged_call(
+    grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, header: str, item: str, end: str
+) -> str:
+    """Arguments as text between tags. item: of one argument, with KEY and VALUE to replace."""
+    calls = []
+    for name, schema in tools:
+        call = grammar.literal(begin + header.replace("NAME", name))
+        required = schema.get("required", [])
+        definitions = _definitions(schema)
+        for key, part in schema.get("properties", {}).items():
+            before, after = (text.replace("KEY", key) for text in item.split("VALUE"))
+            value = _value(grammar, part, definitions, after)
+            argument = f"{grammar.literal(before)} {value}"
+            call += f" {argument}" if key in required else f" ({argument})?"
+        calls.append(f"{call} {grammar.literal(end)}")
+    return " | ".join(f"({call})" for call in calls)
+
+
+def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], after: str) -> str:
+    """An argument's value and the text behind it. Texts are written as they are, others as JSON."""
+    closing = grammar.literal(after)
+    if not isinstance(schema, dict):
+        return f"{grammar.sub(json_grammar(schema))} {closing}"
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if choices:
+        shown = [value if isinstance(value, str) else json.dumps(value) for value in choices]
+        return f"({' | '.join(map(grammar.literal, shown))}) {closing}"
+    if schema.get("type") == "string":
+        tag = after.strip()
+        if grammar.token_id(tag) is not None:  # the text may end with a line break or not
+            return f"{TEXT} {grammar.literal(after.lstrip())}"
+        return f"/[^<]*{escaped(after)}/"
+    return f"{grammar.sub(json_grammar({**definitions, **schema}))} {closing}"
+
+
+def _object(name: str, schema: dict[str, Any], key: str) -> dict[str, Any]:
+    definitions = _definitions(schema)
+    return {
+        **definitions,
+        "type": "object",
+        "properties": {"name": {"const": name}, key: schema},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """What references in a part of the schema name."""
+    return {key: value for key, value in schema.items() if key in ("$defs", "definitions")}

@@ -1,0 +1,123 @@
+"""Tools and tool calls as OpenAI's chat completions have them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from minisgl.core.structured import num_levels
+from minisgl.errors import InvalidRequest
+from minisgl.server.api.messages import MAX_DEPTH
+from minisgl.server.api.strict import Json, ignored
+from minisgl.tokenizer.parse import ToolCall as ParsedCall
+
+MAX_TOOLS: Final = 1024
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+
+
+class Function(Json, frozen=True, kw_only=True, omit_defaults=True):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[
+        bool | None,
+        ignored("Changes nothing: arguments of calls that tool_choice requires follow the schema."),
+    ] = None
+
+
+class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
+    function: Function
+
+    def for_template(self, path: str) -> dict[str, Any]:
+        """The tool for `ChatPrompt`. Raises InvalidRequest for parameters that are too deep."""
+        parameters = self.function.parameters or {"type": "object", "properties": {}}
+        if num_levels(parameters, MAX_DEPTH) > MAX_DEPTH:
+            param = f"{path}.function.parameters"
+            raise InvalidRequest(
+                f"{param} has more than {MAX_DEPTH} levels of objects and lists in one another",
+                param=param,
+            )
+        function = {"name": self.function.name, "parameters": parameters}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        return {"type": "function", "function": function}
+
+
+class ChosenFunction(Json, frozen=True, kw_only=True):
+    name: str
+
+
+class ChosenTool(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
+    function: ChosenFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+class CalledFunction(Json, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+
+
+class AnswerCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
+    id: str
+    function: CalledFunction
+
+
+class FunctionDelta(Json, frozen=True, kw_only=True, omit_defaults=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CallDelta(Json, frozen=True, kw_only=True, omit_defaults=True):
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+def tools_of(values: Sequence[Any]) -> list[Tool]:
+    """Tools in the form of chat completions. Raises InvalidRequest, which names the wrong one."""
+    tools = []
+    for index, value in enumerate(values):
+        try:
+            tools.append(msgspec.convert(value, Tool))
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"tools[{index}]: {error}", param=f"tools[{index}]") from None
+    return tools
+
+
+def tool_choice_of(value: Any) -> ToolChoice | None:
+    """A choice in the form of chat completions. Raises InvalidRequest."""
+    try:
+        choice: ToolChoice | None = msgspec.convert(value, ToolChoice | None)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from None
+    return choice
+
+
+def new_call_id() -> str:
+    """Nine letters and digits: Mistral's templates take no other ids."""
+    return secrets.token_hex(5)[:9]
+
+
+def answer_calls(calls: Iterable[ParsedCall]) -> list[AnswerCall]:
+    return [
+        AnswerCall(
+            id=new_call_id(), function=CalledFunction(name=call.name, arguments=call.arguments)
+        )
+        for call in calls
+    ]
+
+
+def call_begins(index: int, name: str) -> CallDelta:
+    function = FunctionDelta(name=name, arguments="")
+    return CallDelta(index=index, id=new_call_id(), type="function", function=function)
+
+
+def call_goes_on(index: int, arguments: str) -> CallDelta:
+    return CallDelta(index=index, function=FunctionDelta(arguments=arguments))

@@ -1,0 +1,198 @@
+"""What a chat's answer may have besides text: reasoning and tool calls.
+
+The checkpoint's chat template says how the model writes reasoning and tool calls. A template that
+takes no tools gets them in a system message of Hermes' form, and its calls are read in that form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from minisgl.core import SamplingParams
+from minisgl.core.structured import json_text
+from minisgl.errors import InvalidRequest
+from minisgl.grammar.calls import Tool
+from minisgl.grammar.compile import compiled
+from minisgl.message import ChatPrompt, ids_to_bytes
+from minisgl.tokenizer.parse.formats import HARMONY, REASONING, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.parser import AnswerForm
+from minisgl.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.tokenize import PromptEncoder
+
+_detect_calls = lru_cache(4)(detect_calls)
+_detect_reasoning = lru_cache(4)(detect_reasoning)
+ANY_TOOL: Final = ("auto", "required")
+EFFORT_SWITCH: Final = "enable_thinking"
+TOOLS_TEXT: Final = """You can call functions to help with the task. These are their signatures:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments:
+<tool_call>
+{{"name": "...", "arguments": {{...}}}}
+</tool_call>"""
+"""For templates that take no tools; the tags are those of the Hermes models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """How the answer to one prompt is read, and what it must be.
+
+    tools: (name, schema) of those that may be called. choice: "auto", "required", or the name of
+    the one that must be. thinking_budget: tokens of reasoning at most.
+    """
+
+    form: AnswerForm | None = None
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"
+    is_parallel: bool = True
+    thinking_budget: int | None = None
+
+    def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
+        """Return the grammar of the answer and the JSON of its form, "" where there is none.
+
+        Raises InvalidSampling for a grammar that cannot be compiled.
+        """
+        form = "" if self.form is None else msgspec.json.encode(self.form).decode()
+        must_call = self.choice != "auto"
+        if self.form is None or not (
+            sampling.structured_outputs or must_call or self.thinking_budget is not None
+        ):
+            content = sampling.structured_outputs
+            return compiled(content) if content else "", form
+        from minisgl.tokenizer.constraint import constraint
+
+        return constraint(self, self.form, sampling, tokenizer), form
+
+
+class PlannedIds(bytes):
+    """The ids of a chat's prompt, with the plan of its answer."""
+
+    plan: AnswerPlan
+
+
+def plan_of(ids: bytes) -> AnswerPlan:
+    return ids.plan if isinstance(ids, PlannedIds) else AnswerPlan()
+
+
+def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]) -> bytes:
+    """Return the ids of a prompt whose answer is split. Raises InvalidRequest, as `encode`."""
+    texts: list[str] = []
+
+    def keep(text: str) -> None:
+        check(text)
+        texts.append(text)
+
+    template = encoder.template.source
+    tools = [_tool(tool, index) for index, tool in enumerate(prompt.tools)]
+    _check_tools(tools, prompt.tool_choice)
+    messages, args = _messages(prompt, template), _template_args(prompt, template)
+    ids = ids_to_bytes(encoder.chat.encode(messages, args, keep))
+    form = _form(prompt, texts[0], template, encoder.tool_call_parser, tools)
+    if form is None:
+        return ids
+    planned = PlannedIds(ids)
+    planned.plan = AnswerPlan(
+        form=form,
+        tools=tuple(tool for tool in tools if prompt.tool_choice in (*ANY_TOOL, tool[0])),
+        choice=prompt.tool_choice,
+        is_parallel=prompt.parallel_tool_calls,
+        thinking_budget=prompt.thinking_budget if form.reasoning else None,
+    )
+    return planned
+
+
+def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
+    """Return the template's variables: tools, and the switches of reasoning that it has."""
+    args = dict(prompt.template_args)
+    effort = args.get("reasoning_effort")
+    if effort is not None and "reasoning_effort" not in template:
+        if EFFORT_SWITCH not in template:
+            raise InvalidRequest(
+                "the chat template of this model has no reasoning_effort and no enable_thinking; "
+                "leave reasoning_effort out",
+                param="reasoning_effort",
+            )
+        args.setdefault(EFFORT_SWITCH, effort not in ("none", "minimal"))
+    if prompt.tools and "tools" in template:
+        args["tools"] = prompt.tools
+    return args
+
+
+def _messages(prompt: ChatPrompt, template: str) -> list[dict[str, Any]]:
+    """Return the messages, with the tools in a system message if the template takes none."""
+    messages = list(prompt.messages)
+    if not prompt.tools or "tools" in template:
+        return messages
+    tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in prompt.tools)
+    text = TOOLS_TEXT.format(tools=tools)
+    if messages and messages[0].get("role") in ("system", "developer"):
+        first, *rest = messages
+        return [{**first, "content": f"{first.get('content') or ''}\n\n{text}"}, *rest]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _form(
+    prompt: ChatPrompt, text: str, template: str, parser: str | None, tools: Sequence[Tool]
+) -> AnswerForm | None:
+    """Return what the answer to the prompt `text` may have, None if it is text alone."""
+    calls = ""
+    if tools:
+        calls = parser or (_detect_calls(template) if "tools" in template else "") or "hermes"
+    is_harmony = HARMONY in (parser, _detect_calls(template))
+    known = reasoning = HARMONY if is_harmony else _detect_reasoning(template)
+    is_open = False
+    if reasoning in REASONING:
+        begin, end = REASONING[reasoning]
+        tail = text.rstrip()
+        is_open = tail.endswith(begin)
+        if tail.endswith(end) or prompt.template_args.get("continue_final_message"):
+            reasoning = ""
+    if prompt.thinking_budget is not None and not known:
+        raise InvalidRequest(
+            "thinking_budget needs a model with reasoning, and the chat template of this model has "
+            "none; leave it out",
+            param="thinking_budget",
+        )
+    if not calls and not reasoning:
+        return None
+    types = {name: _types(schema) for name, schema in tools}
+    return AnswerForm(calls=calls, reasoning=reasoning, is_open=is_open, types=types)
+
+
+def _check_tools(tools: Sequence[Tool], choice: str) -> None:
+    """Raise InvalidRequest if a name is there twice, or the chosen one is not there."""
+    names = [name for name, _ in tools]
+    if choice not in (*ANY_TOOL, *names) or (choice == "required" and not names):
+        raise InvalidRequest(
+            f"tool_choice asks for {choice!r}, which is none of tools", param="tool_choice"
+        )
+    if len(set(names)) != len(names):
+        raise InvalidRequest("two of tools have the same name", param="tools")
+
+
+def _tool(tool: Mapping[str, Any], index: int) -> tuple[str, dict[str, Any]]:
+    """The name and the schema of the arguments, which is checked."""
+    function = tool["function"]
+    schema = function.get("parameters") or {"type": "object"}
+    path = f"tools[{index}].function.parameters"
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(f"{path} must be the schema of an object", param=path)
+    json_text(schema, path)
+    return function["name"], {"type": "object", **schema}
+
+
+def _types(schema: Mapping[str, Any]) -> dict[str, str]:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    types = {name: part.get("type") for name, part in properties.items() if isinstance(part, dict)}
+    return {name: kind if isinstance(kind, str) else "" for name, kind in types.items()}

@@ -1,0 +1,105 @@
+"""The grammar of an answer with reasoning or tool calls that must be."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidRequest, InvalidSampling
+from minisgl.grammar import calls
+from minisgl.grammar.answer import AnswerGrammar
+from minisgl.grammar.compile import answer_grammar, checked_schema, compiled, problem
+from minisgl.tokenizer.answers import AnswerPlan
+from minisgl.tokenizer.parse.formats import CALLS, HARMONY, REASONING
+from minisgl.tokenizer.parse.parser import AnswerForm
+from minisgl.tokenizer.tokenizer import Tokenizer
+
+
+def constraint(
+    plan: AnswerPlan, form: AnswerForm, sampling: SamplingParams, tokenizer: Tokenizer
+) -> str:
+    """Return the grammar: reasoning, then calls, content of a form, or anything.
+
+    Raises InvalidRequest if it cannot be compiled, and for options that exclude one another.
+    """
+    content = sampling.structured_outputs
+    must_call = plan.choice != "auto"
+    if content:
+        compiled(content)  # names the part that is wrong
+    if must_call:
+        for name in ("structured_outputs", "ignore_eos", "min_tokens", "allowed_token_ids"):
+            if getattr(sampling, name):
+                raise InvalidSampling(
+                    f"{name} cannot be combined with a tool_choice that requires a call", param=name
+                )
+    grammar = AnswerGrammar(token_id=partial(added_token_id, tokenizer))
+    lead = ""
+    if form.reasoning == HARMONY:
+        lead = grammar.harmony_reasoning(plan.thinking_budget)
+    elif form.reasoning:
+        begin, end = REASONING[form.reasoning]
+        lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
+    if must_call:
+        for tool, schema in plan.tools:
+            checked_schema(schema, f"tools.{tool}.parameters")
+        body = _calls(grammar, plan, form.calls)
+    elif content:
+        body = grammar.sub(answer_grammar(content))
+        if form.reasoning == HARMONY:
+            body = f"{grammar.literal('<|channel|>final<|message|>')} {body}"
+    else:
+        body = "<[*]>*"
+    text = grammar.finish(f"{lead} {body}")
+    if reason := problem(text):
+        param = "tools" if must_call else "structured_outputs"
+        raise InvalidSampling(f"{param} cannot be used: {reason}", param=param)
+    return text
+
+
+def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of an added token that llguidance keeps apart from text, else None."""
+    id: int | None = tokenizer.backend.token_to_id(text)
+    is_tag = text.startswith("<") and text.endswith(">")
+    if id is None or not (id in tokenizer.special_ids or is_tag):
+        return None
+    return id if id in tokenizer.backend.get_added_tokens_decoder() else None
+
+
+def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
+    """Lark of one call, or of several if parallel calls are allowed and no one tool is named."""
+    tools = plan.tools
+    is_one = not plan.is_parallel or plan.choice != "required"
+    if name == HARMONY:
+        header = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
+        return calls.named_call(grammar, tools, "", header, "")
+    form = CALLS[name]
+    if form.syntax == "pairs":
+        raise InvalidRequest(
+            f"tool_choice can be only auto or none with this model's calls ({name})",
+            param="tool_choice",
+        )
+    begin, end = form.begin, form.end
+    if name == "mistral_v3":
+        most = 1 if is_one else None
+        return calls.list_of_calls(grammar, tools, form.key, begin, most)
+    if form.is_bare:
+        return calls.object_call(grammar, tools, form.key, "", "")
+    if form.syntax == "object":
+        call = calls.object_call(grammar, tools, form.key, begin, end)
+    elif form.syntax == "named":
+        header = {"deepseek_v3": "function<｜tool▁sep｜>NAME\n```json\n"}.get(
+            name, f"NAME{form.separator}"
+        )
+        call = calls.named_call(
+            grammar, tools, begin, header, f"\n```{end}" if name == "deepseek_v3" else end
+        )
+    elif name == "glm":
+        item = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
+        call = calls.tagged_call(grammar, tools, begin, "NAME\n", item, end)
+    else:
+        item = "<parameter=KEY>\nVALUE\n</parameter>\n"
+        header = "\n<function=NAME>\n"
+        call = calls.tagged_call(grammar, tools, begin, header, item, f"</function>\n{end}")
+    before, after = (grammar.literal(text) if text else "" for text in form.section)
+    several = f"({call})" if is_one else f'({call}) (("\\n")? ({call}))*'
+    return f"{before} {several} {after}"

@@ -1,0 +1,44 @@
+"""A whole answer: the sum of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["content", "reasoning", "call", "arguments"]
+Part = tuple[Kind, str]
+"""call: a tool call begins, and the text is the function's name. arguments: the next piece of the
+last call's arguments, which are JSON. Parts of one kind that follow one another are one text."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolCall:
+    """Mutable: `collect` appends to `arguments`, JSON as the model wrote it."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class SplitAnswer:
+    """Mutable: `collect` fills it."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+def collect(parts: Iterable[Part]) -> SplitAnswer:
+    """Return the answer whose parts these are, in order."""
+    answer = SplitAnswer()
+    for kind, text in parts:
+        if kind == "content":
+            answer.content += text
+        elif kind == "reasoning":
+            answer.reasoning += text
+        elif kind == "call":
+            answer.calls.append(ToolCall(name=text))
+        else:
+            answer.calls[-1].arguments += text
+    return answer

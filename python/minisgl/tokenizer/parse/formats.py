@@ -1,0 +1,159 @@
+"""How model families write reasoning and tool calls, as data.
+
+A checkpoint's format is found in its chat template: the template writes earlier calls and reasoning
+as the model does. The facts are from the templates of these families' checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Syntax = Literal["object", "named", "tags", "pairs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How a family writes tool calls.
+
+    syntax: of a call between `begin` and `end`.
+        object  {"name": NAME, KEY: {...}}; a list of such may follow one `begin`
+        named   a header with the name, `separator`, then the arguments as JSON
+        tags    a header with the name, then for each argument `key`, its name, `key_end`, its
+                value, `value_end`
+        pairs   NAME{key:value,...}, texts between two of `quote`
+    name: a regex for a header, whose first group is the name. section: text before the first call
+    and behind the last. is_bare: a call may be a whole answer without `begin`. detected_by: texts
+    that a template with this format has.
+    """
+
+    begin: str
+    end: str
+    detected_by: tuple[str, ...]
+    syntax: Syntax = "object"
+    name: re.Pattern[str] = field(default=re.compile(r"\s*(.*?)\s*", re.DOTALL))
+    key: str = "arguments"
+    separator: str = ""
+    key_end: str = ""
+    value_end: str = ""
+    quote: str = ""
+    section: tuple[str, str] = ("", "")
+    is_bare: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that the parser looks for."""
+        shown = (self.begin, self.end, self.separator, self.key, self.key_end, self.value_end)
+        return (*shown, self.name.pattern, self.quote, *self.section, "[CALL_ID]")
+
+
+CALLS: Final[dict[str, CallFormat]] = {
+    "qwen3_coder": CallFormat(
+        begin="<tool_call>",
+        end="</tool_call>",
+        detected_by=("<function=", "<parameter="),
+        syntax="tags",
+        name=re.compile(r"\s*<function=(.*?)>?\s*", re.DOTALL),
+        key="<parameter=",
+        key_end=">",
+        value_end="</parameter>",
+    ),
+    "glm": CallFormat(
+        begin="<tool_call>",
+        end="</tool_call>",
+        detected_by=("<arg_key>",),
+        syntax="tags",
+        key="<arg_key>",
+        key_end="</arg_key>",
+        value_end="</arg_value>",
+    ),
+    "hermes": CallFormat(
+        begin="<tool_call>", end="</tool_call>", detected_by=("<tool_call>", "arguments")
+    ),
+    "deepseek_v3": CallFormat(
+        begin="<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
+        detected_by=("<｜tool▁call▁begin｜>", "```json"),
+        syntax="named",
+        name=re.compile(r"\s*(?:function<｜tool▁sep｜>)?(.*?)\s*", re.DOTALL),
+        separator="```json",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "deepseek_v31": CallFormat(
+        begin="<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
+        detected_by=("<｜tool▁call▁begin｜>",),
+        syntax="named",
+        separator="<｜tool▁sep｜>",
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "mistral": CallFormat(
+        begin="[TOOL_CALLS]",
+        end="",
+        detected_by=("[TOOL_CALLS]", "[ARGS]"),
+        syntax="named",
+        name=re.compile(r"\s*(.*?)\s*(?:\[CALL_ID\].*)?", re.DOTALL),
+        separator="[ARGS]",
+    ),
+    "mistral_v3": CallFormat(begin="[TOOL_CALLS]", end="", detected_by=("[TOOL_CALLS]",)),
+    "gemma": CallFormat(
+        begin="<start_function_call>call:",
+        end="<end_function_call>",
+        detected_by=("<start_function_call>",),
+        syntax="pairs",
+        quote="<escape>",
+    ),
+    "gemma4": CallFormat(
+        begin="<|tool_call>call:",
+        end="<tool_call|>",
+        detected_by=("<|tool_call>",),
+        syntax="pairs",
+        quote='<|"|>',
+    ),
+    "llama3": CallFormat(
+        begin="<|python_tag|>",
+        end="",
+        detected_by=("<|start_header_id|>", "tool"),
+        key="parameters",
+        is_bare=True,
+    ),
+}
+"""By the names of `--tool-call-parser`; "harmony" is another (`minisgl.tokenizer.parse.harmony`).
+A template that has the texts of two is the first's."""
+
+REASONING: Final[dict[str, tuple[str, str]]] = {
+    "think": ("<think>", "</think>"),
+    "seed": ("<seed:think>", "</seed:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
+}
+"""The texts before and behind reasoning, by name."""
+
+HARMONY: Final = "harmony"
+HARMONY_MARKERS: Final = (
+    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>",
+)  # fmt: skip
+_TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
+PARSERS: Final = (*CALLS, HARMONY)
+
+
+def detect_calls(template: str) -> str:
+    """Return the name of the call format of a chat template, "" if it has none that is known."""
+    if all(marker in template for marker in ("<|channel|>", "<|message|>", "<|call|>")):
+        return HARMONY
+    found = (name for name, form in CALLS.items() if all(t in template for t in form.detected_by))
+    return next(found, "")
+
+
+def detect_reasoning(template: str) -> str:
+    """Return the name of the reasoning format of a chat template, "" if it has none."""
+    return next((name for name, (_, end) in REASONING.items() if end in template), "")
+
+
+def special_texts(calls: str, reasoning: str) -> tuple[str, ...]:
+    """Return the texts of these formats that may be special tokens."""
+    if HARMONY in (calls, reasoning):
+        return HARMONY_MARKERS
+    texts = [*(CALLS[calls].texts if calls else ()), *REASONING.get(reasoning, ())]
+    return tuple(token for text in texts for token in _TOKEN.findall(text))

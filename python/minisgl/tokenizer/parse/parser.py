@@ -1,0 +1,138 @@
+"""The parser of one answer: text in, parts out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from minisgl.tokenizer.parse.answer import Part
+from minisgl.tokenizer.parse.formats import CALLS, HARMONY, REASONING, CallFormat
+from minisgl.tokenizer.parse.harmony import read_harmony
+from minisgl.tokenizer.parse.reader import Reader, Reading
+from minisgl.tokenizer.parse.syntax import READERS
+
+_NO_TYPES: Final[dict[str, dict[str, str]]] = {}
+
+
+class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer may have besides content.
+
+    calls: the format of its tool calls, "" for none. reasoning: that of its reasoning. is_open: the
+    prompt ends within reasoning. types: see `minisgl.tokenizer.parse.syntax.Types`.
+    """
+
+    calls: str = ""
+    reasoning: str = ""
+    is_open: bool = False
+    types: dict[str, dict[str, str]] = _NO_TYPES
+
+
+class AnswerParser:
+    """Mutable: the state of one answer. is_reasoning: the text so far ends within reasoning."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._reader = Reader()
+        self._is_open = form.is_open
+        if HARMONY in (form.calls, form.reasoning):
+            self._reading = read_harmony(self._reader, self._set_reasoning)
+        else:
+            self._reading = self._read(form)
+        self.is_reasoning = False
+        self._advance()
+
+    def feed(self, text: str) -> list[Part]:
+        """Return the parts that are final with this text."""
+        self._reader.buffer += text
+        return self._advance()
+
+    def flush(self) -> list[Part]:
+        """Return the rest: no text follows."""
+        self._reader.has_ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Part]:
+        try:
+            next(self._reading)
+        except StopIteration:
+            if self._reader.buffer:
+                self._reader.emit("content", self._reader.take(len(self._reader.buffer)))
+        parts, self._reader.parts = self._reader.parts, []
+        return parts
+
+    def _set_reasoning(self, is_reasoning: bool) -> None:
+        self.is_reasoning = is_reasoning
+
+    def _read(self, form: AnswerForm) -> Reading[None]:
+        reader = self._reader
+        if form.reasoning:
+            begin, end = REASONING[form.reasoning]
+            yield from self._read_reasoning(begin, end)
+        if form.calls:
+            yield from read_content(reader, CALLS[form.calls], form)
+        else:
+            yield from reader.until(kind="content")
+
+    def _read_reasoning(self, begin: str, end: str) -> Reading[None]:
+        reader = self._reader
+        self.is_reasoning = self._is_open
+        reader.record("")
+        yield from reader.skip_space()
+        is_begun = yield from reader.starts_with(begin)  # a model may repeat the prompt's mark
+        if not is_begun and not self._is_open:
+            reader.give_up()
+            return
+        reader.taken = None
+        self.is_reasoning = True
+        yield from reader.skip_space()
+        yield from reader.until(end, kind="reasoning")
+        self.is_reasoning = False
+        yield from reader.skip_space()
+
+
+def read_content(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
+    """Content with tool calls. What begins as a call and is none is content as it was written."""
+    marks = [mark for mark in (calls.begin, calls.section[0]) if mark]
+    if calls.is_bare:
+        reader.record("")
+        yield from reader.skip_space()
+        if (yield from reader.peek()) == "{":
+            yield from _read_calls(reader, calls, form)
+        else:
+            reader.give_up()
+    while True:
+        _, mark = yield from reader.until(*marks, kind="content")
+        if not mark:
+            return
+        if mark == calls.begin:
+            reader.record(mark)
+            yield from _read_calls(reader, calls, form)
+        else:
+            yield from reader.skip_space()
+
+
+def _read_calls(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
+    """The calls behind one `begin`, of which a list may hold several."""
+    yield from reader.skip_space()
+    is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
+    while True:
+        yield from reader.skip_space()
+        if not (yield from READERS[calls.syntax](reader, calls, form.types)):
+            reader.give_up()
+            return
+        reader.record("")
+        yield from reader.skip_space()
+        if is_list and (yield from reader.starts_with(",")):
+            continue
+        if calls.is_bare and (yield from reader.starts_with(";")):
+            continue
+        break
+    reader.taken = None
+    if is_list:
+        yield from reader.starts_with("]")
+    if calls.end:
+        yield from reader.until(calls.end)
+    if calls.section[1]:
+        yield from reader.skip_space()
+        yield from reader.starts_with(calls.section[1])
+    yield from reader.skip_space()

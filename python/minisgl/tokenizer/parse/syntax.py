@@ -1,0 +1,163 @@
+"""Reads one tool call of each syntax. Returns whether it was one; emits nothing else before."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minisgl.tokenizer.parse.formats import CallFormat
+from minisgl.tokenizer.parse.reader import Reader, Reading
+
+Types = Mapping[str, Mapping[str, str]]
+"""Function name to argument name to the JSON type of its schema; "" if that is no single one."""
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
+
+
+def read_object(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
+    """{"name": NAME, "arguments": {...}}, with keys in any order. Other keys are dropped.
+
+    A bare call must name one of the tools; else the text is content that happens to be JSON.
+    """
+    if not (yield from reader.starts_with("{")):
+        return False
+    name, held = "", "{}"
+    while True:
+        yield from reader.skip_space()
+        char = yield from reader.peek()
+        if char != '"':
+            break
+        key = _text((yield from reader.json_value()))
+        yield from reader.skip_space()
+        if not (yield from reader.starts_with(":")):
+            break
+        yield from reader.skip_space()
+        if key in ARGUMENT_KEYS and name:
+            reader.emit("call", name)
+            yield from read_arguments(reader)
+            held = ""
+        else:
+            value = yield from reader.json_value()
+            if key in ARGUMENT_KEYS:
+                held = value
+            elif key == "name":
+                name = _text(value)
+                if form.is_bare and name not in types:
+                    return False
+        yield from reader.skip_space()
+        yield from reader.starts_with(",")
+    if name and held:
+        reader.emit("call", name)
+        reader.emit("arguments", held)
+    if char == "}":
+        reader.take(1)
+    return bool(name)
+
+
+def read_named(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
+    header, marker = yield from reader.until(form.separator)
+    name = _name(form, header)
+    if not marker or not name:
+        return False
+    reader.emit("call", name)
+    yield from reader.skip_space()
+    yield from read_arguments(reader)
+    return True
+
+
+def read_tags(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
+    header, marker = yield from reader.until(form.key, "</function>", form.end)
+    name = _name(form, header)
+    if not marker or not name:
+        return False
+    reader.emit("call", name)
+    reader.emit("arguments", "{")
+    separator = ""
+    while marker == form.key:
+        key, _ = yield from reader.until(form.key_end)
+        value, marker = yield from reader.until(form.value_end)
+        if not marker:
+            return True  # the answer was cut in this argument
+        value = re.sub(r"^\s*<arg_value>", "", value)
+        if form.key_end == ">":  # on lines of its own
+            value = value.removeprefix("\n").removesuffix("\n")
+        shown = _typed(value, types.get(name, {}).get(key.strip(), ""))
+        reader.emit("arguments", f"{separator}{json.dumps(key.strip())}: {shown}")
+        separator = ", "
+        _, marker = yield from reader.until(form.key, "</function>", form.end)
+    if marker:
+        reader.emit("arguments", "}")
+    if marker == form.end:
+        reader.put_back(marker)  # for the caller
+    return True
+
+
+def read_pairs(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
+    body, marker = yield from reader.until(form.end)
+    name, brace, pairs = body.partition("{")
+    if not marker or not brace or not name.strip():
+        return False
+    reader.emit("call", name.strip())
+    reader.emit("arguments", _json_of_pairs("{" + pairs, form.quote))
+    reader.put_back(marker)
+    return True
+
+
+READERS: Final = {
+    "object": read_object,
+    "named": read_named,
+    "tags": read_tags,
+    "pairs": read_pairs,
+}
+
+
+def read_arguments(reader: Reader) -> Reading[None]:
+    """Emit arguments; those that are written as a JSON string are its text."""
+    if (yield from reader.peek()) == '"':
+        reader.emit("arguments", _text((yield from reader.json_value())))
+    else:
+        yield from reader.json_value("arguments")
+
+
+def _name(form: CallFormat, header: str) -> str:
+    found = form.name.fullmatch(header)
+    return found[1] if found else ""
+
+
+def _text(value: str) -> str:
+    """The text of a JSON string, "" if it is none."""
+    try:
+        text = json.loads(value)
+    except ValueError:
+        return ""
+    return text if isinstance(text, str) else ""
+
+
+def _typed(value: str, type: str) -> str:
+    """The JSON of an argument that is written as plain text."""
+    if type != "string":
+        try:
+            return json.dumps(json.loads(value), ensure_ascii=False)
+        except ValueError:
+            pass
+    return json.dumps(value, ensure_ascii=False)
+
+
+_PAIRS: Final = re.compile(r"\s*([{,])\s*([\w.$-]+)\s*:")
+
+
+def _json_of_pairs(text: str, quote: str) -> str:
+    """The JSON of {key:value} with bare keys, whose texts stand between two of `quote`."""
+    pieces = text.split(quote)
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            pieces[index] = json.dumps(piece, ensure_ascii=False)
+        else:
+            pieces[index] = _PAIRS.sub(r'\1"\2":', piece)
+    shown = "".join(pieces)
+    try:
+        value: Any = json.loads(shown)
+    except ValueError:
+        return shown
+    return json.dumps(value, ensure_ascii=False)

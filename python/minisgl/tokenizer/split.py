@@ -1,0 +1,69 @@
+"""The output of a request whose answer is split into reasoning, content and tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from minisgl.core import Accepted, Finished, Token
+from minisgl.message import TextReply
+from minisgl.tokenizer.detokenize import Output
+from minisgl.tokenizer.parse import AnswerForm, AnswerParser
+from minisgl.tokenizer.parse.answer import Part
+from minisgl.tokenizer.parse.formats import special_texts
+from minisgl.tokenizer.stop import StopMatcher
+from minisgl.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SplitOutput(Output):
+    """Mutable. parts: of the next `TextReply`. num_reasoning: tokens of reasoning so far, the marks
+    before and behind it included."""
+
+    parser: AnswerParser
+    parts: list[Part] = field(default_factory=list)
+    num_reasoning: int = 0
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.parts)
+
+    def add(self, token: Token) -> bool:
+        was_reasoning = self.parser.is_reasoning
+        stops = Output.add(self, token)
+        self._split()
+        self.num_reasoning += was_reasoning or self.parser.is_reasoning
+        return stops
+
+    def end(self) -> None:
+        Output.end(self)
+        self._split()
+
+    def closed(self, event: Finished) -> Finished:
+        self.parts += self.parser.flush()
+        return msgspec.structs.replace(event, num_reasoning_tokens=self.num_reasoning)
+
+    def take(self, uid: int) -> TextReply:
+        parts, self.parts = self.parts, []
+        content = "".join(text for kind, text in parts if kind == "content")
+        return msgspec.structs.replace(Output.take(self, uid), text=content, parts=parts)
+
+    def _split(self) -> None:
+        self.parts += self.parser.feed(self.text)
+        self.text = ""
+
+
+def split_output(event: Accepted, tokenizer: Tokenizer, matcher: StopMatcher | None) -> SplitOutput:
+    """The output of a request with `Accepted.form`. The marks of its form are in the text, whether
+    or not they are special tokens."""
+    form = msgspec.json.decode(event.form, type=AnswerForm)
+    ids = map(tokenizer.backend.token_to_id, special_texts(form.calls, form.reasoning))
+    shown = frozenset(id for id in ids if id is not None)
+    skip = event.sampling.skip_special_tokens
+    return SplitOutput(
+        num_prompt_tokens=event.num_prompt_tokens,
+        stream=tokenizer.stream(skip_special_tokens=skip, shown=shown),
+        matcher=matcher,
+        parser=AnswerParser(form),
+    )

@@ -1,0 +1,224 @@
+"""Answers that must be calls, or must follow a form behind reasoning, drawn at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+
+from minisgl.builtin import model_path
+from minisgl.core import Accepted, Finished, SamplingParams, Token
+from minisgl.errors import InvalidRequest, RequestError
+from minisgl.grammar.maskers import Maskers
+from minisgl.message import ChatPrompt, TextReply
+from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
+from minisgl.tokenizer.answers import AnswerPlan
+from minisgl.tokenizer.parse import AnswerForm, collect
+from minisgl.tokenizer.parse.formats import CALLS, PARSERS, REASONING, special_texts
+from minisgl.tokenizer.template import ChatTemplate
+
+EOS = 2
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "unit": {"enum": ["C", "F"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "spots": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NOW = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (("get_weather", WEATHER), ("now", NOW))
+TYPES = {"get_weather": {"city": "string", "days": "integer"}, "now": {}}
+CONSTRAINED = [name for name in PARSERS if name == "harmony" or CALLS[name].syntax != "pairs"]
+
+
+def make_tokenizer(texts: list[str]) -> Tokenizer:
+    """The built-in model's, with these texts as added tokens that are not special ones."""
+    content = json.loads((model_path() / "tokenizer.json").read_text())
+    at = len(content["model"]["vocab"])
+    for index, text in enumerate(dict.fromkeys(texts)):
+        token = {"id": at + index, "content": text, "special": text.startswith("[")}
+        flags = ("single_word", "lstrip", "rstrip", "normalized")
+        content["added_tokens"].append(token | dict.fromkeys(flags, False))
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), {})
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = [text for name in PARSERS for text in special_texts(name, "")]
+    return make_tokenizer([*texts, *(text for name in REASONING for text in REASONING[name])])
+
+
+def draw(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 400) -> list[int]:
+    size = tokenizer.vocab_size
+    masker = Maskers(tokenizer.to_json, size, {EOS}).create(grammar)
+    rng, output = random.Random(seed), list[int]()
+    while EOS not in output and len(output) < most:
+        bits = np.unpackbits(masker.mask(output).view(np.uint8), bitorder="little")
+        allowed = bits[:size].nonzero()[0].tolist()
+        # Free text ends some day: a mark or the end of sequence is drawn more often.
+        marks = [token for token in allowed if token >= 1408 or token == EOS]
+        output.append(rng.choice(marks if marks and rng.random() < 0.2 else allowed))
+    return output
+
+
+def answer(tokenizer: Tokenizer, form: str, output: list[int]) -> tuple[Any, Finished]:
+    """What the detokenizer makes of the ids."""
+    detokenizer = Detokenizer(tokenizer)
+    events: list[Any] = [
+        Accepted(uid=0, num_prompt_tokens=1, sampling=SamplingParams(), form=form),
+        *(Token(uid=0, id=token, silent=token == EOS) for token in output),
+        Finished(uid=0, reason="stop", num_prompt_tokens=1, num_output_tokens=len(output)),
+    ]
+    replies = [reply for event in events for reply in detokenizer.handle([event])[0]]
+    parts = [part for reply in replies if isinstance(reply, TextReply) for part in reply.parts]
+    assert isinstance(replies[-1], Finished)
+    return collect(parts), replies[-1]
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+@pytest.mark.parametrize("choice", ["required", "get_weather"])
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tokenizer) -> None:
+    if not has_tokens:
+        if name == "harmony":
+            return
+        tokenizer = make_tokenizer([])
+    form = AnswerForm(calls=name, types=TYPES, reasoning="harmony" if name == "harmony" else "")
+    tools = tuple(tool for tool in TOOLS if choice in ("required", tool[0]))
+    plan = AnswerPlan(form=form, tools=tools, choice=choice)
+    grammar, encoded = plan.resolve(SamplingParams(), tokenizer)
+    ended = 0
+    for seed in range(6):
+        output = draw(tokenizer, grammar, seed)
+        if output[-1] != EOS:
+            continue
+        ended += 1
+        found, _ = answer(tokenizer, encoded, output)
+        assert found.content.strip() == ""
+        assert found.calls, tokenizer.decode(output)
+        for call in found.calls:
+            assert choice in ("required", call.name)
+            arguments = json.loads(call.arguments)
+            if name != "harmony" and CALLS[name].syntax == "tags":  # texts without their bounds
+                arguments |= {key: text[:8] for key, text in arguments.items() if key == "city"}
+            jsonschema.validate(arguments, dict(TOOLS)[call.name])
+        if choice != "required":
+            assert len(found.calls) == 1
+    assert ended >= 3 or not has_tokens  # a random text without marks seldom ends
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("budget", [None, 0, 5])
+@pytest.mark.parametrize("content", [{"json": WEATHER}, None])
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_reasoning_comes_first(
+    is_open: bool, budget: int | None, content: Any, has_tokens: bool, tokenizer: Tokenizer
+) -> None:
+    if not has_tokens:
+        tokenizer = make_tokenizer([])
+    form = AnswerForm(reasoning="think", is_open=is_open)
+    plan = AnswerPlan(form=form, thinking_budget=budget)
+    grammar, encoded = plan.resolve(SamplingParams(structured_outputs=content), tokenizer)
+    if not grammar:
+        assert budget is None
+        assert content is None
+        return
+    for seed in range(6):
+        output = draw(tokenizer, grammar, seed, most=150)
+        found, end = answer(tokenizer, encoded, output)
+        thinking = found.reasoning
+        if output[-1] == EOS and content:
+            jsonschema.validate(json.loads(found.content), WEATHER)
+        if budget is not None and has_tokens:
+            assert end.num_reasoning_tokens <= budget + 2 + (budget == 0)
+        assert is_open or not thinking or end.num_reasoning_tokens > 0
+
+
+TEMPLATES = {
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "hermes": "{% if tools %}<tool_call>{{ tools | tojson }} arguments{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "think": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
+    "and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}",
+    "hybrid": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
+    "and not enable_thinking %}<think>\n\n</think>{% endif %}",
+}
+
+
+def planned(template: str, tokenizer: Tokenizer, **fields: Any) -> tuple[AnswerPlan | None, str]:
+    encoder = PromptEncoder(tokenizer=tokenizer, folder=Path())
+    encoder.__dict__["template"] = ChatTemplate({"default": TEMPLATES[template]}, {})
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "Hi"}], is_split=True, **fields)
+    ids = encoder.encode(prompt)
+    text = tokenizer.decode(np.frombuffer(ids, "<i4").tolist(), skip_special_tokens=False)
+    return getattr(ids, "plan", None), text
+
+
+def tool(name: str, schema: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema or NOW}}
+
+
+def test_plans(tokenizer: Tokenizer) -> None:
+    assert planned("plain", tokenizer)[0] is None
+    plan, text = planned("plain", tokenizer, tools=[tool("now")])
+    assert plan
+    assert plan.form == AnswerForm(calls="hermes", types={"now": {}})
+    assert text.startswith("system: You can call functions")
+    assert '"name": "now"' in text
+    plan, text = planned("hermes", tokenizer, tools=[tool("get_weather", WEATHER)])
+    assert plan
+    assert plan.form
+    assert plan.form.types["get_weather"]["days"] == "integer"
+    assert "You can call functions" not in text
+    plan, _ = planned("think", tokenizer)
+    assert plan
+    assert plan.form == AnswerForm(reasoning="think", is_open=True)
+    assert planned("think", tokenizer, template_args={"enable_thinking": False})[0] is None
+    assert planned("think", tokenizer, template_args={"reasoning_effort": "none"})[0] is None
+    plan, _ = planned("hybrid", tokenizer, template_args={"reasoning_effort": "high"})
+    assert plan
+    assert plan.form == AnswerForm(reasoning="think")
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "says"),
+    [
+        ("plain", {"tool_choice": "required"}, "none of tools"),
+        ("plain", {"tools": [tool("a")], "tool_choice": "b"}, "'b', which is none of tools"),
+        ("plain", {"tools": [tool("a"), tool("a")]}, "same name"),
+        ("plain", {"tools": [tool("a", {"type": "array"})]}, r"tools\[0\]\.function\.parameters"),
+        ("plain", {"thinking_budget": 5}, "no.e"),
+        ("plain", {"template_args": {"reasoning_effort": "low"}}, "has no reasoning_effort"),
+    ],
+)
+def test_refusals(template: str, fields: Any, says: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        planned(template, tokenizer, **fields)
+
+
+def test_a_wrong_schema_of_a_required_tool_is_named(tokenizer: Tokenizer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    plan = AnswerPlan(form=AnswerForm(calls="hermes"), tools=(("f", schema),), choice="required")
+    with pytest.raises(RequestError, match=r"tools\.f\.parameters\.properties\.a cannot be used"):
+        plan.resolve(SamplingParams(), tokenizer)
+    with pytest.raises(RequestError, match="cannot be combined with a tool_choice"):
+        plan.resolve(SamplingParams(ignore_eos=True), tokenizer)
+
+
+def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
+    form = '{"reasoning": "think"}'
+    ids = tokenizer.encode("<think>one two</think>three", add_special_tokens=False)
+    end = tokenizer.backend.token_to_id("</think>")
+    found, finished = answer(tokenizer, form, ids)
+    assert (found.reasoning, found.content) == ("one two", "three")
+    assert finished.num_reasoning_tokens == ids.index(end) + 1

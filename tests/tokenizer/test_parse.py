@@ -1,0 +1,282 @@
+"""Answers in each family's format: the parts are the same however the text is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+
+from minisgl.server.args import ToolCallParser
+from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
+from minisgl.tokenizer.parse.answer import Part
+from minisgl.tokenizer.parse.formats import PARSERS, detect_calls, detect_reasoning
+
+TYPES = {
+    "get_weather": {"city": "string", "days": "integer"},
+    "search": {"query": "string", "options": "object", "zip": "string"},
+    "now": {},
+}
+WEATHER = ("get_weather", {"city": "Zürich 🏔", "days": 3})
+SEARCH = ("search", {"query": 'a "b" }\n<x>', "options": {"deep": [1, {"a": "]"}]}, "zip": "01"})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+
+
+def dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def hermes(*calls: Any) -> str:
+    each = [
+        f'<tool_call>\n{{"name": "{n}", "arguments": {dumped(a)}}}\n</tool_call>' for n, a in calls
+    ]
+    return "\n".join(each)
+
+
+def coder(*calls: Any) -> str:
+    def shown(value: Any) -> str:
+        return value if isinstance(value, str) else dumped(value)
+
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={k}>\n{shown(v)}\n</parameter>\n" for k, v in arguments.items())
+        + "</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def glm(*calls: Any) -> str:
+    def shown(value: Any) -> str:
+        return value if isinstance(value, str) else dumped(value)
+
+    return "\n".join(
+        f"<tool_call>{name}\n"
+        + "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{shown(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
+        + "</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def deepseek_v3(*calls: Any) -> str:
+    each = [
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{dumped(a)}\n```<｜tool▁call▁end｜>"
+        for n, a in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "\n".join(each) + "<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(*calls: Any) -> str:
+    each = [
+        f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dumped(a)}<｜tool▁call▁end｜>" for n, a in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "".join(each) + "<｜tool▁calls▁end｜>"
+
+
+def mistral(*calls: Any) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[CALL_ID]abc[ARGS]{dumped(a)}" for n, a in calls)
+
+
+def mistral_v3(*calls: Any) -> str:
+    return "[TOOL_CALLS] " + dumped([{"name": n, "arguments": a} for n, a in calls])
+
+
+def pairs(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{pairs(v, quote)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(pairs(v, quote) for v in value) + "]"
+    return dumped(value)
+
+
+def gemma(*calls: Any) -> str:
+    form = "<start_function_call>call:{}{}<end_function_call>"
+    return "".join(form.format(n, pairs(a, "<escape>")) for n, a in calls)
+
+
+def gemma4(*calls: Any) -> str:
+    quote = '<|"|>'
+    return "".join(f"<|tool_call>call:{n}{pairs(a, quote)}<tool_call|>" for n, a in calls)
+
+
+def llama3(*calls: Any) -> str:
+    return "; ".join(dumped({"name": n, "parameters": a}) for n, a in calls)
+
+
+def harmony(*calls: Any) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{dumped(a)}<|call|>"
+        for n, a in calls
+    )
+
+
+WRITERS = {
+    "hermes": hermes, "qwen3_coder": coder, "glm": glm, "deepseek_v3": deepseek_v3,
+    "deepseek_v31": deepseek_v31, "mistral": mistral, "mistral_v3": mistral_v3, "gemma": gemma,
+    "gemma4": gemma4, "llama3": llama3, "harmony": harmony,
+}  # fmt: skip
+CALLS = [[WEATHER], [NOW], [SEARCH], [WEATHER, NOW, SEARCH]]
+
+
+def parsed(form: AnswerForm, pieces: list[str]) -> list[Part]:
+    parser = AnswerParser(form)
+    parts = [part for piece in pieces for part in parser.feed(piece)]
+    return merged([*parts, *parser.flush()])
+
+
+def merged(parts: list[Part]) -> list[Part]:
+    joined: list[Part] = []
+    for kind, text in parts:
+        assert text
+        if kind != "call" and joined and joined[-1][0] == kind:
+            joined[-1] = (kind, joined[-1][1] + text)
+        else:
+            joined.append((kind, text))
+    return joined
+
+
+def check(form: AnswerForm, text: str) -> Any:
+    """The whole answer. Every cut in two, single characters and random cuts give the same parts."""
+    whole = parsed(form, [text])
+    for at in range(len(text) + 1):
+        assert parsed(form, [text[:at], text[at:]]) == whole, at
+    assert parsed(form, list(text)) == whole
+    rng = random.Random(0)
+    for _ in range(20):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=6))
+        bounds = [0, *cuts, len(text)]
+        pieces = [text[a:b] for a, b in pairwise(bounds)]
+        assert parsed(form, pieces) == whole
+    return collect(whole)
+
+
+def test_every_format_is_tested() -> None:
+    assert set(WRITERS) == set(PARSERS) == set(get_args(ToolCallParser))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("calls", CALLS, ids=lambda calls: "+".join(name for name, _ in calls))
+def test_calls(name: str, calls: list[Any]) -> None:
+    answer = check(AnswerForm(calls=name, types=TYPES), WRITERS[name](*calls))
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == calls
+    assert answer.content == ""
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("llama3", "harmony")])
+def test_content_before_calls(name: str) -> None:
+    text = "Let me look at [it] <b>now</b>.\n\n" + WRITERS[name](WEATHER)
+    answer = check(AnswerForm(calls=name, types=TYPES), text)
+    assert answer.content == "Let me look at [it] <b>now</b>."
+    assert [call.name for call in answer.calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_content_alone(name: str) -> None:
+    for text in ("", "Hello", " a <tool", "x [TOOL\n\n", "<｜tool", '{"a": 1}', "[1]", "1 < 2 \n"):
+        assert check(AnswerForm(calls=name, types=TYPES), text).content == text
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_cut_answers(name: str) -> None:
+    """An answer that `max_tokens` cuts: what is known of the call, never an exception."""
+    form, text = AnswerForm(calls=name, types=TYPES), WRITERS[name](WEATHER, SEARCH)
+    whole = collect(parsed(form, [text]))
+    for end in range(len(text)):
+        answer = collect(parsed(form, [text[:end]]))
+        for call, full in zip(answer.calls, whole.calls, strict=False):
+            assert call.name == full.name
+            assert full.arguments.startswith(call.arguments.rstrip()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [("think", "<think>", "</think>"), ("mistral", "[THINK]", "[/THINK]"),
+     ("seed", "<seed:think>", "</seed:think>"), ("gemma4", "<|channel>thought", "<channel|>")],
+)  # fmt: skip
+def test_reasoning(name: str, begin: str, end: str) -> None:
+    form = AnswerForm(reasoning=name)
+    answer = check(form, f"{begin}\nI think, é 🙂.\n\n{end}\n\nThe <answer>.\n")
+    assert (answer.reasoning, answer.content) == ("I think, é 🙂.", "The <answer>.\n")
+    answer = check(AnswerForm(reasoning=name, is_open=True), f"I think.{end}Yes")
+    assert (answer.reasoning, answer.content) == ("I think.", "Yes")
+    assert check(form, f"{begin}I think").reasoning == "I think"
+    assert check(form, " plain").content == " plain"
+    assert check(form, f"{begin}{end}x").content == "x"
+
+
+def test_reasoning_before_calls() -> None:
+    form = AnswerForm(calls="hermes", reasoning="think", types=TYPES)
+    text = f"<think>\nUse <tool_call> now\n</think>\n\nWell.\n{hermes(WEATHER, NOW)}\n"
+    answer = check(form, text)
+    assert answer.reasoning == "Use <tool_call> now"
+    assert answer.content == "Well."
+    assert [call.name for call in answer.calls] == ["get_weather", "now"]
+
+
+def test_harmony_channels() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Think é.<|end|><|start|>assistant"
+        "<|channel|>commentary<|message|>I will call.<|end|><|start|>assistant"
+        f"{harmony(WEATHER)}"
+    )
+    answer = check(AnswerForm(calls="harmony", reasoning="harmony", types=TYPES), text)
+    assert (answer.reasoning, answer.content) == ("Think é.", "I will call.")
+    assert json.loads(answer.calls[0].arguments) == WEATHER[1]
+    final = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>42"
+    answer = check(AnswerForm(reasoning="harmony"), final)
+    assert (answer.reasoning, answer.content) == ("Hm", "42")
+
+
+def test_is_reasoning_follows_the_text() -> None:
+    parser = AnswerParser(AnswerForm(reasoning="think"))
+    states = []
+    for piece in ("<think>", "a", "b", "</th", "ink>", "c"):
+        parser.feed(piece)
+        states.append(parser.is_reasoning)
+    assert states == [True, True, True, True, False, False]
+
+
+def test_objects_in_other_orders() -> None:
+    form = AnswerForm(calls="hermes", types=TYPES)
+    for body in (
+        '{"arguments": {"city": "a"}, "name": "get_weather"}',
+        '{"id": "x1", "name": "get_weather", "arguments": {"city": "a"}, "more": [1, {}]}',
+        '{"name": "get_weather", "arguments": "{\\"city\\": \\"a\\"}"}',
+        '{ "name" : "get_weather" , "parameters" : {"city": "a"} }',
+    ):
+        (call,) = check(form, f"<tool_call>{body}</tool_call>").calls
+        assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "a"})
+    (call,) = check(form, '<tool_call>{"name": "now"}</tool_call>').calls
+    assert (call.name, call.arguments) == ("now", "{}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>no</tool_call> left",
+        "<tool_call>{1}</tool_call>",
+        "<tool_call>{}",
+        "<tool_call>",
+    ],
+)
+def test_what_is_no_call_stays_content(text: str) -> None:
+    answer = check(AnswerForm(calls="hermes"), text)
+    assert (answer.content, answer.calls) == (text, [])
+
+
+def test_a_bare_object_calls_only_known_tools() -> None:
+    text = '{"name": "Ada", "parameters": {"age": 36}}'
+    assert check(AnswerForm(calls="llama3", types=TYPES), text).content == text
+    answer = check(AnswerForm(calls="llama3", types=TYPES), "<|python_tag|>" + llama3(WEATHER))
+    assert answer.calls[0].name == "get_weather"
+
+
+def test_detection() -> None:
+    assert detect_calls("plain") == detect_reasoning("plain") == ""
+    assert detect_reasoning("{{ '</think>' }}") == "think"
