@@ -55,7 +55,9 @@ def decode(
 
 
 @triton.jit(
-    do_not_specialize=["rows_stride"], do_not_specialize_on_alignment=["slots_ptr", "rows_ptr"]
+    do_not_specialize=["rows_stride"],
+    # Of a layer's decays: any number of slots and heads lies before them.
+    do_not_specialize_on_alignment=["slots_ptr", "rows_ptr", "decays_ptr"],
 )
 def _delta_decode(
     mixed_ptr, g_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, decays_ptr, slots_ptr, rows_ptr,

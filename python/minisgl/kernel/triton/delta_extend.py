@@ -93,7 +93,8 @@ def _unit_keys(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "rows_stride"], do_not_specialize_on_alignment=["rows_ptr"]
+    do_not_specialize=["num_rows", "rows_stride"],
+    do_not_specialize_on_alignment=["rows_ptr", "decays_ptr"],
 )
 def _delta_solve(
     mixed_ptr, g_ptr, beta_ptr, keys_ptr, decays_ptr, inverses_ptr, sums_ptr, row_table_ptr,
@@ -152,7 +153,7 @@ def _delta_solve(
 
 @triton.jit(
     do_not_specialize=["num_rows", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr", "slots_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "slots_ptr", "decays_ptr"],
 )
 def _delta_scan(
     mixed_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, decays_ptr, slots_ptr, inverses_ptr,
