@@ -48,6 +48,8 @@ def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.3)
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     return model
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Glm4MoeConfig,
     GptOssConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -66,6 +69,14 @@ LLAMA3 = rope(
 )
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
 MOE = {"num_experts": 9, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
+GLM4_MOE: dict[str, Any] = {
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+}
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
@@ -193,6 +204,38 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         },
         1,
         False,
+    ),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {**GLM4_MOE, "n_group": 3, "topk_group": 2, "use_qk_norm": True, "n_shared_experts": 2},
+        4,
+        False,
+    ),
+    "glm4-moe-stacked": (
+        Glm4MoeConfig,
+        {**GLM4_MOE, "attention_bias": True, "norm_topk_prob": False, "first_k_dense_replace": 2},
+        1,
+        False,
+    ),
+    "olmoe": (OlmoeConfig, {"num_experts": 5, "num_experts_per_tok": 2}, 4, False),
+    "olmoe-stacked": (
+        OlmoeConfig,
+        {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": True},
+        1,
+        False,
+    ),
+    "granite-moe": (
+        GraniteMoeConfig,
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 8.0,
+        },
+        4,
+        True,
     ),
     "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),
     "gpt-oss-old": (

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import SIZES, check_case
+from test_model_families import SIZES, check_case, save_case
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
     Mistral3Config,
     Phi3Config,
     PreTrainedConfig,
@@ -23,7 +24,7 @@ from transformers import (
     Qwen3_5MoeConfig,
 )
 
-from helpers.dense_cases import DENSE_CASES, GEMMA, YARN
+from helpers.dense_cases import DENSE_CASES, GEMMA, GEMMA4, YARN
 from helpers.hybrid_cases import DELTA, EXPERTS, HYBRID_CASES
 from helpers.model_harness import Runner, load, make_reference
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
@@ -36,6 +37,7 @@ VISION = {
     "image_size": 16,
     "patch_size": 8,
 }
+GEMMA4_VISION = {name: value for name, value in VISION.items() if name != "image_size"}
 
 
 def save_wrapped(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
@@ -54,6 +56,10 @@ def wrapped(kind: str) -> PreTrainedConfig:
     if kind == "gemma3":
         text = {**SIZES, **GEMMA, "num_hidden_layers": 7}
         return Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)
+    if kind == "gemma4":
+        heads = {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
+        text = {**SIZES, **GEMMA4, "pad_token_id": 0}
+        return Gemma4Config(text_config=text, vision_config={**GEMMA4_VISION, **heads})
     text = {**SIZES, "model_type": kind, "head_dim": 16}
     if kind == "ministral3":
         text["rope_parameters"] = YARN
@@ -68,7 +74,7 @@ def rename(folder: Path, prefix: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("released", [False, True], ids=["transformers-5", "released"])
-@pytest.mark.parametrize("kind", ["gemma3", "mistral", "ministral3"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral", "ministral3"])
 @torch.inference_mode()
 def test_the_text_model_of_a_wrapper_is_served(
     kind: str, released: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -107,6 +113,20 @@ def test_qwen_wrappers_and_their_drafts(
         model = load(tmp_path)
     assert any("tensors of mtp and visual" in line for line in caplog.messages)
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+@torch.inference_mode()
+def test_layers_that_draft_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """glm4_moe's, after the last layer."""
+    reference, page_size = save_case("glm4-moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(48, 96)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with caplog.at_level(logging.INFO):
+        model = load(tmp_path)
+    assert any("skipped 1 tensors of model.layers.3." in line for line in caplog.messages)
+    check_case(reference, Runner(model, page_size=page_size), num_outputs=9)
 
 
 @torch.inference_mode()

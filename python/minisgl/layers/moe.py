@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -151,12 +151,15 @@ class MoELayer(BaseOP):
 class SharedExpert(BaseOP):
     """An MLP for every token, times sigmoid(gate(x)). Returns this rank's partial sum."""
 
+    module: ClassVar[str] = "shared_expert"
+    gate: Weight | None = None
+
     def __init__(
         self, build: BuildContext, *, hidden_size: int, inner_size: int, prefix: str
     ) -> None:
         """prefix: of the layer's MLP in the checkpoint."""
         super().__init__()
-        gate, up, down = (f"{prefix}.shared_expert.{kind}_proj" for kind in ("gate", "up", "down"))
+        gate, up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("gate", "up", "down"))
         columns = build.columns(inner_size, gate, up)
         shape = (inner_size, hidden_size)
         self.gate_up = build.weight(
@@ -165,12 +168,24 @@ class SharedExpert(BaseOP):
         self.down = build.weight(
             Part(name=f"{down}.weight", shape=shape[::-1], axis=1, share=columns)
         )
-        name = f"{prefix}.shared_expert_gate.weight"
+        self._gate(build, f"{prefix}.shared_expert_gate.weight", hidden_size)
+
+    def _gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
         self.gate = build.weight(Part.whole(name, 1, hidden_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         act = self.gate_up.linear(x_TD, gate="silu")
-        return torch.sigmoid(self.gate.linear(x_TD)) * self.down.linear(act)
+        out_TD = self.down.linear(act)
+        return torch.sigmoid(self.gate.linear(x_TD)) * out_TD if self.gate else out_TD
+
+
+class UngatedExpert(SharedExpert):
+    """An MLP for every token, as it is."""
+
+    module = "shared_experts"
+
+    def _gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
+        pass
 
 
 def _bias(part: Part) -> Part:

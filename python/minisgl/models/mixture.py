@@ -33,7 +33,7 @@ class MoeSpec:
     is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
     inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
     renormalise: see `Ops.route`. names: of layer {}'s tensors. bias: of router and experts.
-    layer: the class to build.
+    layer, shared: what to build.
     """
 
     num_experts: int
@@ -45,7 +45,8 @@ class MoeSpec:
     shared_size: int = 0
     activation: Activation | ClampedGate = "silu"
     bias: bool = False
-    layer: type[MoELayer] = MoELayer
+    layer: Callable[..., MoELayer] = MoELayer
+    shared: type[SharedExpert] = SharedExpert
 
 
 def read_experts(
@@ -77,7 +78,7 @@ def mixture_builder(
     def mixture(index: int) -> MoELayer:
         shared = None
         if spec.shared_size:
-            shared = SharedExpert(
+            shared = spec.shared(
                 build,
                 hidden_size=hidden_size,
                 inner_size=spec.shared_size,

@@ -74,7 +74,7 @@ class WideNormLayer(SplitAttentionLayer):
         return q_TNH, k_TKH, v_TKH
 
 
-def _wide_norms(
+def wide_norms(
     spec: ModelSpec,
     layer: LayerSpec,
     build: BuildContext,
@@ -116,7 +116,7 @@ class Olmo2Block(PostNormBlock):
         place: tuple[int, int],
     ) -> None:
         super().__init__(spec, layer, build, rope, mixture, index, place)
-        self.attention.attend = _wide_norms(spec, layer, build, rope, self.attention.attend.layer)
+        self.attention.attend = wide_norms(spec, layer, build, rope, self.attention.attend.layer)
 
 
 def spec(config: ModelConfig) -> ModelSpec:

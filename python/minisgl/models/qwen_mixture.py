@@ -27,12 +27,12 @@ def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
         inner_size=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", False),
         is_sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers)),
-        names=_names,
+        names=expert_names,
         shared_size=shared_size,
     )
 
 
-def _names(layer: int) -> ExpertNames:
+def expert_names(layer: int) -> ExpertNames:
     prefix = f"model.layers.{layer}.mlp"
     return ExpertNames(
         router=f"{prefix}.gate.weight",

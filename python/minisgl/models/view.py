@@ -64,6 +64,13 @@ class CheckpointView(Checkpoint):
         self.names = set(self._places)
         return self
 
+    def drop(self, prefix: str) -> None:
+        """Leave out the tensors of a module that is not served."""
+        skipped = {name for name in self.names if name.startswith(prefix)}
+        if skipped:
+            logger.info("%s: skipped %d tensors of %s*", self.folder, len(skipped), prefix)
+        self.names -= skipped
+
     def interleaved(self, config: ModelConfig) -> CheckpointView:
         """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
         head_dim, rotary_dim = config.head_dim, config.rope.rotary_dim

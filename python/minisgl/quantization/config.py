@@ -24,7 +24,7 @@ from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
 """Numbers of 4 bits in an int32, in which files hold them."""
-ROUTERS: Final = re.compile(r"\.(gate|router|shared_expert_gate)$")
+ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
 _EVERY: Final = {(ALL, ALL): "matrix", (1, ALL): "row"}
 
 

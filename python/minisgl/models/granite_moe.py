@@ -1,0 +1,53 @@
+"""Granite 3 (granitemoe): Granite with a mixture in each layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minisgl.layers.moe import ExpertNames
+from minisgl.models import granite
+from minisgl.models.mixture import MoeSpec, read_experts
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.spec import ModelSpec
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    num_experts, top_k = read_experts(config, "num_local_experts")
+    mixture = MoeSpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner_size=config.intermediate_size,
+        renormalise=True,
+        is_sparse=(True,) * config.num_layers,
+        names=_names,
+    )
+    return replace(granite.spec(config), moe=mixture)
+
+
+def _names(layer: int) -> ExpertNames:
+    """Files have one tensor for all experts."""
+    prefix = f"model.layers.{layer}.block_sparse_moe"
+    return ExpertNames(
+        router=f"{prefix}.router.layer.weight",
+        router_alias=None,
+        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
+        up=f"{prefix}.experts.{{}}.up_proj.weight",
+        down=f"{prefix}.experts.{{}}.down_proj.weight",
+        all_gate_up=f"{prefix}.input_linear.weight",
+        all_down=f"{prefix}.output_linear.weight",
+    )
+
+
+FAMILY = replace(
+    granite.FAMILY,
+    architectures=("GraniteMoeForCausalLM",),
+    spec=spec,
+    defaults={
+        "max_position_embeddings": 2048,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+)
