@@ -33,9 +33,13 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
-    """Return `--dtype`; "auto" is the checkpoint's. Warns if the dtype is slow on this CPU."""
+    """Return `--dtype`; "auto" is the checkpoint's, but bfloat16 for float16 where a CPU computes
+    slowly in float16. Warns if the dtype is slow on this CPU."""
     dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
+        if dtype == torch.float16 and config.dtype == "auto":
+            logger.info("float16 weights become bfloat16, in which this CPU computes faster")
+            return torch.bfloat16
         logger.warning("%s", advice)
     assert isinstance(dtype, torch.dtype)
     return dtype
