@@ -79,14 +79,14 @@ def test_only_requests_with_a_key_pass(
         assert refused.value.code == "invalid_api_key"
         assert SECRET not in refused.value.message
     with httpx.Client(base_url=guarded.url) as http:
-        for path in ("/v1/models", "/metrics", "/docs", "/openapi.json", "/nothing"):
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
             refusal = http.get(path)
             assert refusal.status_code == 401, path
             assert refusal.headers["www-authenticate"] == "Bearer"
             assert refusal.headers["x-request-id"]
             assert http.get(path, headers={"x-api-key": SECRET}).status_code != 401
         assert http.get("/v1/models", headers={"x-api-key": b"\xff\xfe"}).status_code == 401
-        for path in ("/health", "/ready"):
+        for path in ("/health", "/ready", "/", "/docs"):
             assert http.get(path).status_code == 200
         assert http.get("/v1/models", headers={"Authorization": f"bearer {SECRET}"}).is_success
         assert http.get("/v1/models", headers={"Authorization": f"Basic {SECRET}"}).is_error

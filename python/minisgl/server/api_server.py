@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
@@ -63,7 +63,8 @@ def create_app(
         *(anthropic, ollama, ollama_models),
     )
     records = [record for family in families for record in family.RECORDS]
-    app = DocumentedAPI(records, title="Mini-SGLang", redoc_url=None, redirect_slashes=False)
+    settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+    app = DocumentedAPI(records, title="Mini-SGLang", **settings)
     errors.install(app, frontend.observer)
     for family in families:
         app.include_router(family.router(frontend, model))

@@ -138,7 +138,7 @@ def install(app: FastAPI, observer: Observer) -> None:
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = await answer(request, _routing_error(request, error, app))
+        response = await answer(request, _routing_error(request, error))
         response.headers.update(error.headers or {})
         return response
 
@@ -156,7 +156,7 @@ def install(app: FastAPI, observer: Observer) -> None:
         app.add_exception_handler(kind, handler)
 
 
-def _routing_error(request: Request, error: HTTPException, app: FastAPI) -> InvalidRequest:
+def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
     path, method = request.url.path, request.method
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
@@ -167,7 +167,7 @@ def _routing_error(request: Request, error: HTTPException, app: FastAPI) -> Inva
         )
     if error.status_code == 404:
         return refusal(
-            f"there is nothing at {path}; {app.docs_url} lists what there is",
+            f"there is nothing at {path}; /docs lists what there is",
             status=404,
             code="not_found",
         )

@@ -12,8 +12,8 @@ from minisgl.server.errors import error_response, refusal
 from minisgl.server.keys import Key, KeyRing
 from minisgl.server.telemetry.observe import Observer
 
-OPEN: Final = frozenset(("/", "/favicon.ico", "/health", "/ready"))
-"""Paths that need no key: probes have none, and the page asks its user for one."""
+OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
+"""Paths that need no key: probes have none, and the pages ask their user for one."""
 
 OPEN_BELOW: Final = "/page/"
 """The page's assets."""

@@ -1,4 +1,4 @@
-"""The page at /docs: FastAPI writes it, from the schemas of the records that decode requests."""
+"""/openapi.json, which the page at /docs shows: from the records that decode requests."""
 
 from __future__ import annotations
 

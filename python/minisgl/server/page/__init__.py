@@ -1,10 +1,10 @@
-"""The web page at `/`: a chat with the model in the browser.
+"""The web pages: at `/` a chat with the model in the browser, at `/docs` the API's schema.
 
-It is static files, a client of the HTTP API like any other: nothing is generated, and nothing is
+They are static files, clients of the HTTP API like any other: nothing is generated, and nothing is
 fetched from elsewhere. The policy in `_HEADERS` lets it run no other script and reach no other
 host, whatever a model writes.
 
-What it does not know: requests, models, the engine. Read next: static/main.js.
+What it does not know: requests, models, the engine. Read next: static/main.js, static/docs.js.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ def router() -> APIRouter:
     @routes.get("/")
     async def index(request: Request) -> Response:
         return _send(request, "index.html")
+
+    @routes.get("/docs")
+    async def docs(request: Request) -> Response:
+        return _send(request, "docs.html")
 
     @routes.get("/page/{path:path}")
     async def static(request: Request, path: str) -> Response:
