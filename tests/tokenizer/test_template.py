@@ -369,3 +369,51 @@ def test_products_that_templates_write() -> None:
     source = "{{ '-' * 3 }}{{ 2 * 3 }}{{ 1.5 * 2 }}{{ 2 ** 10 }}{{ messages|length * 2 }}"
     chat = ChatTemplate({"default": source}, {})
     assert chat.render([{"role": "user", "content": "a"}]) == "---63.010242"
+
+
+HARMONY = """
+{%- macro spoken(role, channel, text) -%}
+<|start|>{{ role }}<|channel|>{{ channel }}<|message|>{{ text }}<|end|>
+{%- endmacro -%}
+{%- set state = namespace(name=none) -%}
+{{- "<|start|>system<|message|>" + strftime_now("%Y") + " " + (reasoning_effort or "medium") }}
+{%- for message in messages -%}
+    {%- if message.role == "assistant" and message.tool_calls -%}
+        {%- if message.content and message.thinking -%}
+            {{- raise_exception("content or thinking, not both") }}
+        {%- endif -%}
+        {{- spoken("assistant", "analysis", message.content or message.thinking) }}
+        {%- set state.name = message.tool_calls[0].function.name -%}
+        {{- "<|start|>assistant to=functions." + state.name + "<|message|>" }}
+        {{- message.tool_calls[0].function.arguments | tojson + "<|call|>" }}
+    {%- elif message.role == "tool" -%}
+        {{- spoken("functions." + state.name, "commentary", message.content | tojson) }}
+    {%- else -%}
+        {{- spoken(message.role, "final", message.content) }}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
+
+@pytest.mark.parametrize("content", [None, "Let me look."])
+def test_reasoning_of_a_call_is_thinking_where_the_template_says_so(content: str | None) -> None:
+    """What gpt-oss's template is made of: macros, a namespace, thinking of calls of tools."""
+    call = {"type": "function", "function": {"name": "time", "arguments": '{"zone": "UTC"}'}}
+    messages = [
+        {"role": "user", "content": "What time is it?"},
+        {
+            "role": "assistant",
+            "content": content,
+            "reasoning_content": "I need a clock.",
+            "tool_calls": [{"id": "1", **call}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "12:00"},
+    ]
+    prompt = ChatTemplate({"default": HARMONY}, {}).render(messages, {"reasoning_effort": "low"})
+    _, spoken = prompt.split(" low", 1)
+    assert spoken == (
+        "<|start|>user<|channel|>final<|message|>What time is it?<|end|>"
+        f"<|start|>assistant<|channel|>analysis<|message|>{content or 'I need a clock.'}<|end|>"
+        '<|start|>assistant to=functions.time<|message|>{"zone": "UTC"}<|call|>'
+        '<|start|>functions.time<|channel|>commentary<|message|>"12:00"<|end|>'
+    )

@@ -59,6 +59,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
+        self._reads_thinking = any("message.thinking" in source for source in sources.values())
         self.source = sources.get("tool_use") or sources.get("default", "")
         self._templates: dict[str, jinja2.Template] = {}
         self._problem = (
@@ -102,6 +103,8 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
         normal = [_normalise(message, i) for i, message in enumerate(messages)]
+        if self._reads_thinking:
+            normal = [_with_thinking(message) for message in normal]
         return {**(args or {}), "messages": normal}
 
     def fill(self, given: Mapping[str, Any]) -> str:
@@ -216,6 +219,15 @@ def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if isinstance(calls := normal.get("tool_calls"), list):
         normal["tool_calls"] = [_normalise_call(call) for call in calls]
     return normal
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """`reasoning_content` by the name that gpt-oss's template has. It refuses a call of a tool that
+    has both content and thinking, and takes content for thinking there."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning or (message.get("tool_calls") and message.get("content")):
+        return message
+    return {"thinking": reasoning, **message}
 
 
 def _join_parts(content: Any, where: str) -> str:
