@@ -36,6 +36,18 @@ def test_chat_answers(llm: LLM) -> None:
     assert output.num_output_tokens == len(output.token_ids)
 
 
+def test_template_variables_are_one_dictionary(llm: LLM) -> None:
+    """A misspelt or misplaced option is not taken for a variable."""
+    with pytest.raises(TypeError, match="max_tokens"):
+        llm.chat(ask("Hi"), max_tokens=3)  # type: ignore[call-arg]
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    whole, bare = (
+        llm.chat(ask("Hi"), params, chat_template_kwargs={"add_generation_prompt": wanted})[0]
+        for wanted in (True, False)
+    )
+    assert whole.num_prompt_tokens > bare.num_prompt_tokens
+
+
 def test_a_batch_keeps_its_order(llm: LLM) -> None:
     sums = [(3, 4), (20, 31), (50, 8), (11, 11), (40, 25)]
     outputs = llm.chat([ask(f"What is {a} + {b}?") for a, b in sums], GREEDY)

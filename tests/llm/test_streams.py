@@ -75,7 +75,7 @@ def test_wrong_streams_are_refused(llm: LLM) -> None:
         with pytest.raises(InvalidRequest):
             llm.stream(prompt)
     with pytest.raises(InvalidRequest, match="enable_thinking is for chat templates"):
-        llm.stream("a", enable_thinking=False)
+        llm.stream("a", chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(RequestError, match="the prompt has"):
         list(llm.stream("b " * 5000))
 

@@ -56,10 +56,10 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
-        **template_args: Any,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> AsyncIterator[Delta | RequestOutput]:
         """Iterate over the answer to a conversation; as `generate`, and see `LLM.chat`."""
-        return self._stream(list(messages), sampling_params, cache_salt, template_args)
+        return self._stream(list(messages), sampling_params, cache_salt, chat_template_kwargs or {})
 
     async def aclose(self) -> None:
         """Release memory, threads and processes. Open requests end with a ConfigError."""

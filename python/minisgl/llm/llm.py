@@ -160,16 +160,16 @@ class LLM:
         *,
         n: int = 1,
         cache_salt: str = "",
-        **template_args: Any,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
-        n, cache_salt: as for `generate`. `template_args` are further variables for the checkpoint's
-        chat template.
+        n, cache_salt: as for `generate`. chat_template_kwargs: further variables for the
+        checkpoint's chat template.
         """
         from minisgl.llm.prompts import chat_records
 
-        ids = self._encode(*chat_records(messages, template_args))
+        ids = self._encode(*chat_records(messages, chat_template_kwargs or {}))
         return self._run(ids, sampling_params, n, cache_salt)
 
     def stream(
@@ -178,7 +178,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
-        **template_args: Any,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> Stream:
         """Iterate over the answer to one prompt, or one conversation, while it is computed.
 
@@ -187,7 +187,7 @@ class LLM:
         """
         from minisgl.llm.stream import Stream
 
-        return Stream(self, prompt, sampling_params, cache_salt, template_args)
+        return Stream(self, prompt, sampling_params, cache_salt, chat_template_kwargs or {})
 
     def close(self) -> None:
         """Release memory, threads and processes, and end open calls with a ConfigError.
