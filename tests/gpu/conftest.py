@@ -22,7 +22,7 @@ INTERPRETED = (
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_packed.py"),
     "test_recurrent_kernels.py",
 )
-COMPILED = ("test_gpu_targets.py", "test_launch.py")
+COMPILED = ("test_gpu_targets.py", "test_packed_targets.py", "test_launch.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
