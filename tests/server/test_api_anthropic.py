@@ -162,7 +162,7 @@ def test_a_final_turn_of_the_assistant_is_continued(
     assert received(server).template_args == {"continue_final_message": True}
     for nothing in ("", []):
         claude.messages.create(**asked(turn("one"), turn(nothing, role="assistant")))
-        assert received(server) == ChatPrompt(messages=[turn("one")])
+        assert received(server) == ChatPrompt(messages=[turn("one")], is_split=True)
 
 
 def test_tokens_are_counted(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
@@ -189,8 +189,8 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     claude.messages.create(**asked(turn("a"), output_config=output))
     assert server.received[-1].sampling.structured_outputs == {"json": '{"type":"object"}'}
     output["effort"] = "high"
-    with pytest.raises(anthropic.BadRequestError, match="reasoning_effort"):
-        claude.messages.create(**asked(turn("a"), output_config=output))
+    claude.messages.create(**asked(turn("a"), output_config=output))
+    assert received(server).template_args == {"reasoning_effort": "high"}
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,10 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     [
         ({"temperature": 3.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": [TOOL]}, "tools is supported only"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
+        ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice"),
+        ({"thinking": {"type": "between_tools"}}, "thinking"),
         ({"messages": []}, "messages"),
         ({"messages": [turn([{"type": "image", "source": {}}])]}, "image"),
         ({"messages": [turn("x", role="tool")]}, "role"),
@@ -240,7 +241,68 @@ def test_tools_that_must_not_be_called_stay_out_of_the_prompt(
     claude: anthropic.Anthropic, server: ScriptedServer
 ) -> None:
     claude.messages.create(**asked(turn("a"), tools=[TOOL], tool_choice={"type": "none"}))
-    assert received(server).template_args == {}
+    assert received(server).tools == []
+
+
+def test_tools(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    choices: Any = [
+        (None, "auto", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "tool", "name": "f"}, "f", True),
+    ]
+    for choice, expected, is_parallel in choices:
+        fields = {"tool_choice": choice} if choice else {}
+        claude.messages.create(**asked(turn("a"), tools=[TOOL], **fields))
+        prompt = received(server)
+        function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+        assert prompt.tools == [{"type": "function", "function": function}]
+        assert (prompt.tool_choice, prompt.parallel_tool_calls) == (expected, is_parallel)
+
+
+SPLIT = (
+    "!part:reasoning:hm !part:reasoning:so !part:content:I !part:content:call !part:call:f "
+    '!part:arguments:{"a": !part:arguments:1} !part:call:g !part:arguments:{}'
+)
+
+
+def test_thinking_text_and_calls_are_blocks(claude: anthropic.Anthropic) -> None:
+    request = asked(turn(SPLIT), tools=[TOOL])
+    whole = claude.messages.create(**request)
+    blocks = [block.model_dump(exclude={"id"}) for block in whole.content]
+    assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
+    assert blocks[0]["thinking"] == "hmso"
+    assert blocks[1]["text"] == "Icall"
+    assert [(block["name"], block["input"]) for block in blocks[2:]] == [("f", {"a": 1}), ("g", {})]
+    assert whole.stop_reason == "tool_use"
+    with claude.messages.stream(**request) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
+    same = [block.model_dump(exclude={"id", "parsed_output"}) for block in streamed.content]
+    assert same == blocks
+    assert streamed.stop_reason == "tool_use"
+    ids = [block.id for block in streamed.content if block.type == "tool_use"]
+    assert len(set(ids)) == 2
+
+
+def test_arguments_that_are_no_object(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(
+        **asked(turn("!part:call:f !part:arguments:{oops"), tools=[TOOL])
+    )
+    (block,) = answer.content
+    assert block.type == "tool_use"
+    assert block.input == {"arguments": "{oops"}
+
+
+def test_thinking(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    options: Any = [
+        ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}, 1024),
+        ({"type": "disabled"}, {"enable_thinking": False}, None),
+        ({"type": "adaptive"}, {}, None),
+    ]
+    for thinking, args, budget in options:
+        claude.messages.create(**asked(turn("a"), thinking=thinking))
+        assert (received(server).template_args, received(server).thinking_budget) == (args, budget)
 
 
 def test_no_field_of_anthropics_schema_is_unknown() -> None:

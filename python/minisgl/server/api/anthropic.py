@@ -8,6 +8,7 @@ one turn, as Anthropic's documentation has it. A final turn of the assistant is 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -31,15 +32,13 @@ from minisgl.server.api.schema import (
     only,
 )
 from minisgl.server.api.structured import JsonSchema, ResponseFormat, in_turn, naming
+from minisgl.server.api.tools import new_call_id, tool_choice_of, tools_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, Shape, TextEvent, named_event, respond
+from minisgl.server.respond import Output, Shape, named_event, respond
+from minisgl.tokenizer.parse.answer import Kind, Part
 
 _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."
-_NO_THINKING: Final = (
-    "thinking is not parsed; set variables of the template in chat_template_kwargs"
-)
-_NO_TOOLS: Final = 'tool calls are not parsed; send tool_choice {"type": "none"}'
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 _NAMES: Final = {"response_format.json_schema": "output_config.format", "stop": "stop_sequences"}
@@ -117,6 +116,49 @@ def _joined(content: str | list[TextBlock] | None) -> str:
     return "\n".join(block.text for block in content)
 
 
+class AnthropicTool(Json, frozen=True, kw_only=True):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl = None
+    strict: Annotated[bool | None, ignored("Changes nothing: see tool_choice.")] = None
+    eager_input_streaming: Annotated[bool | None, ignored("Input is streamed as it comes.")] = None
+    defer_loading: Annotated[bool | None, only(False, why="send the tools that it may use")] = None
+    allowed_callers: Annotated[list[str] | None, only(["direct"], why="no code is run here")] = None
+    input_examples: Annotated[
+        list[Any] | None, only([], why="put examples into the description")
+    ] = None
+
+    def for_chat(self, path: str) -> dict[str, Any]:
+        """The tool in the form of chat completions. Raises InvalidRequest."""
+        self.refuse_unsupported(f"{path}.")
+        function = {"name": self.name, "parameters": self.input_schema}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class AnthropicChoice(Json, frozen=True, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def for_chat(self) -> str | dict[str, Any]:
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name or ""}}
+        return "required" if self.type == "any" else self.type
+
+
+class Thinking(Json, frozen=True, kw_only=True):
+    """adaptive: as the template decides. budget_tokens: of thinking at most, with enabled."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: NonNegative | None = None
+    display: Annotated[str | None, only("summarized", why="thinking is shown whole")] = None
+
+
 class OutputFormat(Json, frozen=True, kw_only=True):
     schema: dict[str, Any]
     type: Literal["json_schema"] = "json_schema"
@@ -136,13 +178,9 @@ class CountRequest(Json, frozen=True, kw_only=True):
     messages: Annotated[list[Turn], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
     cache_control: CacheControl = None
-    thinking: Annotated[
-        dict[str, Any] | None, only({"type": "disabled"}, {"type": "adaptive"}, why=_NO_THINKING)
-    ] = None
-    tools: Annotated[list[Any] | None, only([], why=_NO_TOOLS)] = None
-    tool_choice: Annotated[
-        dict[str, Any] | None, only({"type": "none"}, {"type": "auto"}, why=_NO_TOOLS)
-    ] = None
+    thinking: Thinking | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicChoice | None = None
     output_config: OutputConfig | None = None
     context_management: Annotated[
         dict[str, Any] | None,
@@ -154,13 +192,6 @@ class CountRequest(Json, frozen=True, kw_only=True):
     billing_policy: Annotated[Any, ignored("Changes nothing: nothing is billed.")] = None
 
     chat_template_kwargs: TemplateArgs = None
-
-    def refuse_unsupported(self, path: str = "") -> None:
-        """As `Json`. Tools that the model must not call are left out of the prompt."""
-        checked = self
-        if self.tool_choice == {"type": "none"}:
-            checked = msgspec.structs.replace(self, tools=None)
-        super(CountRequest, checked).refuse_unsupported(path)
 
     @property
     def chat(self) -> ChatRequest:
@@ -176,7 +207,10 @@ class CountRequest(Json, frozen=True, kw_only=True):
         if len(messages) > 1 and last == Message(role="assistant", content=""):
             last = messages.pop()
         is_begun = last.role == "assistant" and bool(last.content) and not last.tool_calls
-        thinks = {"enable_thinking": False} if self.thinking == {"type": "disabled"} else {}
+        thinking = self.thinking or Thinking(type="adaptive")
+        thinking.refuse_unsupported("thinking.")
+        choice = self.tool_choice or AnthropicChoice(type="auto")
+        tools = [tool.for_chat(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         output = self.output_config or OutputConfig()
         schema = JsonSchema(schema=output.format.schema) if output.format else None
         chat = ChatRequest(
@@ -185,10 +219,15 @@ class CountRequest(Json, frozen=True, kw_only=True):
             response_format=(
                 ResponseFormat(type="json_schema", json_schema=schema) if schema else None
             ),
-            chat_template_kwargs=thinks | (self.chat_template_kwargs or {}),
+            tools=tools_of(tools),
+            tool_choice=tool_choice_of(choice.for_chat) if tools else None,
+            parallel_tool_calls=not choice.disable_parallel_tool_use,
+            enable_thinking=None if thinking.type == "adaptive" else thinking.type == "enabled",
+            thinking_budget=thinking.budget_tokens if thinking.type == "enabled" else None,
+            chat_template_kwargs=self.chat_template_kwargs,
             continue_final_message=is_begun or None,
         )
-        chat.refuse_split()
+        chat.refuse_unsupported()
         return chat
 
 
@@ -276,11 +315,11 @@ class Ending(Json, frozen=True, kw_only=True):
     stop_sequence: str | None = None
 
     @classmethod
-    def of(cls, end: Finished, max_tokens: int) -> Ending:
+    def of(cls, end: Finished, max_tokens: int, *, has_calls: bool) -> Ending:
         if isinstance(end.stop_match, str):
             return cls(stop_reason="stop_sequence", stop_sequence=end.stop_match)
         if end.reason != "length":
-            return cls(stop_reason="end_turn")
+            return cls(stop_reason="tool_use" if has_calls else "end_turn")
         is_full = end.num_output_tokens < max_tokens
         return cls(stop_reason="model_context_window_exceeded" if is_full else "max_tokens")
 
@@ -289,10 +328,26 @@ class AnswerText(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
     text: str
 
 
+class AnswerThinking(Json, tag_field="type", tag="thinking", frozen=True, kw_only=True):
+    thinking: str
+    signature: str = ""
+
+
+class AnswerToolUse(Json, tag_field="type", tag="tool_use", frozen=True, kw_only=True):
+    """input: the arguments. If the model wrote no JSON object, `arguments` in it has the text."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+
+
 class AnthropicMessage(Json, tag_field="type", tag="message", frozen=True, kw_only=True):
     id: str
     model: str
-    content: list[AnswerText]
+    content: list[AnswerBlock]
     usage: MessageUsage
     role: Literal["assistant"] = "assistant"
     stop_reason: StopReason | None = None
@@ -310,16 +365,24 @@ class MessageStart(_Event, tag="message_start", frozen=True, kw_only=True):
 
 class BlockStart(_Event, tag="content_block_start", frozen=True, kw_only=True):
     index: int
-    content_block: AnswerText
+    content_block: AnswerBlock
 
 
 class TextDelta(Json, tag_field="type", tag="text_delta", frozen=True, kw_only=True):
     text: str
 
 
+class ThinkingDelta(Json, tag_field="type", tag="thinking_delta", frozen=True, kw_only=True):
+    thinking: str
+
+
+class InputDelta(Json, tag_field="type", tag="input_json_delta", frozen=True, kw_only=True):
+    partial_json: str
+
+
 class BlockDelta(_Event, tag="content_block_delta", frozen=True, kw_only=True):
     index: int
-    delta: TextDelta
+    delta: TextDelta | ThinkingDelta | InputDelta
 
 
 class BlockStop(_Event, tag="content_block_stop", frozen=True, kw_only=True):
@@ -368,7 +431,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return await respond(
             request,
             frontend,
-            [chat.prompt],
+            [chat.split_prompt],
             sampling,
             priority=None,
             cache_salt=None,
@@ -385,7 +448,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """The tokens of the prompt that /v1/messages makes of the same request."""
         asked = await body.read(request, CountRequest)
         model.check(asked.model)
-        reply = await frontend.round_trips.encode(asked.chat.prompt)
+        reply = await frontend.round_trips.encode(asked.chat.split_prompt)
         count = TokenCount(input_tokens=len(reply.ids) // 4)
         return Response(msgspec.json.encode(count), media_type="application/json")
 
@@ -393,24 +456,33 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 
 class _MessageShape(Shape):
-    """Mutable: whether the text block is open."""
+    """Mutable: the blocks that have begun, and the kind of the one that is open."""
 
     def __init__(self, model: str, asked: MessagesRequest) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._max_tokens = asked.max_tokens
-        self._delta = TextEvent(
-            lambda text: BlockDelta(index=0, delta=TextDelta(text=text)), _framed
-        )
-        self._is_open = False
+        self._open: Kind | None = None
+        self._num_blocks = 0
+        self._has_calls = False
 
     def whole(self, outputs: list[Output]) -> AnthropicMessage:
         (output,) = outputs
-        ending = Ending.of(output.end, self._max_tokens)
+        answer = output.answer
+        blocks: list[AnswerBlock] = []
+        if answer.reasoning:
+            blocks.append(AnswerThinking(thinking=answer.reasoning))
+        if answer.content:
+            blocks.append(AnswerText(text=answer.content))
+        blocks += [
+            AnswerToolUse(id=_tool_id(), name=call.name, input=_input(call.arguments))
+            for call in answer.calls
+        ]
+        ending = Ending.of(output.end, self._max_tokens, has_calls=bool(answer.calls))
         return AnthropicMessage(
             id=self._id,
             model=self._model,
-            content=[AnswerText(text=output.text)] if output.text else [],
+            content=blocks,
             usage=MessageUsage.of(output.end),
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
@@ -427,22 +499,53 @@ class _MessageShape(Shape):
         return _framed(MessageStart(message=message))
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        if not reply.text:
-            return b""
-        start = b""
-        if not self._is_open:
-            start = _framed(BlockStart(index=0, content_block=AnswerText(text="")))
-            self._is_open = True
-        return start + self._delta(reply.text)
+        parts: list[Part] = [*reply.parts]
+        if not parts and reply.text:
+            parts = [("content", reply.text)]
+        return b"".join(event for part in parts for event in self._part(*part))
+
+    def _part(self, kind: Kind, text: str) -> Iterator[bytes]:
+        if kind == "call" or kind not in (
+            "arguments",
+            self._open,
+        ):  # arguments are of the open call
+            yield from self._begin(kind, text)
+        delta: TextDelta | ThinkingDelta | InputDelta
+        if kind == "call":
+            return
+        if kind == "content":
+            delta = TextDelta(text=text)
+        elif kind == "reasoning":
+            delta = ThinkingDelta(thinking=text)
+        else:
+            delta = InputDelta(partial_json=text)
+        yield _framed(BlockDelta(index=self._num_blocks - 1, delta=delta))
+
+    def _begin(self, kind: Kind, text: str) -> Iterator[bytes]:
+        """End the open block and begin one. text: the name of the tool that is called."""
+        yield from self._end_block()
+        block: AnswerBlock = AnswerText(text="")
+        if kind == "reasoning":
+            block = AnswerThinking(thinking="")
+        elif kind == "call":
+            self._has_calls = True
+            block = AnswerToolUse(id=_tool_id(), name=text, input={})
+        self._open = kind
+        self._num_blocks += 1
+        yield _framed(BlockStart(index=self._num_blocks - 1, content_block=block))
+
+    def _end_block(self) -> Iterator[bytes]:
+        if self._open is not None:
+            yield _framed(BlockStop(index=self._num_blocks - 1))
+        self._open = None
 
     def end(self, index: int, end: Finished) -> bytes:
-        stop = _framed(BlockStop(index=0)) if self._is_open else b""
         delta = MessageDelta(
-            delta=Ending.of(end, self._max_tokens),
+            delta=Ending.of(end, self._max_tokens, has_calls=self._has_calls),
             usage=MessageUsage.of(end),
             timings=Timings.of([end]),
         )
-        return stop + _framed(delta)
+        return b"".join(self._end_block()) + _framed(delta)
 
     def closing(self, ends: list[Finished]) -> bytes:
         return _framed(MessageStop())
@@ -453,3 +556,14 @@ class _MessageShape(Shape):
 
 def _framed(body: msgspec.Struct) -> bytes:
     return named_event(str(body.__struct_config__.tag), body)
+
+
+def _tool_id() -> str:
+    return f"toolu_{new_call_id()}"
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": arguments}
