@@ -193,6 +193,7 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\].arguments"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type"),
         ({"text": {"verbosity": "low"}}, "verbosity"),
+        ({"tools": [TOOL | {"name": "no spaces"}]}, r"tools\[0\]"),
         ({"nonsense": 1}, "nonsense is not known"),
         ({"max_tokens": 1}, "max_output_tokens"),
     ],
@@ -200,6 +201,61 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
 def test_refusals(client: openai.OpenAI, fields: dict[str, Any], match: str) -> None:
     with pytest.raises(openai.BadRequestError, match=match):
         client.responses.create(model=MODEL, input="a", extra_body=fields)
+
+
+SPLIT = (
+    "!part:reasoning:hm !part:reasoning:so !part:content:I !part:content:call !part:call:f "
+    '!part:arguments:{"a": !part:arguments:1} !part:call:g !part:arguments:{}'
+)
+
+
+def test_reasoning_text_and_calls_are_items(client: openai.OpenAI, server: ScriptedServer) -> None:
+    tools: Any = [TOOL]
+    whole = client.responses.create(
+        model=MODEL, input=SPLIT, tools=tools, tool_choice="required", reasoning={"effort": "low"}
+    )
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    ]
+    assert prompt.tool_choice == "required"
+    assert prompt.template_args == {"reasoning_effort": "low"}
+    reasoning, message, first, second = whole.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content
+    assert reasoning.content[0].text == "hmso"
+    assert message.type == "message"
+    assert whole.output_text == "Icall"
+    assert first.type == second.type == "function_call"
+    assert (first.name, first.arguments) == ("f", '{"a":1}')
+    assert (second.name, second.arguments) == ("g", "{}")
+    assert whole.usage
+    assert whole.usage.output_tokens_details.reasoning_tokens == 2
+    events = list(client.responses.create(model=MODEL, input=SPLIT, tools=tools, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == last.response.output
+    hidden = {"id", "call_id"}
+    streamed = [item.model_dump(exclude=hidden) for item in last.response.output]
+    assert streamed == [item.model_dump(exclude=hidden) for item in whole.output]
+    for index, kind in ((0, "reasoning_text"), (2, "function_call_arguments")):
+        deltas = [
+            event.model_dump()["delta"]
+            for event in events
+            if event.type == f"response.{kind}.delta" and event.output_index == index
+        ]
+        assert "".join(deltas) == ("hmso" if index == 0 else '{"a":1}')
+    with client.responses.stream(model=MODEL, input=SPLIT, tools=tools) as stream:
+        assert stream.get_final_response().output_text == "Icall"
+    output: Any = {"type": "function_call_output", "call_id": first.call_id, "output": "42"}
+    client.responses.create(model=MODEL, input=[output], previous_response_id=whole.id)
+    told = messages_of(server)[1:]
+    assert [call["id"] for call in told[0]["tool_calls"]] == [first.call_id, second.call_id]
+    assert told[0]["reasoning_content"] == "hmso"
+    assert told[1] == {"role": "tool", "content": "42", "tool_call_id": first.call_id}
 
 
 def test_neutral_values(client: openai.OpenAI) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Self
 
 import msgspec
@@ -18,15 +19,17 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.message import TextReply
 from minisgl.server import body
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
-from minisgl.server.api.messages import Message
+from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.response_store import ResponseStore
 from minisgl.server.api.responses_request import FORMAT_NAMES, ResponsesRequest
 from minisgl.server.api.schema import ErrorBody, Json, Timings
 from minisgl.server.api.structured import in_turn, naming
+from minisgl.server.api.tools import new_call_id
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, named_event, respond
+from minisgl.tokenizer.parse.answer import Kind, Part
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -42,6 +45,28 @@ class OutputMessage(Json, tag_field="type", tag="message", frozen=True, kw_only=
     status: ItemStatus
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
+
+
+class ReasoningText(Json, tag_field="type", tag="reasoning_text", frozen=True, kw_only=True):
+    text: str
+
+
+class ReasoningItem(Json, tag_field="type", tag="reasoning", frozen=True, kw_only=True):
+    id: str
+    status: ItemStatus
+    content: list[ReasoningText]
+    summary: list[Any] = field(default_factory=list)
+
+
+class FunctionCall(Json, tag_field="type", tag="function_call", frozen=True, kw_only=True):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
 
 
 class InputDetails(Json, frozen=True, kw_only=True):
@@ -67,7 +92,7 @@ class ResponseUsage(Json, frozen=True, kw_only=True):
             output_tokens=end.num_output_tokens,
             total_tokens=end.num_prompt_tokens + end.num_output_tokens,
             input_tokens_details=InputDetails(cached_tokens=end.num_cached_tokens),
-            output_tokens_details=OutputDetails(),
+            output_tokens_details=OutputDetails(reasoning_tokens=end.num_reasoning_tokens),
         )
 
 
@@ -87,7 +112,7 @@ class ResponseObject(Json, frozen=True, kw_only=True):
     created_at: int
     model: str
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    output: list[OutputMessage] = field(default_factory=list)
+    output: list[OutputItem] = field(default_factory=list)
     error: ResponseFailure | None = None
     incomplete_details: Incomplete | None = None
     usage: ResponseUsage | None = None
@@ -172,11 +197,11 @@ class _OfItem(_Numbered, frozen=True, kw_only=True):
 
 
 class ItemAdded(_OfItem, tag="response.output_item.added", frozen=True, kw_only=True):
-    item: OutputMessage
+    item: OutputItem
 
 
 class ItemDone(_OfItem, tag="response.output_item.done", frozen=True, kw_only=True):
-    item: OutputMessage
+    item: OutputItem
 
 
 class _OfPart(_OfItem, frozen=True, kw_only=True):
@@ -185,11 +210,11 @@ class _OfPart(_OfItem, frozen=True, kw_only=True):
 
 
 class PartAdded(_OfPart, tag="response.content_part.added", frozen=True, kw_only=True):
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class PartDone(_OfPart, tag="response.content_part.done", frozen=True, kw_only=True):
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class OutputTextDelta(_OfPart, tag="response.output_text.delta", frozen=True, kw_only=True):
@@ -202,9 +227,35 @@ class OutputTextDone(_OfPart, tag="response.output_text.done", frozen=True, kw_o
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
+class ReasoningDelta(_OfPart, tag="response.reasoning_text.delta", frozen=True, kw_only=True):
+    delta: str
+
+
+class ReasoningDone(_OfPart, tag="response.reasoning_text.done", frozen=True, kw_only=True):
+    text: str
+
+
+class _OfCall(_OfItem, frozen=True, kw_only=True):
+    item_id: str
+
+
+class ArgumentsDelta(
+    _OfCall, tag="response.function_call_arguments.delta", frozen=True, kw_only=True
+):
+    delta: str
+
+
+class ArgumentsDone(
+    _OfCall, tag="response.function_call_arguments.done", frozen=True, kw_only=True
+):
+    arguments: str
+    name: str
+
+
 EVENTS: Final = (
     *(ResponseCreated, ResponseInProgress, ResponseCompleted, ResponseIncomplete, ResponseFailed),
     *(ItemAdded, ItemDone, PartAdded, PartDone, OutputTextDelta, OutputTextDone),
+    *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
 )
 """Of a stream."""
 
@@ -238,13 +289,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
         def keep(answer: ResponseObject) -> None:
             if asked.store is not False:
-                spoken = [_message(item) for item in answer.output]
-                store.put(begun.id, owner, [*earlier, *asked.messages, *spoken], answer)
+                spoken = _spoken(answer.output)
+                store.put(begun.id, owner, [*earlier, *asked.messages, spoken], answer)
 
         return await respond(
             request,
             frontend,
-            [chat.prompt],
+            [chat.split_prompt],
             sampling,
             priority=None,
             cache_salt=None,
@@ -280,62 +331,84 @@ def _json(struct: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(struct), media_type="application/json")
 
 
-def _message(item: OutputMessage) -> Message:
-    return Message(role="assistant", content="".join(part.text for part in item.content))
+def _spoken(items: Sequence[OutputItem]) -> Message:
+    """The answer as a message of a chat."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for item in items:
+        if isinstance(item, FunctionCall):
+            function = ToolFunction(name=item.name, arguments=item.arguments)
+            calls.append(ToolCall(id=item.call_id, function=function))
+        else:
+            text = "".join(part.text for part in item.content)
+            (texts if isinstance(item, OutputMessage) else thoughts).append(text)
+    return Message(
+        role="assistant",
+        content="".join(texts) or (None if calls else ""),
+        reasoning_content="".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
 
 
 class _ResponseShape(Shape):
-    """Mutable: the text so far, and the number of the next event."""
+    """Mutable: the items so far, and the number of the next event.
 
-    def __init__(self, begun: ResponseObject, keep: Any, *, has_logprobs: bool) -> None:
+    A whole answer is made as a stream whose events nobody sees.
+    """
+
+    def __init__(
+        self,
+        begun: ResponseObject,
+        keep: Callable[[ResponseObject], None],
+        *,
+        has_logprobs: bool,
+    ) -> None:
         """keep: called with the answer when it is complete."""
         self._begun = begun
         self._keep = keep
         self._has_logprobs = has_logprobs
-        self._item_id = f"msg_{uuid.uuid4().hex}"
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._items: list[OutputItem] = []
+        self._is_open = False
         self._num_events = 0
         self._ended: ResponseObject | None = None
 
     def whole(self, outputs: list[Output]) -> ResponseObject:
         (output,) = outputs
-        self._texts, self._logprobs = [output.text], self._logprobs_of(output)
-        return self._complete(output.end)
+        parts: list[Part] = [*output.parts] or [("content", output.text)]
+        self._add(parts, self._logprobs_of(output))
+        self.end(0, output.end)
+        assert self._ended is not None, "its end has just come"
+        return self._ended
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        part = OutputText(text="")
-        return b"".join(
-            (
-                self._event(ResponseCreated, response=self._begun),
-                self._event(ResponseInProgress, response=self._begun),
-                self._event(ItemAdded, item=self._item("in_progress", content=[])),
-                self._event(PartAdded, item_id=self._item_id, part=part),
-            )
-        )
+        created = self._event(ResponseCreated, response=self._begun)
+        return created + self._event(ResponseInProgress, response=self._begun)
 
     def text(self, index: int, reply: TextReply) -> bytes:
         logprobs = self._logprobs_of(reply)
-        if not reply.text and not logprobs:
-            return b""
-        self._texts.append(reply.text)
-        self._logprobs += logprobs
-        return self._event(
-            OutputTextDelta, item_id=self._item_id, delta=reply.text, logprobs=logprobs
-        )
+        parts: list[Part] = [*reply.parts]
+        if not parts and (reply.text or logprobs):
+            parts = [("content", reply.text)]
+        return self._add(parts, logprobs)
 
     def end(self, index: int, end: Finished) -> bytes:
-        answer = self._ended = self._complete(end)
-        (item,) = answer.output
-        (part,) = item.content
-        done = {"text": part.text, "logprobs": part.logprobs}
-        return b"".join(
-            (
-                self._event(OutputTextDone, item_id=item.id, **done),
-                self._event(PartDone, item_id=item.id, part=part),
-                self._event(ItemDone, item=item),
-            )
+        is_cut = end.reason == "length"
+        status: ItemStatus = "incomplete" if is_cut else "completed"
+        events = b""
+        if not self._items:
+            events += self._begin("content", "")
+        events += self._close(status)
+        self._ended = msgspec.structs.replace(
+            self._begun,
+            status=status,
+            output=self._items,
+            incomplete_details=Incomplete() if is_cut else None,
+            usage=ResponseUsage.of(end),
+            timings=Timings.of([end]),
         )
+        self._keep(self._ended)
+        return events
 
     def closing(self, ends: list[Finished]) -> bytes:
         assert self._ended is not None, "the only output has ended"
@@ -347,30 +420,109 @@ class _ResponseShape(Shape):
         answer = msgspec.structs.replace(self._begun, status="failed", error=failed)
         return self._event(ResponseFailed, response=answer)
 
-    def _complete(self, end: Finished) -> ResponseObject:
-        is_cut = end.reason == "length"
-        status: ItemStatus = "incomplete" if is_cut else "completed"
-        part = OutputText(text="".join(self._texts), logprobs=self._logprobs)
-        answer = msgspec.structs.replace(
-            self._begun,
-            status=status,
-            output=[self._item(status, content=[part])],
-            incomplete_details=Incomplete() if is_cut else None,
-            usage=ResponseUsage.of(end),
-            timings=Timings.of([end]),
-        )
-        self._keep(answer)
-        return answer
+    def _add(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
+        """Append to the items. Returns the events. logprobs: of all tokens of the parts; they are
+        the content's, or nothing's."""
+        events = []
+        for kind, text in parts:
+            item = self._items[-1] if self._is_open else None
+            if kind == "call" or not isinstance(item, _ITEMS[kind]):
+                events.append(self._begin(kind, text))
+            if kind == "content":
+                events.append(self._add_content(text, logprobs))
+                logprobs = []
+            elif kind == "reasoning":
+                events.append(self._add_reasoning(text))
+            elif kind == "arguments":
+                events.append(self._add_arguments(text))
+        return b"".join(events)
 
-    def _item(self, status: ItemStatus, content: list[OutputText]) -> OutputMessage:
-        return OutputMessage(id=self._item_id, status=status, content=content)
+    def _begin(self, kind: Kind, text: str) -> bytes:
+        """Complete the open item and begin one. text: the name of a function that is called."""
+        events = self._close("completed")
+        number = uuid.uuid4().hex
+        item: OutputItem
+        part: OutputText | ReasoningText | None = None
+        if kind == "call":
+            item = FunctionCall(
+                id=f"fc_{number}",
+                call_id=new_call_id(),
+                name=text,
+                arguments="",
+                status="in_progress",
+            )
+        elif kind == "reasoning":
+            part = ReasoningText(text="")
+            item = ReasoningItem(id=f"rs_{number}", content=[part], status="in_progress")
+        else:
+            part = OutputText(text="")
+            item = OutputMessage(id=f"msg_{number}", content=[part], status="in_progress")
+        self._items.append(item)
+        self._is_open = True
+        shown = msgspec.structs.replace(item, content=[]) if part else item
+        events += self._event(ItemAdded, item=shown, output_index=self._index)
+        return events + (self._of_item(PartAdded, part=part) if part else b"")
+
+    @property
+    def _index(self) -> int:
+        return len(self._items) - 1
+
+    def _add_content(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        item = self._items[-1]
+        assert isinstance(item, OutputMessage)
+        (part,) = item.content
+        part = OutputText(text=part.text + text, logprobs=[*part.logprobs, *logprobs])
+        self._items[-1] = msgspec.structs.replace(item, content=[part])
+        return self._of_item(OutputTextDelta, delta=text, logprobs=logprobs)
+
+    def _add_reasoning(self, text: str) -> bytes:
+        item = self._items[-1]
+        assert isinstance(item, ReasoningItem)
+        part = ReasoningText(text=item.content[0].text + text)
+        self._items[-1] = msgspec.structs.replace(item, content=[part])
+        return self._of_item(ReasoningDelta, delta=text)
+
+    def _add_arguments(self, text: str) -> bytes:
+        item = self._items[-1]
+        assert isinstance(item, FunctionCall)
+        self._items[-1] = msgspec.structs.replace(item, arguments=item.arguments + text)
+        return self._of_item(ArgumentsDelta, delta=text)
+
+    def _close(self, status: ItemStatus) -> bytes:
+        """Complete the open item, if there is one."""
+        if not self._is_open:
+            return b""
+        item = self._items[-1] = msgspec.structs.replace(self._items[-1], status=status)
+        if isinstance(item, FunctionCall):
+            events = self._of_item(ArgumentsDone, arguments=item.arguments, name=item.name)
+        else:
+            (part,) = item.content
+            if isinstance(part, OutputText):
+                done = {"text": part.text, "logprobs": part.logprobs}
+                events = self._of_item(OutputTextDone, **done)
+            else:
+                events = self._of_item(ReasoningDone, text=part.text)
+            events += self._of_item(PartDone, part=part)
+        self._is_open = False
+        return events + self._event(ItemDone, item=item, output_index=self._index)
 
     def _logprobs_of(self, output: Output | TextReply) -> list[TokenLogprob]:
         if not self._has_logprobs:
             return []
         return ChatLogprobs.of(output.tokens, output.logprobs or []).content
 
+    def _of_item(self, kind: type[_Numbered], **fields: Any) -> bytes:
+        id = self._items[-1].id
+        return self._event(kind, item_id=id, output_index=self._index, **fields)
+
     def _event(self, kind: type[_Numbered], **fields: Any) -> bytes:
         numbered = kind(sequence_number=self._num_events, **fields)
         self._num_events += 1
         return named_event(str(kind.__struct_config__.tag), numbered)
+
+
+_ITEMS: Final[dict[Kind, type[OutputItem]]] = {
+    "content": OutputMessage,
+    "reasoning": ReasoningItem,
+    "arguments": FunctionCall,
+}

@@ -201,7 +201,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        chat.refuse_split()
+        chat.refuse_unsupported()
         return chat
 
 
