@@ -114,6 +114,11 @@ def test_tokenize(http: httpx.Client, server: ScriptedServer) -> None:
     prompt = server.encoded[-1]
     assert isinstance(prompt, ChatPrompt)
     assert prompt.template_args == {"add_generation_prompt": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    http.post("/tokenize", json=chat | {"tools": [tool]}).raise_for_status()
+    prompt = server.encoded[-1]
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == [tool]
     assert http.post("/detokenize", json={"tokens": [5, 6]}).json() == {"prompt": "5 6"}
     assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 

@@ -95,6 +95,27 @@ def test_messages(llama: ollama.Client, server: ScriptedServer) -> None:
     assert received(server).template_args == {"enable_thinking": False}
 
 
+SPLIT = (
+    "!part:reasoning:hm !part:content:I !part:content:call !part:call:f "
+    '!part:arguments:{"a": !part:arguments:1} !part:call:g !part:arguments:{}'
+)
+
+
+def test_thinking_and_tools(llama: ollama.Client, server: ScriptedServer) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    whole = llama.chat(MODEL, user(SPLIT), tools=[tool], think="high")
+    assert received(server).tools == [tool]
+    assert received(server).template_args == {"reasoning_effort": "high"}
+    parts = list(llama.chat(MODEL, user(SPLIT), tools=[tool], stream=True))
+    for messages in ([whole.message], [part.message for part in parts]):
+        assert "".join(message.thinking or "" for message in messages) == "hm"
+        assert "".join(message.content or "" for message in messages) == "Icall"
+        calls = [call.function for message in messages for call in message.tool_calls or ()]
+        assert [(call.name, call.arguments) for call in calls] == [("f", {"a": 1}), ("g", {})]
+    told = llama.generate(MODEL, "!part:reasoning:hm !part:content:so")
+    assert (told.thinking, told.response) == ("hm", "so")
+
+
 def test_generate(llama: ollama.Client, server: ScriptedServer) -> None:
     assert llama.generate(MODEL, "one two", system="be brief").response == "one two ."
     assert [m["role"] for m in received(server).messages] == ["system", "user"]

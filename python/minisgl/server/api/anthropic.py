@@ -32,7 +32,7 @@ from minisgl.server.api.schema import (
     only,
 )
 from minisgl.server.api.structured import JsonSchema, ResponseFormat, in_turn, naming
-from minisgl.server.api.tools import new_call_id, tool_choice_of, tools_of
+from minisgl.server.api.tools import call_input, new_call_id, tool_choice_of, tools_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, named_event, respond
@@ -475,7 +475,7 @@ class _MessageShape(Shape):
         if answer.content:
             blocks.append(AnswerText(text=answer.content))
         blocks += [
-            AnswerToolUse(id=_tool_id(), name=call.name, input=_input(call.arguments))
+            AnswerToolUse(id=_tool_id(), name=call.name, input=call_input(call.arguments))
             for call in answer.calls
         ]
         ending = Ending.of(output.end, self._max_tokens, has_calls=bool(answer.calls))
@@ -560,10 +560,3 @@ def _framed(body: msgspec.Struct) -> bytes:
 
 def _tool_id() -> str:
     return f"toolu_{new_call_id()}"
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"arguments": arguments}

@@ -128,15 +128,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
 
-    def refuse_split(self) -> None:
-        """Raise InvalidRequest for what needs a split answer, for APIs that show text alone."""
-        self.refuse_unsupported()
-        for name in ("tools", "reasoning_effort", "enable_thinking", "thinking_budget"):
-            if getattr(self, name) and not (name == "tools" and self.tool_choice == "none"):
-                raise InvalidRequest(
-                    f"{name} is supported only by /v1/chat/completions so far", param=name
-                )
-
     @property
     def split_prompt(self) -> ChatPrompt:
         """`prompt` with the tools, for an answer that is split into reasoning, content and calls:

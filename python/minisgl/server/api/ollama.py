@@ -25,10 +25,11 @@ from minisgl.server.api.ollama_models import is_named
 from minisgl.server.api.schema import ErrorBody, NonNegative
 from minisgl.server.api.strict import Json, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
-from minisgl.server.api.tools import tools_of
+from minisgl.server.api.tools import call_input, new_call_id, tools_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, respond
+from minisgl.tokenizer.parse.answer import Part, SplitAnswer, collect
 
 NDJSON: Final = "application/x-ndjson"
 
@@ -156,11 +157,9 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
             top_logprobs=self.top_logprobs,
             response_format=self._response_format(),
             reasoning_effort=self.think if isinstance(self.think, str) else None,
-            chat_template_kwargs=(
-                {"enable_thinking": self.think} if isinstance(self.think, bool) else None
-            ),
+            enable_thinking=self.think if isinstance(self.think, bool) else None,
         )
-        chat.refuse_split()
+        chat.refuse_unsupported()
         return chat
 
     def _response_format(self) -> ResponseFormat | None:
@@ -208,7 +207,7 @@ class OllamaGenerateRequest(_OllamaRequest, frozen=True, kw_only=True):
 class OllamaAnswer(Json, frozen=True, kw_only=True, omit_defaults=True):
     """An answer, or an event of a stream; the last one is done. Durations are nanoseconds.
 
-    message: of a chat. response: of /api/generate.
+    message: of a chat. response, thinking: of /api/generate.
     """
 
     model: str
@@ -216,6 +215,7 @@ class OllamaAnswer(Json, frozen=True, kw_only=True, omit_defaults=True):
     done: bool | UnsetType = UNSET
     message: AnswerTurn | UnsetType = UNSET
     response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET
     done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -229,6 +229,8 @@ class OllamaAnswer(Json, frozen=True, kw_only=True, omit_defaults=True):
 class AnswerTurn(Json, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
 RECORDS: Final = (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
@@ -272,7 +274,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Continue a chat; Ollama's schema."""
         asked = await body.read(request, OllamaChatRequest, any_type=True)
-        return await answer(request, asked, asked.chat.prompt if asked.messages else None)
+        return await answer(request, asked, asked.chat.split_prompt if asked.messages else None)
 
     @routes.post(
         "/api/generate",
@@ -281,35 +283,46 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Answer a prompt; Ollama's schema."""
         asked = await body.read(request, OllamaGenerateRequest, any_type=True)
-        prompt: Prompt = TextPrompt(text=asked.prompt) if asked.raw else asked.chat.prompt
+        prompt: Prompt = TextPrompt(text=asked.prompt) if asked.raw else asked.chat.split_prompt
         return await answer(request, asked, prompt if asked.prompt else None)
 
     return routes
 
 
 class _OllamaShape(Shape):
+    """Mutable: the parts of a tool call that is not complete; calls are sent whole."""
+
     media_type = NDJSON.encode()
 
     def __init__(self, model: str, *, is_chat: bool, has_logprobs: bool) -> None:
         self._model = model
         self._is_chat = is_chat
         self._has_logprobs = has_logprobs
+        self._call: list[Part] = []
 
     def whole(self, outputs: list[Output]) -> OllamaAnswer:
         (output,) = outputs
-        return self._answer(output.text, output, **_ending(output.end))
+        return self._answer(output.answer, output, **_ending(output.end))
 
     def loaded(self) -> OllamaAnswer:
         """The answer to a request without a prompt."""
-        return self._answer("", done=True, done_reason="load")
+        return self._answer(SplitAnswer(), done=True, done_reason="load")
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        if not reply.text and not self._has_logprobs:
+        parts: list[Part] = [*reply.parts] or ([("content", reply.text)] if reply.text else [])
+        ready: list[Part] = []
+        for part in parts:
+            if part[0] != "arguments":
+                ready += self._call
+                self._call = []
+            (self._call if part[0] in ("call", "arguments") else ready).append(part)
+        if not ready and not self._has_logprobs:
             return b""
-        return _line(self._answer(reply.text, reply, done=False))
+        return _line(self._answer(collect(ready), reply, done=False))
 
     def end(self, index: int, end: Finished) -> bytes:
-        return _line(self._answer("", **_ending(end)))
+        call = _line(self._answer(collect(self._call), done=False)) if self._call else b""
+        return call + _line(self._answer(SplitAnswer(), **_ending(end)))
 
     def closing(self, ends: list[Finished]) -> bytes:
         return b""
@@ -318,12 +331,22 @@ class _OllamaShape(Shape):
         return _line(OllamaError(error=error.error.message))
 
     def _answer(
-        self, text: str, output: Output | TextReply | None = None, **more: Any
+        self, answer: SplitAnswer, output: Output | TextReply | None = None, **more: Any
     ) -> OllamaAnswer:
+        thinking = answer.reasoning or UNSET
         if self._is_chat:
-            more["message"] = AnswerTurn(content=text)
+            calls = [
+                OllamaCall(
+                    id=new_call_id(),
+                    function=OllamaFunction(name=call.name, arguments=call_input(call.arguments)),
+                )
+                for call in answer.calls
+            ]
+            more["message"] = AnswerTurn(
+                content=answer.content, thinking=thinking, tool_calls=calls or UNSET
+            )
         else:
-            more["response"] = text
+            more["response"], more["thinking"] = answer.content, thinking
         if output and self._has_logprobs:
             more["logprobs"] = ChatLogprobs.of(output.tokens, output.logprobs or []).content
         now = datetime.fromtimestamp(time.time(), UTC).isoformat()

@@ -16,6 +16,7 @@ from minisgl.server.api.logprobs import token_name
 from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json, token_prompt
+from minisgl.server.api.tools import tools_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 
@@ -53,13 +54,13 @@ class TokenizeRequest(Json, frozen=True, kw_only=True):
             )
         chat = ChatRequest(
             messages=self.messages or [],
-            tools=self.tools,
+            tools=tools_of(self.tools or ()),
             chat_template_kwargs=self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
-        chat.refuse_split()
-        return chat.prompt
+        chat.refuse_unsupported()
+        return chat.split_prompt
 
 
 class Tokenized(Json, frozen=True, kw_only=True):

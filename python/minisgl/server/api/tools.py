@@ -121,3 +121,14 @@ def call_begins(index: int, name: str) -> CallDelta:
 
 def call_goes_on(index: int, arguments: str) -> CallDelta:
     return CallDelta(index=index, function=FunctionDelta(arguments=arguments))
+
+
+def call_input(arguments: str) -> dict[str, Any]:
+    """The arguments of a call for an API that shows them as an object.
+
+    If the model wrote no JSON object, `arguments` in it has the text.
+    """
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": arguments}
