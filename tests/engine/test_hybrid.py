@@ -179,3 +179,18 @@ def test_bfloat16_is_the_same_cold_and_cached(folder: Path) -> None:
         assert scheduler.stats.num_cached_tokens == 64 + 192
     finally:
         engine.close()
+
+
+def test_quantization_leaves_the_gates_plain(folder: Path) -> None:
+    engine = make_engine(folder, quantization="int8")
+    try:
+        quantised = {
+            part.name.rpartition("linear_attn.")[2]
+            for parameter in engine.model.parameters()
+            for part in parameter.parts
+            if parameter.dtype == torch.int8 and "linear_attn." in part.name
+        }
+        assert quantised == {"in_proj_qkv.weight", "in_proj_z.weight", "out_proj.weight"}
+        assert len(drive(engine, [(random_ids(70), greedy(4))], vocab_size=VOCAB)[0]) == 4
+    finally:
+        engine.close()

@@ -2,13 +2,15 @@
 
 The scales are by absolute maximum: fp8 for each block of 128 x 128, int8 for each row (an output
 channel), int4 for each group of 128 inputs, without zero points. Each rank quantises its own share,
-so the blocks begin where the share begins. The embeddings, the LM head and the routers of a mixture
-stay plain. A tensor is read twice, for its numbers and for its scales.
+so the blocks begin where the share begins. The embeddings, the LM head, the routers of a mixture
+and the gates of recurrent layers stay plain. A tensor is read twice, for its numbers and for its
+scales.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -37,13 +39,15 @@ GROUP: Final = 128
 MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 """The largest number of each kind."""
 UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
+GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
+"""Of recurrent layers: a few rows that say how a state fades and what it takes."""
 
 Kind = Literal["fp8", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineFormats(Formats):
-    """One format for all linear layers, but for the LM head and routers."""
+    """One format for all linear layers, but for the LM head, routers and GATES."""
 
     format: Format
 
@@ -61,7 +65,8 @@ class OnlineFormats(Formats):
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
         is_plain = target != "Linear" or any(
-            module.endswith("lm_head") or ROUTERS.search(module) for module in modules
+            module.endswith("lm_head") or ROUTERS.search(module) or GATES.search(module)
+            for module in modules
         )
         return PLAIN if is_plain else self.format
 
