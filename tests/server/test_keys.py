@@ -100,12 +100,13 @@ def test_only_requests_with_a_key_pass(
         assert not any(secret in r.getMessage() for r in caplog.records if "minisgl" in r.name)
 
 
-def test_profiles_need_an_admin(guarded: ScriptedServer) -> None:
+def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
     with httpx.Client(base_url=guarded.url) as http:
         for path in ("/start_profile", "/stop_profile"):
             refusal = http.post(path, headers={"x-api-key": SECRET})
             assert (refusal.status_code, refusal.json()["error"]["code"]) == (403, "not_permitted")
         assert http.get("/start_profile", headers={"x-api-key": OTHER}).status_code == 405
+        assert http.get("/xray/events", headers={"x-api-key": SECRET}).status_code == 403
 
 
 def test_requests_above_the_limit_say_when_to_come_back(guarded: ScriptedServer) -> None:

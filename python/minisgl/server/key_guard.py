@@ -18,8 +18,9 @@ OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
 OPEN_BELOW: Final = "/page/"
 """The page's assets."""
 
-ADMIN: Final = frozenset(("/start_profile", "/stop_profile"))
-"""Paths that need a key with admin rights: they slow the server down and write files."""
+ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
+"""Paths that need a key with admin rights: profiles slow the server down and write files, the X-ray
+shows the requests of all keys."""
 
 
 class KeyGuard:
