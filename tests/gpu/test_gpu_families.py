@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_model_families import ALL_EXPERTS, CASES, SIZES, check_case, save_case
+from test_model_families import ALL_EXPERTS, ALL_GPT_OSS, CASES, SIZES, check_case, save_case
 from transformers import (
+    Gemma2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -20,6 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.dense_cases import CAPS, DENSE_CASES, GEMMA
 from helpers.model_harness import (
     Runner,
     Sequence,
@@ -54,6 +57,7 @@ def make_backend(
             dtype=model.norm.weight.dtype,
             head_dim=model.config.head_dim,
             page_size=page_size,
+            needs=model.spec.attention,
         )
     except ConfigError as error:  # the sentence that a start would end with: the reason
         pytest.skip(str(error))
@@ -90,6 +94,9 @@ def test_float32_greedy_tokens_are_those_of_transformers(
         (Qwen2Config, {}),
         (Qwen3Config, {}),
         (Qwen3MoeConfig, ALL_EXPERTS),
+        (GptOssConfig, {**ALL_GPT_OSS, "head_dim": 64}),
+        (Gemma2Config, {**GEMMA, "head_dim": 64, **CAPS}),
+        DENSE_CASES["gemma4-shared"][:2],
     ],
 )
 @torch.inference_mode()

@@ -42,8 +42,15 @@ EXPERTS = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "head_dim": 64,
+}
 CONFIGS: tuple[dict[str, Any], ...] = (
     {**PLAIN, **EXPERTS},
+    {**PLAIN, **GPT_OSS},
     {**PLAIN, "head_dim": 80, "torch_dtype": "float16"},
     {**PLAIN, "head_dim": 16, "hidden_size": 128},  # no loop over pieces is unrolled for minutes
     {**PLAIN, **EXPERTS, "head_dim": 256, "torch_dtype": "float32"},

@@ -309,13 +309,21 @@ def check_greedy(
 
 # Every expert of a mixture, as two that the router nearly ties may change places in 16 bits.
 ALL_EXPERTS = {**MOE, "num_experts_per_tok": MOE["num_experts"]}
+ALL_GPT_OSS = {**GPT_OSS, "num_experts_per_tok": GPT_OSS["num_local_experts"]}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("fast", [False, True], ids=["reference", "fast"])
 @pytest.mark.parametrize(
     ("config_class", "changes"),
-    [(LlamaConfig, {}), (Qwen3Config, {}), (Qwen3MoeConfig, ALL_EXPERTS)],
+    [
+        (LlamaConfig, {}),
+        (Qwen3Config, {}),
+        (Qwen3MoeConfig, ALL_EXPERTS),
+        (GptOssConfig, ALL_GPT_OSS),
+        DENSE_CASES["gemma2"][:2],
+        DENSE_CASES["gemma4-shared"][:2],
+    ],
 )
 @torch.inference_mode()
 def test_16_bits_are_as_close_as_transformers(
