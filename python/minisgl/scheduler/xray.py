@@ -92,7 +92,7 @@ class XRay:
     def __init__(self, send: Callable[[bytes], None], epoch: float) -> None:
         """epoch: of the meter's records."""
         self._send, self._epoch = send, epoch
-        self._steps: list[Step] = []
+        self._steps: list[tuple[StepRecord, Plan]] = []
         self._num_skipped = 0
         self._until = self._due = 0.0
         self._encode = msgspec.json.Encoder().encode
@@ -102,31 +102,10 @@ class XRay:
         self._until = time.perf_counter() + seconds
 
     def settled(self, record: StepRecord, plan: Plan) -> None:
-        if len(self._steps) >= MAX_STEPS:
+        if len(self._steps) < MAX_STEPS:
+            self._steps.append((record, plan))  # put into words with the frame, in its time
+        else:
             self._num_skipped += 1
-            return
-        rows: list[int] = []
-        for uid, start, end in zip(
-            plan.uids[:MAX_ROWS], plan.starts[:MAX_ROWS], plan.ends[:MAX_ROWS], strict=True
-        ):
-            rows += (uid, end - start)
-        self._steps.append(
-            (
-                record.step,
-                record.start_s,
-                record.settle_s,
-                record.receive_us,
-                record.plan_us,
-                record.launch_us,
-                record.wait_us,
-                record.commit_us,
-                record.send_us,
-                record.decodes,
-                record.tokens - record.decodes,
-                record.output_tokens,
-                rows,
-            )
-        )
 
     def turn_ended(self, scheduler: Scheduler) -> bool:
         began = time.perf_counter()
@@ -145,7 +124,7 @@ class XRay:
         clock = scheduler._clock()
         return Frame(
             now_s=round(now - self._epoch, 6),
-            steps=steps,
+            steps=[_step(record, plan) for record, plan in steps],
             num_skipped=num_skipped,
             requests=[_state(req, clock) for req in requests[:MAX_REQUESTS]],
             num_requests=len(requests),
@@ -163,6 +142,29 @@ class XRay:
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
             num_cached_tokens=scheduler.stats.num_cached_tokens,
         )
+
+
+def _step(record: StepRecord, plan: Plan) -> Step:
+    rows: list[int] = []
+    for uid, start, end in zip(
+        plan.uids[:MAX_ROWS], plan.starts[:MAX_ROWS], plan.ends[:MAX_ROWS], strict=True
+    ):
+        rows += (uid, end - start)
+    return (
+        record.step,
+        record.start_s,
+        record.settle_s,
+        record.receive_us,
+        record.plan_us,
+        record.launch_us,
+        record.wait_us,
+        record.commit_us,
+        record.send_us,
+        record.decodes,
+        record.tokens - record.decodes,
+        record.output_tokens,
+        rows,
+    )
 
 
 def _state(req: Req, clock: float) -> RequestState:
