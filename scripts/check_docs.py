@@ -129,6 +129,8 @@ def _parse_minisgl(words: list[str]) -> None:
     command = words[0] if words and not words[0].startswith("-") else "serve"
     if command == "bench":
         _parse_benchmark("minisgl.benchmark", words[1:])
+    elif command == "replay":
+        _parse_benchmark("minisgl.benchmark", words)
     elif command == "serve":
         parse_args(words[words[:1] == ["serve"] :])
     elif command in ("chat", "run"):

@@ -6,6 +6,7 @@
     chat [MODEL]               chat in this terminal, with a server of its own or one at --url
     run [MODEL] [QUESTION]     print one answer and end
     bench [NAME]               measure a server or a model
+    replay FILE                ask a server for what `serve --record FILE` saw
     selfcheck [MODEL]          does a request get the same answer whatever happens around it?
 
 `chat` and `run` are clients: their own server listens on a free port of this machine.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from minisgl.server.args import ServerArgs
     from minisgl.server.flags import Parser
 
-COMMANDS: Final = ("serve", "chat", "run", "bench", "selfcheck")
+COMMANDS: Final = ("serve", "chat", "run", "bench", "replay", "selfcheck")
 
 HELP: Final = """\
 usage: minisgl COMMAND ...
@@ -35,6 +36,7 @@ usage: minisgl COMMAND ...
   chat [MODEL]             chat with a model in this terminal
   run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
   bench [NAME]             measure a server or a model
+  replay FILE              ask a server for what `serve --record FILE` saw
   selfcheck [MODEL]        check that answers do not depend on batch, cache or scheduling
 
 MODEL is a checkpoint folder or a model id such as Qwen/Qwen3-0.6B; without it, the built-in model
@@ -65,6 +67,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
         from minisgl.benchmark.__main__ import main
 
         return main(rest)
+    if command == "replay":
+        from minisgl.benchmark.__main__ import main
+
+        return main(argv if isinstance(argv, list) else list(argv))
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean minisgl {near[0]}?" if near else f"minisgl serve {command} serves it"

@@ -170,6 +170,7 @@ def test_answers_side_by_side_of_two_settings(tab: Any, scripted: ScriptedServer
     tab.click(".answers article:nth-child(3) .keep")
     ask(tab, "next")
     until(tab, "document.querySelectorAll('.question').length === 2")
+    wait_answers(tab, 5)  # the kept one, and four new ones
     contents = [message["content"] for message in scripted.received[-1].prompt.messages]
     assert contents == ["one two three", "one two ", "next"]
 
@@ -463,3 +464,21 @@ def _held(tab: Any) -> dict[str, Any]:
     session = tab.context.new_cdp_session(tab)
     session.send("HeapProfiler.collectGarbage")
     return session.send("Memory.getDOMCounters")
+
+
+def test_a_json_schema_is_sent(tab: Any, builtin: RunningServer) -> None:
+    tab.goto(builtin.url)
+    tab.click("#open-settings")
+    tab.select_option("#set-form", "schema")
+    tab.fill("#set-schema", '{"type": "object", "prop')
+    tab.click("#close-settings")
+    ask(tab, "What is 12 + 30?")
+    wait_answers(tab, 1)
+    assert "The JSON schema in the settings is no JSON" in tab.text_content(".note.error")
+    tab.click("#open-settings")
+    tab.fill("#set-schema", '{"enum": ["yes", "no"]}')
+    tab.click("#close-settings")
+    tab.click(".note button")
+    tab.wait_for_selector(".answer .nav >> text=2/2")
+    wait_answers(tab, 1)
+    assert answers(tab)[0] in ('"yes"', '"no"')

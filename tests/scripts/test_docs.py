@@ -29,7 +29,7 @@ def test_every_documented_command_exists(docs: SimpleNamespace) -> None:
     [
         ("minisgl serve --tensor-parallel-size 2", "that is --tp here"),
         ("minisgl chat --dry-run", "unrecognized arguments: --dry-run"),
-        ("minisgl replay x", "no command of minisgl: replay"),
+        ("minisgl rewind x", "no command of minisgl: rewind"),
         ("minisgl bench online --no-such-flag", "--no-such-flag"),
         ("python -m benchmarks stub --no-such-flag", "--no-such-flag"),
         ("python -m minisgl --port 0", "say minisgl, without python -m"),

@@ -123,6 +123,16 @@ class RuntimeArgs(EngineArgs):
         metavar="FILE",
         nodes="first",
     )
+    record: str | None = option(
+        None,
+        text("a file's name"),
+        "running",
+        "keep a record of arrivals, steps and ends in FILE, which is emptied first, and FILE.1, at "
+        "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE asks a "
+        "server for the same again",
+        metavar="FILE",
+        nodes="first",
+    )
     profile_dir: str = option(
         "minisgl-profiles",
         text("a folder's name"),

@@ -43,6 +43,7 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
+from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
@@ -102,10 +103,13 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
 
+    def send_frame(frame: bytes) -> None:
+        outbox.pass_on(WatchReply(frame=frame))
+
     def on_control(message: Control) -> None:
         if isinstance(message, WatchMsg):
             if leads:
-                watch(meter, message.seconds, lambda frame: outbox.pass_on(WatchReply(frame=frame)))
+                watch(meter, message.seconds, send_frame)
             return
         with status.quiet(PROFILE_S):
             outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
@@ -122,6 +126,17 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         on_step=step_log,
         peak_memory_bytes=engine.device.peak_memory_bytes,
     )
+    recorder = None
+    loop_inbox: Inbox = inbox
+    loop_outbox: Outbox = outbox
+    if args.record and leads:
+        from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
+        from minisgl.scheduler.xray import XRay
+
+        recorder = Recorder(Path(args.record))
+        loop_inbox = RecordedInbox(inbox, recorder)
+        loop_outbox = RecordedOutbox(outbox, recorder)
+        meter.watcher = XRay(send_frame, meter.epoch, recorder.frame)
     is_torn = False
     try:
         eos_ids = end_of_sequence_ids(folder, load_tokenizer(folder))
@@ -144,7 +159,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             "start_s": clock.part_s,
         }
         status.ready(info if leads else {})
-        run(scheduler, executor, inbox, outbox, overlap=overlap, meter=meter)
+        run(scheduler, executor, loop_inbox, loop_outbox, overlap=overlap, meter=meter)
     except Exception:
         is_torn = config.tp > 1
         raise
@@ -156,6 +171,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             engine.close()
         if step_log:
             step_log.close()
+        if recorder:
+            recorder.close()
 
 
 def watch(meter: LoopMeter, seconds: float, send: Callable[[bytes], None]) -> None:

@@ -89,9 +89,14 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 class XRay:
     """See `minisgl.scheduler.meter.Watcher`. Mutable: the steps since the last frame."""
 
-    def __init__(self, send: Callable[[bytes], None], epoch: float) -> None:
-        """epoch: of the meter's records."""
-        self._send, self._epoch = send, epoch
+    def __init__(
+        self,
+        send: Callable[[bytes], None],
+        epoch: float,
+        record: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """epoch: of the meter's records. record: gets all frames, also while nobody watches."""
+        self._send, self._epoch, self._record = send, epoch, record
         self._steps: list[tuple[StepRecord, Plan]] = []
         self._num_skipped = 0
         self._until = self._due = 0.0
@@ -109,11 +114,16 @@ class XRay:
 
     def turn_ended(self, scheduler: Scheduler) -> bool:
         began = time.perf_counter()
+        is_watched = began < self._until
         if began >= self._due:
-            self._send(self._encode(self._frame(scheduler, began)))
+            frame = self._encode(self._frame(scheduler, began))
+            if self._record:
+                self._record(frame)
+            if is_watched:
+                self._send(frame)
             ended = time.perf_counter()
             self._due = began + max(EVERY_S, (ended - began) / SHARE)
-        return began < self._until
+        return is_watched or self._record is not None
 
     def _frame(self, scheduler: Scheduler, now: float) -> Frame:
         steps, self._steps = self._steps, []

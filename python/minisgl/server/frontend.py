@@ -305,6 +305,7 @@ class Frontend:
         self._tokenizers, self._replies = tokenizers, replies
         self.context_length = context_length
         self.round_trips = RoundTrips(tokenizers, self._num_ranks)
+        self.watchers = Watchers(tokenizers)
         self.observer.status.clear()
         self.failure = None
 

@@ -3,6 +3,7 @@
 import { answerView } from "./answer.js";
 import { ApiError, streamChat } from "./client.js";
 import { announce, copy, h, iconButton, set } from "./dom.js";
+import { responseFormat } from "./settings.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
@@ -93,6 +94,7 @@ export class Chat {
     if (tokens) Object.assign(request, { logprobs: true, top_logprobs: 5 });
     if (thinking) request.chat_template_kwargs = { enable_thinking: thinking === "on" };
     try {
+      Object.assign(request, responseFormat(this.settings));
       for await (const chunk of streamChat(request, { key, signal })) {
         for (const choice of chunk.choices) take(nodes[choice.index], choice, chunk.timings);
         if (chunk.usage && nodes.length === 1) nodes[0].usage = usageOf(chunk.usage);
@@ -104,9 +106,8 @@ export class Chat {
         if (isStop) node.finish = "stopped";
         else node.error = error.message;
       }
-      if (!isStop && !(error instanceof ApiError)) console.error(error);
       if (error.status === 401 || error.status === 403) this.on.refused(error);
-      else if (!isStop && (!error.status || error.status >= 500)) this.on.lost(error);
+      else if (error instanceof ApiError && (!error.status || error.status >= 500)) this.on.lost(error);
     } finally {
       for (const node of nodes) {
         delete node.running;

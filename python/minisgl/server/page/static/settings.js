@@ -31,6 +31,8 @@ export function connectSettings(settings, changed) {
     bind("set-key", "key", ...text),
     bind("set-theme", "theme", ...text),
     bind("set-thinking", "thinking", ...text),
+    bind("set-form", "form", ...text),
+    bind("set-schema", "schema", ...text),
     bind("set-n", "n", ...count),
     bind("set-tokens", "tokens", ...box),
     bind("set-compare", "compare", ...box),
@@ -38,11 +40,25 @@ export function connectSettings(settings, changed) {
   function show() {
     for (const fill of fills) fill();
     $("second-group").hidden = !settings.compare;
+    $("schema-group").hidden = settings.form !== "schema";
     if (settings.theme) document.documentElement.dataset.theme = settings.theme;
     else delete document.documentElement.dataset.theme;
   }
   show();
   return show;
+}
+
+/** Return the request's field for the form of the answer. Throws an Error if the schema is no JSON. */
+export function responseFormat({ form, schema }) {
+  if (!form) return {};
+  if (form === "json") return { response_format: { type: "json_object" } };
+  let parsed;
+  try {
+    parsed = JSON.parse(schema);
+  } catch (error) {
+    throw new Error(`The JSON schema in the settings is no JSON: ${error.message}`);
+  }
+  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: parsed, strict: true } } };
 }
 
 function samplingFields(frame, group, settings, keep) {

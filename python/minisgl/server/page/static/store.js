@@ -70,6 +70,8 @@ export const DEFAULTS = {
   n: 1,
   tokens: true,
   thinking: "",
+  form: "",
+  schema: '{\n  "type": "object",\n  "properties": {"answer": {"type": "string"}},\n  "required": ["answer"],\n  "additionalProperties": false\n}',
   sampling: {},
   compare: false,
   second: {},

@@ -117,18 +117,23 @@ export function drawPages(canvas, frame, colours) {
   const { context } = begin(canvas, Math.max(Math.ceil(count / columns) * size, size));
   const colour = (owner) =>
     owner === FREE ? colours.line : owner === CACHED ? colours.quiet : owner === SHARED ? colours.text : colourOf(owner - FIRST_UID, colours);
+  const paths = new Map(); // one for each owner: a change of colour costs more than a rectangle
   let at = 0;
   for (let index = 0; index < frame.page_map.length; index += 2) {
     const [owner, length] = [frame.page_map[index], frame.page_map[index + 1]];
-    context.fillStyle = colour(owner);
-    context.globalAlpha = owner === FREE ? 0.55 : owner === CACHED ? 0.6 : 1;
+    if (!paths.has(owner)) paths.set(owner, new Path2D());
     for (const end = at + length; at < end; ) {
       // One rectangle for the part of a run in one line; the gaps between pages come last.
       const column = at % columns;
       const part = Math.min(end - at, columns - column);
-      context.fillRect(column * size, Math.floor(at / columns) * size, part * size - 1, size - 1);
+      paths.get(owner).rect(column * size, Math.floor(at / columns) * size, part * size - 1, size - 1);
       at += part;
     }
+  }
+  for (const [owner, path] of paths) {
+    context.fillStyle = colour(owner);
+    context.globalAlpha = owner === FREE ? 0.55 : owner === CACHED ? 0.6 : 1;
+    context.fill(path);
   }
   context.globalAlpha = 1;
   for (let column = 1; column <= columns; column++)

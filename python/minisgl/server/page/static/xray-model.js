@@ -1,6 +1,6 @@
 // What the X-ray knows: a minute of frames, of steps, and of each request's life. No drawing here.
 
-export const KEPT_S = 60;
+const KEPT_S = 60;
 const MAX_STEPS = 40_000;
 const STALL_S = 0.25; // without a row in a step for so long, a running request stood still
 
@@ -11,6 +11,7 @@ const named = (names, values) => Object.fromEntries(names.map((name, index) => [
 
 export class Model {
   constructor() {
+    this.keptS = KEPT_S;
     this.frames = []; // the newest last
     this.steps = [];
     this.requests = new Map(); // uid -> {...REQUEST, accepted, launched, first, ended, spans}
@@ -39,7 +40,7 @@ export class Model {
     for (const request of this.requests.values())
       if (!seen.has(request.uid) && request.ended == null && frame.num_requests <= frame.requests.length)
         request.ended = Math.max(request.last ?? 0, request.last ? 0 : (this.frames.at(-2)?.now_s ?? frame.now_s));
-    this.forget(frame.now_s - KEPT_S);
+    this.forget(frame.now_s - this.keptS);
   }
 
   clear() {

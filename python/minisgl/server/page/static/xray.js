@@ -3,10 +3,11 @@
 import { ApiError } from "./client.js";
 import { h, iconButton, set } from "./dom.js";
 import { drawPages, drawRequests, drawSteps, drawTree, palette, ROW } from "./xray-draw.js";
-import { KEPT_S, Model, sentenceOf } from "./xray-model.js";
+import { Model, sentenceOf } from "./xray-model.js";
 
 const WINDOW_S = 10;
 const AGAIN_MS = 2000;
+const MAX_FRAMES = 10_000; // of a recording, the last: a quarter of an hour
 
 const whole = (value) => Math.round(value).toLocaleString("en");
 
@@ -27,6 +28,10 @@ export class XRay {
   open() {
     this.root.hidden = false;
     if (this.reading) return;
+    if (this.model.keptS === Infinity) {
+      this.model = new Model(); // a recording was shown
+      this.pause(null);
+    }
     this.reading = new AbortController();
     this.read(this.reading.signal);
   }
@@ -63,6 +68,25 @@ export class XRay {
     }
   }
 
+  /** Show the end of a recording (`--record FILE`), instead of the engine. */
+  async openFile(file) {
+    const lines = (await file.text()).split("\n").filter((line) => line.startsWith('{"frame":'));
+    if (!lines.length) return this.say("This file is no recording: it has no frames.");
+    this.close();
+    this.root.hidden = false;
+    this.model.clear();
+    this.model.keptS = Infinity;
+    for (const line of lines.slice(-MAX_FRAMES)) {
+      try {
+        this.model.add(JSON.parse(line).frame);
+      } catch {
+        // The last line of a file that is still being written.
+      }
+    }
+    this.say("");
+    this.pause(this.model.now);
+  }
+
   say(text) {
     set(this.note, { hidden: !text });
     this.note.textContent = text;
@@ -89,7 +113,7 @@ export class XRay {
     this.showNumbers(frame, to);
     this.showSelected(to);
     const oldest = model.frames[0].now_s;
-    set(this.slider, { min: Math.max(oldest, model.now - KEPT_S), max: model.now });
+    set(this.slider, { min: Math.max(oldest, model.now - model.keptS), max: model.now });
     this.slider.value = to;
     this.ago.textContent = this.at == null ? "live" : `${(model.now - to).toFixed(1)} s ago`;
   }
@@ -180,10 +204,15 @@ export class XRay {
       type: "button", text: "Pause", "aria-pressed": "false",
       onclick: () => this.pause(this.at == null ? this.model.now : null),
     });
+    const file = h("input", {
+      type: "file", hidden: true, "aria-label": "A recording",
+      onchange: () => file.files[0] && this.openFile(file.files[0]),
+    });
     this.root.replaceChildren(
       this.note,
       h("dl", { class: "numbers" }, Object.entries(NAMES).map(([name, text]) => h("div", {}, this.numbers[name], h("dt", { text })))),
-      h("div", { class: "time" }, this.pauseButton, this.slider, this.ago),
+      h("div", { class: "time" }, this.pauseButton, this.slider, this.ago,
+        h("button", { type: "button", text: "Open a recording", onclick: () => file.click() }), file),
       panel("Steps", h("span", { class: "quiet", text: `the ${WINDOW_S} s before; the height is the tokens` }),
         [key("decode", "decode"), key("prefill", "prompt"), key("queue", "host")], this.steps),
       panel("Requests", null, [key("queue", "waits"), key("prefill", "prompt"), key("decode", "decode")],

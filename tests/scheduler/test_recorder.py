@@ -1,0 +1,112 @@
+"""`--record`: what is in the file, that it is a ring, that it has no text; and what replays it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.benchmark import replay
+from minisgl.benchmark.workload import reusable_share
+from minisgl.benchmark.workload import trace as read_trace
+from minisgl.core import SamplingParams
+from minisgl.errors import ConfigError
+from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, recorder, run
+from minisgl.scheduler.meter import LoopMeter
+from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
+from minisgl.scheduler.xray import XRay
+from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+
+PREFIX = [40 + index % 50 for index in range(64)]
+
+
+def record(path: Path, prompts: list[list[int]], namespaces: list[str] | None = None) -> None:
+    """Serve the prompts over a fake engine, recorded."""
+    config = SchedulerConfig(
+        num_pages=256, page_size=16, max_seq_len=200, vocab_size=100, eos_ids=frozenset(),
+        max_prefill_tokens=64, max_running=8,
+    )  # fmt: skip
+    scheduler = Scheduler(config)
+    keeper = Recorder(path)
+    meter = LoopMeter()
+    meter.watcher = XRay(lambda frame: None, meter.epoch, keeper.frame)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    names = namespaces or [""] * len(prompts)
+    arrivals: list[SchedulerMsg] = [
+        UserMsg(uid=uid, ids=ids_to_bytes(ids), sampling=sampling, namespace=name)
+        for uid, (ids, name) in enumerate(zip(prompts, names, strict=True))
+    ]
+    inbox = ListInbox([arrivals], more=lambda: [] if scheduler.runnable else None)
+    executor = FakeExecutor(num_pages=256, page_size=16, max_running=8, vocab_size=100)
+    outbox = RecordedOutbox(ListOutbox(), keeper)
+    run(scheduler, executor, RecordedInbox(inbox, keeper), outbox, meter=meter)
+    keeper.close()
+
+
+def test_a_recording_is_asked_again_with_its_lengths_and_prefixes(tmp_path: Path) -> None:
+    path = tmp_path / "flight"
+    record(path, [[*PREFIX, uid, uid, uid] for uid in range(6)] + [[1] * 300])
+    kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+    assert {"frame", "arrival", "end"} == set(kinds)
+    requests = replay.requests_of(path)
+    assert [request["uid"] for request in requests] == list(range(7))
+    assert [request["reason"] for request in requests] == ["length"] * 6 + ["error"]
+    replay.write_trace(requests[:6], tmp_path / "trace")
+    workload = read_trace(tmp_path / "trace", vocab_size=1000)
+    assert [len(session.turns[0].ids) for session in workload.sessions] == [67] * 6
+    assert [session.turns[0].max_tokens for session in workload.sessions] == [6] * 6
+    assert reusable_share(workload.sessions) == pytest.approx(5 * 64 / (6 * 67))
+    said = replay.summary(requests)
+    assert "7 requests" in said
+    assert "1 failed" in said
+    assert "p99" in said
+
+
+def test_it_has_no_text_and_namespaces_share_nothing(tmp_path: Path) -> None:
+    record(tmp_path / "a", [PREFIX, PREFIX, PREFIX], ["", "", "other"])
+    record(tmp_path / "b", [PREFIX])
+    first, second, other = (request["hash_ids"] for request in replay.requests_of(tmp_path / "a"))
+    again = replay.requests_of(tmp_path / "b")[0]["hash_ids"]
+    assert first == second
+    assert not set(first) & set(other)
+    assert not set(first) & set(again), "under a key of its own"
+    assert len(set(first)) == 4
+
+
+def test_it_is_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "SEGMENT_BYTES", 4000)
+    path = tmp_path / "flight"
+    record(path, [[*PREFIX, uid] for uid in range(60)])
+    older = tmp_path / "flight.1"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["flight", "flight.1"]
+    assert path.stat().st_size <= 4000
+    assert older.stat().st_size <= 4000
+    ends = [line for line in path.read_text().splitlines() if line.startswith('{"end"')]
+    assert json.loads(ends[-1])["end"]["reason"] == "length"
+    record(path, [[1, 2]])
+    assert not older.exists()
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--record .*nowhere/flight: No such file"):
+        Recorder(tmp_path / "nowhere" / "flight")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        replay.requests_of(tmp_path / "none")
+    other: dict[str, Any] = {"timestamp": 1}
+    (tmp_path / "other").write_text(f"{json.dumps(other)}\n\n")
+    with pytest.raises(ConfigError, match="line 1 is of no recording"):
+        replay.requests_of(tmp_path / "other")
+    (tmp_path / "short").write_text('{"arrival": {"uid": 1}}\n{"en')
+    with pytest.raises(ConfigError, match="has no request that began and ended"):
+        replay.requests_of(tmp_path / "short")
+
+
+def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = Recorder(Path("/dev/full"))
+    keeper.frame(b"{}" * 10_000)
+    keeper.frame(b"{}" * 10_000)
+    keeper.close()
+    assert "--record ends: /dev/full: No space left" in caplog.text
