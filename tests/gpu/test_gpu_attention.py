@@ -11,13 +11,19 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from test_backends import BOUNDED, CASES, Case, Step, Steps, is_countable, make_step
+from test_backends import BOUNDED, CASES, Case, Sinks, Step, Steps, is_countable, make_step
 
 from helpers.attention_error import count_keys, worst_miscount, worst_share
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.attention import BaseAttnBackend, BaseAttnMetadata, create_attention_backend, cuda
+from minisgl.attention import (
+    AttnLayer,
+    BaseAttnBackend,
+    BaseAttnMetadata,
+    create_attention_backend,
+    cuda,
+)
 from minisgl.attention.names import SINKS, SOFTCAP
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
@@ -97,6 +103,12 @@ def make_backend(
         pytest.skip(str(error))
 
 
+def layer_on(step: Step, device: torch.device) -> AttnLayer:
+    """Return the step's layer with its sinks on the device."""
+    sinks = step.layer.sinks
+    return dataclasses.replace(step.layer, sinks=sinks and Sinks(sinks.weight.to(device)))
+
+
 def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:
     """The step's, on the device; its first one-token rows decode."""
     starts, ends = np.array(step.plan.starts), np.array(step.plan.ends)
@@ -173,7 +185,7 @@ def check_padded(out: torch.Tensor, step: Step, num_decodes: int) -> None:
 
 def attend(step: Step, backend: BaseAttnBackend, device: torch.device) -> torch.Tensor:
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
-    out = backend.forward(q, k, v, step.layer, make_batch(step, backend, device))
+    out = backend.forward(q, k, v, layer_on(step, device), make_batch(step, backend, device))
     assert out.dtype == step.q.dtype
     return out
 
@@ -210,7 +222,7 @@ def test_a_captured_step_attends_for_others_of_its_size(
     def attend_again() -> None:
         metadata = prepare_padded(backend)
         fresh = dataclasses.replace(batch, attn_metadata=metadata)
-        out.copy_(backend.attend(q, k, v, step.layer, fresh))
+        out.copy_(backend.attend(q, k, v, layer_on(step, device), fresh))
 
     store = batch.context.kv_pool.layer(1)
     backend.ops.store_kv(k, v, batch.slots, store)
@@ -275,7 +287,7 @@ def test_decode_that_norms_rotates_and_stores(
     turns = torch.randint(4, (3001, head_dim // 2), generator=gen)
     weights = draw([0.5, 1.0, 2.0], 2, head_dim).to(dtype)
     steps = Steps(
-        layer=step.layer,
+        layer=layer_on(step, device),
         q_norm_weight=weights[0] if normed else None,
         k_norm_weight=weights[1] if normed else None,
         norm_eps=1e-6,  # nothing, when 16 bits are left of it
@@ -327,7 +339,7 @@ def test_decode_of_a_shared_beginning(
         batch, shared=torch.tensor([shared], dtype=torch.int32, device=device)
     )
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
-    share = worst_share(backend.forward(q, k, v, step.layer, batch), step)
+    share = worst_share(backend.forward(q, k, v, layer_on(step, device), batch), step)
     assert share <= 1, f"{share:.2f} of the error that rounding explains"
 
 
@@ -343,7 +355,9 @@ def test_rows_that_pad_beside_a_shared_beginning(
     shared = torch.tensor([256], dtype=torch.int32, device=device)
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
     monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
-    out = backend.forward(q, k, v, step.layer, dataclasses.replace(batch, shared=shared))
+    out = backend.forward(
+        q, k, v, layer_on(step, device), dataclasses.replace(batch, shared=shared)
+    )
     assert out.isfinite().all()
 
 

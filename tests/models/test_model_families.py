@@ -23,6 +23,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from helpers.dense_cases import DENSE_CASES
 from helpers.hybrid_cases import HYBRID_CASES
@@ -267,6 +268,10 @@ def save_case(name: str, folder: Path) -> tuple[PreTrainedModel, int]:
     """The reference, which is saved to the folder, and the page size."""
     config_class, changes, page_size, old_spelling = CASES[name]
     reference = make_reference(config_class(**{**SIZES, **changes}))
+    for module in reference.modules():  # transformers 5.17 has constants for these fields
+        if isinstance(module, GptOssExperts):
+            module.alpha = changes.get("swiglu_alpha", module.alpha)
+            module.limit = changes.get("swiglu_limit", module.limit)
     # The other layout of experts is transformers' own: one tensor for all.
     reference.save_pretrained(folder, save_original_format=not name.endswith("stacked"))
     if old_spelling:

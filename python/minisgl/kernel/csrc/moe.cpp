@@ -137,7 +137,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
 void experts(TensorView x, TensorView gate_up, TensorView down, TensorView weights, TensorView ids,
              TensorView out, int64_t first, int64_t num_threads) {
   for (const TensorView& tensor : {x, gate_up, down, weights, ids, out})
-    CHECK(tensor.IsContiguous(), "experts: the tensors must be contiguous");
+    CHECK(is_packed(tensor), "experts: the tensors must be contiguous");
   CHECK(gate_up.dtype() == x.dtype() && down.dtype() == x.dtype() && out.dtype() == x.dtype(),
         "experts: the tensors must share a dtype");
   CHECK(gate_up.size(1) == 2 * down.size(2) && gate_up.size(2) == x.size(1) &&

@@ -47,7 +47,7 @@ struct Product {
           const tvm::ffi::Optional<TensorView>& bias, int64_t gate, const TensorView& out)
       : x(x), out(out), bias(bias), gate(Gate(gate)), rows(out.size(0)), inputs(inputs),
         outputs(outputs) {
-    CHECK(x.ndim() == 2 && out.ndim() == 2 && x.IsContiguous() && out.IsContiguous(),
+    CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && is_packed(out),
           "linear: x and out must be matrices, packed");
     CHECK(x.dtype().code == kDLBfloat && x.dtype() == out.dtype() &&
               (!bias || (*bias).dtype() == x.dtype()),

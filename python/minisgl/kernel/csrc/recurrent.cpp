@@ -340,7 +340,7 @@ void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
 }
 
 bool is_float32(const TensorView& x) {
-  return x.dtype().code == kDLFloat && x.dtype().bits == 32 && x.IsContiguous();
+  return x.dtype().code == kDLFloat && x.dtype().bits == 32 && is_packed(x);
 }
 
 }  // namespace
@@ -356,7 +356,7 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
   for (const auto& tensor : {g, beta, states, updates, decays})
     CHECK(is_float32(tensor), "recurrent: gates and states must be float32, packed");
   for (const auto& tensor : {mixed, weight, tails, inputs, keys, out})
-    CHECK(tensor.dtype() == x.dtype() && tensor.IsContiguous(), "recurrent: another dtype than x");
+    CHECK(tensor.dtype() == x.dtype() && is_packed(tensor), "recurrent: another dtype than x");
   CHECK(mixed.size(1) == x.size(1) && weight.size(1) == x.size(1) && inputs.size(1) == x.size(1),
         "recurrent: the inputs have " << x.size(1) << " channels");
   with_dtype(x.dtype(), [&](auto* type) {

@@ -19,6 +19,11 @@ T* data(const TensorView& x) {
   return static_cast<T*>(x.data_ptr());
 }
 
+// Contiguous, or empty: IsContiguous() of tvm-ffi 0.1.11 is false for some empty tensors.
+inline bool is_packed(const TensorView& x) {
+  return x.numel() == 0 || x.IsContiguous();
+}
+
 // Calls f with a null pointer of the element type: float, bf16 or f16.
 template <class F>
 void with_dtype(DLDataType dtype, F f) {
