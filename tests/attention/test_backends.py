@@ -166,7 +166,10 @@ def make_step(case: Case, dtype: torch.dtype, backend_name: str, seed: int = 0) 
         scale=case.head_dim**-0.5,
         window=case.window,
         softcap=case.softcap,
-        sinks=Sinks(3 + 2 * torch.randn(case.num_q_heads, generator=gen)) if case.sinks else None,
+        # As checkpoints have them: FlashAttention takes bfloat16.
+        sinks=Sinks((3 + 2 * torch.randn(case.num_q_heads, generator=gen)).bfloat16().float())
+        if case.sinks
+        else None,
     )
     q_shape = (num_tokens, case.num_q_heads, case.head_dim)
     q = torch.randn(q_shape, generator=gen).to(dtype) * 2
