@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import elementwise, moe, packed_gemv
 from minisgl.kernel.triton.packed import Packed
 from minisgl.kernel.triton.packed_product import Cut, expert_product
@@ -22,9 +23,13 @@ class PackedMoeBackend(BaseMoeBackend):
     """Experts of a format without such kernels go through the loop over experts. Those that are not
     plain (gpt-oss's) are dequantised whole in each step, as these kernels have no biases."""
 
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self._dense = FusedMoeBackend(ops)
+
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         if not experts.is_plain:
-            return FusedMoeBackend(self.ops).routed(x_TD, weights_TK, ids_TK, experts)
+            return self._dense.routed(x_TD, weights_TK, ids_TK, experts)
         gate_up = getattr(experts.gate_up, "packed_stack", None)
         down = getattr(experts.down, "packed_stack", None)
         if gate_up is None or down is None:
