@@ -17,7 +17,6 @@ import pytest
 from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 from minisgl.errors import ConfigError
-from minisgl.message import TextReply
 from minisgl.server.address import tls_context
 from minisgl.server.errors import RateLimited
 from minisgl.server.keys import KeyRing
@@ -135,7 +134,7 @@ def test_tokens_are_owed_and_come_back_evenly(tmp_path: Path) -> None:
     key = ring.find(SECRET)
     assert key
     key.admit()
-    key.charge(TextReply(uid=1, text="", token_ids=[1] * 700))
+    key.charge(prompt=300, output=400)
     with pytest.raises(RateLimited) as refused:
         key.admit()
     assert refused.value.retry_after_s == pytest.approx(10.1)
@@ -145,7 +144,7 @@ def test_tokens_are_owed_and_come_back_evenly(tmp_path: Path) -> None:
     clock.now += 0.2
     key.admit()
     clock.now += 1e6  # a bucket holds no more than a minute's tokens
-    key.charge(TextReply(uid=1, text="", token_ids=[1] * 600))
+    key.charge(output=600)
     with pytest.raises(RateLimited):
         key.admit()
 

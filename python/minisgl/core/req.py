@@ -38,7 +38,7 @@ class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: (priority, arrival); lower goes first.
+    they fit the context and the pool. order: (priority, share, arrival); lower goes first.
     stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late
@@ -62,7 +62,7 @@ class Req:
     prompt: IdArray
     sampling: SamplingParams
     max_len: int
-    order: tuple[int, int]
+    order: tuple[int, int, int]
     stop_ids: frozenset[int]
     namespace: str = ""
 

@@ -97,6 +97,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
+    share: int = 0
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
@@ -143,6 +144,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     ids: bytes
     sampling: SamplingParams
     priority: Priority = 0
+    share: int = 0
     namespace: Namespace = ""
     grammar: str = ""
     form: str = ""

@@ -116,7 +116,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max_tokens,
-            order=(message.priority, self._arrivals),
+            order=(message.priority, message.share, self._arrivals),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
@@ -583,7 +583,7 @@ class Scheduler:
             assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req
 
 
-def _order(req: Req) -> tuple[int, int]:
+def _order(req: Req) -> tuple[int, int, int]:
     return req.order
 
 

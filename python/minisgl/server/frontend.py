@@ -46,7 +46,7 @@ from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
-    from minisgl.server.keys import Key
+    from minisgl.server.keys import Job
 
 
 class ClientGone(Exception):
@@ -71,7 +71,6 @@ class Call:
         "_num_unaccepted",
         "_pending",
         "_wakeup",
-        "key",
         "num_prompt_tokens",
         "watcher",
     )
@@ -81,9 +80,7 @@ class Call:
         uids: Sequence[int],
         abort: Callable[[list[int], Exception], None],
         num_choices: int = 1,
-        key: Key | None = None,
     ) -> None:
-        self.key = key  # whose tokens these are, if the server has keys
         self._num_choices = num_choices
         self._indices = {uid: index for index, uid in enumerate(uids)}  # the unfinished prompts
         self._num_prompts = self._num_unaccepted = len(uids)
@@ -127,10 +124,6 @@ class Call:
 
     def deliver(self, reply: RequestReply) -> None:
         """Store a reply for the reader, and wake the reader."""
-        if self.key and isinstance(reply, Accepted | TextReply):
-            is_repeated = self._indices[reply.uid] % self._num_choices != 0
-            if isinstance(reply, TextReply) or not is_repeated:  # a prompt counts once
-                self.key.charge(reply)
         if isinstance(reply, TextReply):
             self._pending.append((self._indices[reply.uid], reply))
         elif isinstance(reply, Accepted):
@@ -210,6 +203,7 @@ class Frontend:
         self._replies = replies
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}
+        self._jobs: dict[int, Job] = {}  # by uid, of requests with an API key
 
     @property
     def num_open(self) -> int:
@@ -251,7 +245,9 @@ class Frontend:
             )
         now = time.perf_counter()  # before other tasks can delay this one
         uids = list(itertools.islice(self._uids, len(prompts)))
-        call = Call(uids, self._abort, num_choices, origin.key if origin else None)
+        call = Call(uids, self._abort, num_choices)
+        key = origin.key if origin else None
+        jobs: dict[int, Job] = {}
         by_tokenizer: dict[int, list[TokenizeMsg]] = {}
         for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
             params = sampling
@@ -259,8 +255,12 @@ class Frontend:
                 params = msgspec.structs.replace(params, seed=secrets.randbits(63))
             elif choice := position % num_choices:
                 params = msgspec.structs.replace(params, seed=seed_of(params.seed, choice))
+            if key:
+                is_first = position % num_choices == 0  # the prompt of several choices counts once
+                jobs[uid] = key.begin(prompt, params, counts_prompt=is_first)
             message = TokenizeMsg(
                 uid=uid,
+                share=jobs[uid].tag if key else 0,
                 prompt=prompt,
                 sampling=params,
                 priority=priority,
@@ -273,10 +273,13 @@ class Frontend:
             for index, messages in by_tokenizer.items():
                 self._tokenizers[index].put(messages)
         except (OverflowError, UnicodeEncodeError) as error:
+            for job in jobs.values():
+                job.end()
             raise InvalidRequest(
                 f"the request holds a value that is out of range: {error}"
             ) from None
         self._calls.update(dict.fromkeys(uids, call))
+        self._jobs |= jobs
         self.observer.submitted(uids, origin or Origin(), sampling, now)
         return call
 
@@ -321,20 +324,28 @@ class Frontend:
         call = self._calls.get(reply.uid)
         if call is None:
             return  # aborted meanwhile
+        if job := self._jobs.get(reply.uid):
+            job.count(reply)
         if isinstance(reply, TextReply):
             self.observer.text(reply.uid, now)
         elif isinstance(reply, Finished):
-            del self._calls[reply.uid]
+            self._close(reply.uid)
             self.observer.finished(reply, now)
         elif isinstance(reply, Failed):
-            del self._calls[reply.uid]
+            self._close(reply.uid)
             self.observer.ended(reply.uid, "error", code=reply.code)
         call.deliver(reply)
 
+    def _close(self, uid: int) -> None:
+        del self._calls[uid]
+        if job := self._jobs.pop(uid, None):
+            job.end()
+
     def _abort(self, uids: list[int], why: Exception) -> None:
         for uid in uids:
-            if self._calls.pop(uid, None) is None:
+            if uid not in self._calls:
                 continue
+            self._close(uid)
             if isinstance(why, EngineError):
                 self.observer.ended(uid, "error", code=why.code)
             else:

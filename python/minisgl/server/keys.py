@@ -6,6 +6,7 @@ Keys come from `--api-key` and from `--api-key-file`, a TOML file with a table f
     key = "a long random text"
     requests_per_minute = 60    # left out: no limit
     tokens_per_minute = 100000  # of prompts and answers together
+    weight = 2                  # of its share when the server is full; left out: 1
     admin = true                # may take profiles
 
 The file is read again when it changes; a file with an error changes nothing. Keys are compared as
@@ -25,10 +26,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from minisgl.core import Accepted
+from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import ConfigError
-from minisgl.message import TextReply
+from minisgl.message import Prompt, TextReply
 from minisgl.server.errors import RateLimited
+from minisgl.server.shares import Share, Shares
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -37,6 +39,12 @@ REREAD_S: Final = 1.0
 """The file's times are looked at no more often: a call of the system for each request is saved."""
 
 MAX_NAME: Final = 64
+
+BYTES_PER_TOKEN: Final = 4
+"""Of text in most languages, and of a token id. It only estimates what a prompt will take."""
+
+USUAL_OUTPUT: Final = 256
+"""Tokens that an answer without max_tokens is expected to have."""
 
 PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
 
@@ -69,14 +77,18 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key: Annotated[str, Meta(min_length=1, max_length=1024)]
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     admin: bool = False
 
 
 class Key:
     """A key that may use the server, and what it has used. Mutable."""
 
-    def __init__(self, name: str, entry: KeyEntry, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, entry: KeyEntry, clock: Callable[[], float], shares: Shares
+    ) -> None:
         self.name = name
+        self._share = Share(shares)
         self.num_requests = self.num_refused = 0
         self.num_prompt_tokens = self.num_output_tokens = 0
         self._clock = clock
@@ -88,6 +100,7 @@ class Key:
         """Take over a changed entry of the file. A limit that is the same keeps what was used."""
         self.digest = _digest(entry.key)
         self.is_admin = entry.admin
+        self._share.weight = entry.weight
         self._requests = self._bucket(self._requests, entry.requests_per_minute)
         self._tokens = self._bucket(self._tokens, entry.tokens_per_minute)
 
@@ -115,16 +128,51 @@ class Key:
         if self._requests:
             self._requests.take(1, now)
 
-    def charge(self, reply: Accepted | TextReply) -> None:
-        """Count the tokens of a prompt that was accepted, or of a piece of an answer."""
-        if isinstance(reply, Accepted):
-            amount = reply.num_prompt_tokens
-            self.num_prompt_tokens += amount
-        else:
-            amount = len(reply.token_ids)
-            self.num_output_tokens += amount
+    def begin(self, prompt: Prompt, params: SamplingParams, *, counts_prompt: bool = True) -> Job:
+        """A request of this key, which is about to be sent. `end` of the result must be called."""
+        num_bytes = len(msgspec.msgpack.encode(prompt)) if counts_prompt else 0
+        cost = num_bytes // BYTES_PER_TOKEN + (params.max_tokens or USUAL_OUTPUT)
+        return Job(self, self._share, cost, counts_prompt)
+
+    def charge(self, *, prompt: int = 0, output: int = 0) -> None:
+        """Count tokens."""
+        self.num_prompt_tokens += prompt
+        self.num_output_tokens += output
         if self._tokens:
-            self._tokens.take(amount, self._clock())
+            self._tokens.take(prompt + output, self._clock())
+
+
+class Job:
+    """One request of a key. Mutable. tag: its place among the requests of all keys."""
+
+    __slots__ = ("_counts_prompt", "_key", "_left", "_num_prompt", "_share", "tag")
+
+    def __init__(self, key: Key, share: Share, cost: int, counts_prompt: bool) -> None:
+        self._key = key
+        self._share = share
+        self._left = cost  # of the tokens that it was expected to take
+        self._counts_prompt = counts_prompt
+        self._num_prompt = 0  # tokens that are accepted, until the first piece of the answer
+        self.tag = share.begin(cost)
+
+    def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
+        """Charge the key for a prompt that was accepted, or for a piece of an answer.
+
+        An accepted prompt still waits: it counts as served with the first piece of its answer.
+        """
+        if isinstance(reply, Accepted):
+            self._num_prompt = reply.num_prompt_tokens if self._counts_prompt else 0
+            self._key.charge(prompt=self._num_prompt)
+        elif isinstance(reply, TextReply):
+            num_output = len(reply.token_ids)
+            self._key.charge(output=num_output)
+            served, self._num_prompt = self._num_prompt + num_output, 0
+            expected = min(served, self._left)
+            self._left -= expected
+            self._share.serve(served, expected)
+
+    def end(self) -> None:
+        self._share.end(self._left)
 
 
 class KeyRing:
@@ -143,6 +191,7 @@ class KeyRing:
         self._path = Path(path).expanduser() if path else None
         self._given = _given_keys(given) if given is not None else {}
         self._keys: dict[str, Key] = {}
+        self._shares = Shares()
         self._signature = self._stat()
         self._looked_at = clock()
         self._take(self._read())
@@ -179,7 +228,7 @@ class KeyRing:
         for name, entry in entries.items():
             if key := self._keys.get(name):
                 key.change(entry)
-            keys[name] = key or Key(name, entry, self._clock)
+            keys[name] = key or Key(name, entry, self._clock, self._shares)
         self._keys = keys
 
     def _stat(self) -> tuple[int, int, int] | None:

@@ -105,7 +105,7 @@ class PromptEncoder:
         try:
             ids = self.encode(message.prompt, message.context_length)
             rest = (message.sampling, message.namespace, message.uid, message.priority)
-            return self.request(ids, *rest)
+            return msgspec.structs.replace(self.request(ids, *rest), share=message.share)
         except Exception as error:
             return Failed.of(message.uid, error)
 

@@ -1,0 +1,137 @@
+"""Fair shares of API keys, over the real scheduler and a device that answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minisgl.core import Accepted, Finished, SamplingParams, StepResult, Token
+from minisgl.message import TextReply, TokenPrompt, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.server.keys import Job, Key, KeyRing
+
+
+def ring(tmp_path: Path, **weights: float) -> dict[str, Key]:
+    path = tmp_path / "keys.toml"
+    path.write_text("".join(f'[{n}]\nkey = "k-{n}"\nweight = {w}\n' for n, w in weights.items()))
+    path.chmod(0o600)
+    return {key.name: key for key in KeyRing(None, str(path))}
+
+
+class Simulation:
+    """A server without processes. served: tokens of each key. first: steps to the first token."""
+
+    def __init__(self, *, is_fair: bool = True) -> None:
+        config = SchedulerConfig(
+            num_pages=4096,
+            page_size=4,
+            max_seq_len=512,
+            vocab_size=100,
+            eos_ids=frozenset([99]),
+            max_prefill_tokens=128,
+            max_running=16,
+            cache="naive",
+        )
+        self.scheduler = Scheduler(config)
+        self.is_fair = is_fair
+        self.open: dict[int, tuple[Key, Job, int]] = {}
+        self.served: dict[str, int] = {}
+        self.first: dict[int, int] = {}
+        self.num_steps = self.num_requests = 0
+
+    def ask(self, key: Key, num_prompt: int, num_output: int) -> int:
+        uid = self.num_requests
+        self.num_requests += 1
+        params = SamplingParams(max_tokens=num_output, ignore_eos=True)
+        ids = ids_to_bytes([1] * num_prompt)
+        job = key.begin(TokenPrompt(ids=ids), params)
+        share = job.tag if self.is_fair else 0
+        accepted = self.scheduler.add(UserMsg(uid=uid, ids=ids, sampling=params, share=share))
+        assert isinstance(accepted, Accepted)
+        job.count(accepted)
+        self.open[uid] = key, job, self.num_steps
+        return uid
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        self.num_steps += 1
+        if plan is None:
+            return
+        for event in self.scheduler.commit(plan, StepResult(next_ids=[5] * len(plan.sample_rows))):
+            key, job, began = self.open[event.uid]
+            if isinstance(event, Token):
+                self.first.setdefault(event.uid, self.num_steps - began)
+                self.served[key.name] = self.served.get(key.name, 0) + 1
+                job.count(TextReply(uid=event.uid, text="", token_ids=[event.id]))
+            elif isinstance(event, Finished):
+                self.open.pop(event.uid)
+                job.end()
+
+    def waits(self, key: Key, times: int) -> list[int]:
+        """Steps to the first token of requests that come one after the other."""
+        uids = []
+        for _ in range(times):
+            uid = self.ask(key, 16, 4)
+            while uid in self.open:
+                self.step()
+            uids.append(uid)
+        return [self.first[uid] for uid in uids]
+
+
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_a_flood_does_not_hold_up_a_light_key(is_fair: bool, tmp_path: Path) -> None:
+    keys = ring(tmp_path, heavy=1, light=1)
+    simulation = Simulation(is_fair=is_fair)
+    for _ in range(1000):
+        simulation.ask(keys["heavy"], 64, 64)
+    for _ in range(100):
+        simulation.step()
+    if not is_fair:  # all the others come first
+        assert max(simulation.waits(keys["light"], 1)) > 1000
+        return
+    waits = simulation.waits(keys["light"], 50)
+    assert max(waits) <= 64, "one of 16 answers of 64 tokens ends, and its place is free"
+    assert sorted(waits)[len(waits) // 2] <= 2, waits
+
+
+def test_shares_follow_the_weights_and_no_key_starves(tmp_path: Path) -> None:
+    keys = ring(tmp_path, a=1, b=2, c=1)
+    simulation = Simulation()
+    for name, num_requests in (("a", 300), ("b", 600), ("c", 1)):
+        for _ in range(num_requests):
+            simulation.ask(keys[name], 16, 32)
+    for _ in range(500):
+        simulation.step()
+    assert simulation.served["c"] == 32
+    assert 1.8 < simulation.served["b"] / simulation.served["a"] < 2.2
+    assert keys["a"]._share.owed > 0
+    while simulation.open:
+        simulation.step()
+    for key in keys.values():
+        assert key._share.owed == 0
+        assert not key._share._shares.active
+
+
+def test_an_idle_key_has_saved_nothing_up(tmp_path: Path) -> None:
+    keys = ring(tmp_path, a=1, b=1)
+    simulation = Simulation()
+    for _ in range(200):
+        simulation.ask(keys["a"], 16, 32)
+    for _ in range(300):
+        simulation.step()
+    for _ in range(200):
+        simulation.ask(keys["b"], 16, 32)
+    before = dict(simulation.served)
+    for _ in range(100):
+        simulation.step()
+    got = {name: simulation.served[name] - before.get(name, 0) for name in ("a", "b")}
+    assert 0.5 < got["b"] / got["a"] < 2, got
+
+
+def test_without_keys_the_order_is_of_arrival() -> None:
+    scheduler = Simulation().scheduler
+    params = SamplingParams(max_tokens=1)
+    for uid in range(3):
+        scheduler.add(UserMsg(uid=uid, ids=ids_to_bytes([1]), sampling=params))
+    assert [req.order for req in scheduler.waiting] == [(0, 0, 1), (0, 0, 2), (0, 0, 3)]
