@@ -177,7 +177,10 @@ def test_answers_side_by_side_of_two_settings(tab: Any, scripted: ScriptedServer
 
 def test_failures_are_told_and_can_be_tried_again(tab: Any, scripted: ScriptedServer) -> None:
     tab.goto(scripted.url)
-    ask(tab, "so far !fail")
+    scripted.resumed.clear()
+    ask(tab, "so far !pause !fail")  # it fails when the words are on the page
+    until(tab, "document.querySelector('.answer .markdown')?.textContent.includes('so far')")
+    scripted.resumed.set()
     wait_answers(tab, 1)
     assert answers(tab) == ["so far"]
     assert "out of luck" in tab.text_content(".note.error")

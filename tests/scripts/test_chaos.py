@@ -1,4 +1,4 @@
-"""`scripts/chaos.py` in short: a worker is killed, one is stopped, one is stopped for a second."""
+"""`scripts/chaos.py` in short: a worker is killed, one is stopped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_client_has_an_end() -> None:
     chaos = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "chaos.py")))
-    result = chaos.run(num_rounds=3, seed=1, tp=1, restart=True)
+    result = chaos.run(num_rounds=2, seed=1, tp=1, restart=True)
     assert result.problems == []
-    assert result.rounds == {"kill": 1, "stop": 1, "pause": 1}
-    assert sum(result.ends.values()) == 3 * chaos.NUM_CLIENTS
-    assert result.ends["done"] >= chaos.NUM_CLIENTS, "a pause disturbs nobody"
+    assert result.rounds == {"kill": 1, "stop": 1}
+    assert sum(result.ends.values()) == 2 * chaos.NUM_CLIENTS

@@ -32,7 +32,8 @@ def test_defaults_and_every_flag() -> None:
             "--cors-origin https://a.b:1,* --ssl-certfile f --ssl-keyfile f "
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
-            "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl"
+            "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
+            "--tool-call-parser hermes"
         )
     )
     # They exclude others of these; the last is no flag.
@@ -161,7 +162,7 @@ def test_help_tells_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 38
+    assert len(values) == 40
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

@@ -42,7 +42,7 @@ _SKIP = (
 _NAMES = ("name", "workload")
 _SIZES = (
     *("shape", "heads", "rows", "context", "decode", "backend", "communicator"),
-    *("rate", "batch", "bytes", "tokens", "watermark_tokens", "sampling"),
+    *("rate", "batch", "bytes", "tokens", "watermark_tokens", "sampling", "gb"),
 )
 
 
