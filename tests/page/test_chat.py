@@ -395,7 +395,11 @@ def test_axe_finds_no_serious_fault(
     tab.wait_for_selector(".hljs-keyword")
     states.append(_faults(axe, tab))
     tab.unroute("**/v1/chat/completions")
-    ask(tab, "shown with !fail")
+    scripted.resumed.clear()
+    ask(tab, "shown with !pause !fail")
+    shown = "[...document.querySelectorAll('.answer .markdown')].at(-1).textContent"
+    until(tab, f"{shown}.includes('shown with')")
+    scripted.resumed.set()
     wait_answers(tab, 2)
     tab.click("article:nth-child(4) [aria-label='Show the tokens']")
     tab.hover("article:nth-child(4) .token")

@@ -168,6 +168,10 @@ def test_a_recording_opens_and_is_replayed(tab: Any, tmp_path: Path) -> None:
             f"{server.url}/v1/chat/completions", json={"messages": messages}, timeout=60
         )
         answer.raise_for_status()
+    deadline = time.monotonic() + 20
+    while file.read_text().count('{"end"') < 3:  # an end is written after its answer
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     done = subprocess.run(
         [sys.executable, "-m", "minisgl", "replay", file, "--url", server.url, "--speed", "3"],
         capture_output=True,
