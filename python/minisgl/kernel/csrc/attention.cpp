@@ -447,7 +447,8 @@ void merge(const Step<T>& s, const Merge& work, const std::vector<float*>& parti
 
 // --- all items ----------------------------------------------------------------------------------
 
-// prepare(t, key slot, value slot) makes token t's query and fills its slots.
+// prepare(t, key slot, value slot) makes token t's query and fills its slots, which are null for a
+// token whose key and value are in a page of the prefix cache already (slot -1).
 template <class T, class Prepare>
 void run(const Step<T>& s, int num_threads, Prepare prepare) {
   const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
@@ -509,8 +510,11 @@ void run(const Step<T>& s, int num_threads, Prepare prepare) {
     static thread_local Scratch scratch;
 #pragma omp for schedule(static)
     for (int t = 0; t < s.num_tokens; t++) {
-      if (s.slots[t] >= 0)
-        prepare(t, s.k_pool + s.slots[t] * width, s.v_pool + s.slots[t] * width);
+      const int64_t at = s.slots[t] * width;
+      if (at >= 0)
+        prepare(t, s.k_pool + at, s.v_pool + at);
+      else
+        prepare(t, nullptr, nullptr);
     }
     // The barrier here keeps the contract: everything is stored before anything attends.
 #pragma omp for schedule(dynamic)
@@ -586,6 +590,7 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
     s.q = data<T>(q), s.q_stride = q.stride(0);
     const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
     run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
+      if (!k_slot) return;
       std::memcpy(k_slot, data<T>(k) + t * k.stride(0), bytes);
       std::memcpy(v_slot, data<T>(v) + t * v.stride(0), bytes);
     });
@@ -622,7 +627,7 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
     run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
       const T* row = data<T>(qkv) + t * qkv.stride(0);
       Angles<T> angles(data<float>(cos_sin) + data<int32_t>(positions)[t] * R, R);
-      for (int64_t head = 0; head < N + K; head++) {
+      for (int64_t head = 0; head < (k_slot ? N + K : N); head++) {
         const T* from = row + head * H;
         T* to = head < N ? s.out + (t * N + head) * H : k_slot + (head - N) * H;
         if (const T* weight = weights[head >= N]) {
@@ -631,7 +636,7 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
         }
         rotate_row(from, angles, to, H);
       }
-      std::memcpy(v_slot, row + (N + K) * H, K * H * sizeof(T));
+      if (v_slot) std::memcpy(v_slot, row + (N + K) * H, K * H * sizeof(T));
     });
   });
 }
