@@ -34,14 +34,14 @@ def measure_steps(
     assert isinstance(ops, CudaOps)
     own_graphs = engine.runner
     cublas_graphs = engine.device.create_runner(engine.max_running, engine.max_prefill_tokens)
-    variants = {"own": (ops._thin, own_graphs), "cublas": (None, cublas_graphs)}
+    variants = {"own": (ops._skinny, own_graphs), "cublas": (None, cublas_graphs)}
     for context in contexts:
         for count in counts:
             plan = fill_cache(engine, count, context)
             ms: dict[str, list[float]] = {key: [] for key in variants}
             for _ in range(ROUNDS + 1):  # the first captures
-                for key, (thin, graphs) in variants.items():
-                    ops._thin, engine.runner = thin, graphs
+                for key, (skinny, graphs) in variants.items():
+                    ops._skinny, engine.runner = skinny, graphs
                     ms[key].append(step_s(engine, plan) * 1e3)
             own, cublas = (statistics.median(times[1:]) for times in ms.values())
             print(

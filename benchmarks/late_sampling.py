@@ -1,19 +1,21 @@
 """Measures decode steps whose rows have masks, against plain overlapped steps.
 
-Every request of a masked round has a mask that allows the even ids, so each step is sampled after
-the step before is settled. Plain and masked rounds alternate on one engine, and a step's time is
-the median time between two steps' tokens. Greedy, random weights, no early end. The parts are the
+Every request of a masked round has a mask, so each step is sampled after the step before is
+settled. `--masker even` allows the even ids; `grammar` follows a JSON schema, with the work that a
+user's grammar makes. Plain and masked rounds alternate on one engine, and a step's time is the
+median time between two steps' tokens. Greedy, random weights, no early end. The parts are the
 host's mean time per step in each part of a turn; `wait` is what it waits for the device.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES
 from minisgl.core import Event, Plan, SamplingParams, Token
-from minisgl.core.masker import Mask
+from minisgl.core.masker import Mask, Masker
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
@@ -35,6 +37,17 @@ from minisgl.scheduler.loop import PARTS, Meter
 KINDS = ("plain", "masked")
 PAGE_SIZE = 16
 WARM_UP_STEPS = 8  # steps with prompts, and graphs that are captured
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "groups": {"type": "array", "items": {"enum": ["staff", "guest", "admin"]}},
+    },
+    "required": ["name", "age", "groups"],
+}
+MIN_ITEMS = 1000
+"""Persons of an answer, so that it never ends early."""
 
 
 class EvenMasker:
@@ -48,6 +61,20 @@ class EvenMasker:
 
     def mask(self, output: Sequence[int]) -> Mask:
         return self._mask
+
+
+def maskers(kind: str, folder: Path, vocab_size: int) -> Callable[[], Masker]:
+    """Returns what makes a request's masker."""
+    if kind == "even":
+        return lambda: EvenMasker(vocab_size)
+    from minisgl.grammar.compile import json_grammar
+    from minisgl.grammar.maskers import Maskers
+
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    source = Maskers(lambda: text, vocab_size, {vocab_size - 1})
+    schema = {"type": "array", "items": PERSON, "minItems": MIN_ITEMS}
+    grammar = json.dumps({"grammars": [json_grammar(schema)]})
+    return lambda: source.create(grammar)
 
 
 class Recorder:
@@ -109,6 +136,7 @@ def main(argv: list[str]) -> int:
     add("--prompt", type=natural, default=64, help="prompt tokens of a request")
     add("--steps", type=natural, default=64, help="decode steps of a round")
     add("--rounds", type=natural, default=5, help="rounds of each kind, after one to warm up")
+    add("--masker", choices=("even", "grammar"), default="even", help="what makes the masks")
     add("--device", default="auto", help="as the server's flag")
     add("--dtype", default="auto", help="as the server's flag")
     add_json(parser)
@@ -124,6 +152,7 @@ def main(argv: list[str]) -> int:
             cache="naive",
         )  # fmt: skip
         engine = start_engine(config)
+        create = maskers(args.masker, config.folder, engine.model_config.vocab_size)
         try:
             rounds: list[dict[str, float]] = []
             for number in range(args.rounds + 1):
@@ -133,7 +162,9 @@ def main(argv: list[str]) -> int:
                         part_times.restart()
                 rounds.append(
                     {
-                        kind: _step_s(engine, config, kind == "masked", args, parts[kind])
+                        kind: _step_s(
+                            engine, config, create if kind == "masked" else None, args, parts[kind]
+                        )
                         for kind in KINDS
                     }
                 )
@@ -142,16 +173,16 @@ def main(argv: list[str]) -> int:
     ratio = statistics.median(pair["masked"] / pair["plain"] for pair in rounds)
     medians = {kind: statistics.median(pair[kind] for pair in rounds) * 1e3 for kind in KINDS}
     print(
-        f"{args.shape}, {args.batch} rows: plain {medians['plain']:.3f} ms a step, masked "
-        f"{medians['masked']:.3f} ms, ratio of paired rounds {ratio:.3f}"
+        f"{args.shape}, {args.batch} rows, {args.masker}: plain {medians['plain']:.3f} ms a step, "
+        f"masked {medians['masked']:.3f} ms, ratio of paired rounds {ratio:.3f}"
     )
     parts_us = {kind: times.us() for kind, times in parts.items()}
     for kind, times in parts_us.items():
         print(f"{kind:7s} us a step: {', '.join(f'{part} {us}' for part, us in times.items())}")
     if args.json:
         result = {
-            "shape": args.shape, "batch": args.batch, "rounds_s": rounds, "ratio": ratio,
-            "parts_us": parts_us,
+            "shape": args.shape, "batch": args.batch, "masker": args.masker,
+            "rounds_s": rounds, "ratio": ratio, "parts_us": parts_us,
         }  # fmt: skip
         write_json(args.json, {"load_before": load, **result})
     return 0
@@ -160,7 +191,7 @@ def main(argv: list[str]) -> int:
 def _step_s(
     engine: Engine,
     config: EngineConfig,
-    is_masked: bool,
+    create: Callable[[], Masker] | None,
     args: argparse.Namespace,
     meter: Meter,
 ) -> float:
@@ -176,11 +207,12 @@ def _step_s(
     recorder = Recorder(requests)
     scheduler = Scheduler(
         scheduler_config(config, engine, frozenset()),
-        create_masker=lambda message: EvenMasker(vocab_size) if is_masked else None,
+        create_masker=lambda message: create() if create else None,
     )
     run(scheduler, engine, recorder, recorder, meter=meter)
     assert len(recorder.ids) == batch * (steps + WARM_UP_STEPS)
-    assert not is_masked or not any(token % 2 for token in recorder.ids)
+    if create and args.masker == "even":
+        assert not any(token % 2 for token in recorder.ids)
     times = recorder.times[WARM_UP_STEPS:]
     return statistics.median(end - start for start, end in pairwise(times))
 

@@ -129,7 +129,7 @@ def measure_share(cache: Literal["radix", "naive"], num_requests: int = 1000) ->
 
 def _time_calls(scheduler: Scheduler) -> list[float]:
     """Wraps the methods of its cache manager; the list gets the seconds of each call."""
-    manager: CacheManager = scheduler._cache
+    manager: CacheManager = scheduler.requests.cache
     seconds: list[float] = []
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:

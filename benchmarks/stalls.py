@@ -1,7 +1,7 @@
 """What a stall bound does to gaps between tokens, to TTFT and to throughput, in simulated time.
 
 The scheduler and its loop are the real ones. The device is a model of a GPU's speed, the same
-`Tuning` that the scheduler plans with: a step with prompts takes as long as reading the weights
+`StepTimes` that the scheduler plans with: a step with prompts takes as long as reading the weights
 (`--step-ms`) or longer, by `--rate`; a decode step takes `--step-ms`, `--row-us` per row and
 `--kv-ns` per token of the rows' contexts. The host takes `--host-ms` to plan and settle a step and
 to launch it. Nothing sleeps, so the same flags print the same numbers. Defaults: about Qwen3-32B on
@@ -36,7 +36,7 @@ from minisgl.core import Event, Plan, SamplingParams
 from minisgl.core.event import Token
 from minisgl.core.executor import Flight
 from minisgl.core.plan import StepResult
-from minisgl.core.tuning import Tuning
+from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
@@ -51,22 +51,22 @@ WORKLOADS = ("trace", "streams", "mixed")  # by default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """tuning: of the device. host_s: planning, launching and settling a step."""
+    """times: of the device. host_s: planning, launching and settling a step."""
 
-    tuning: Tuning
+    times: StepTimes
     host_s: float
 
     def decode_s(self, plan: Plan) -> float:
         """Return the seconds of the decode rows alone."""
         rows = plan.num_decodes
-        return self.tuning.step_s(rows, sum(plan.ends[:rows])) if rows else 0.0
+        return self.times.step_s(rows, sum(plan.ends[:rows])) if rows else 0.0
 
     def device_s(self, plan: Plan) -> float:
         """Return the seconds of the whole step."""
         rows, prompt = plan.num_decodes, plan.num_tokens - plan.num_decodes
-        seconds = self.tuning.step_s(rows, sum(plan.ends[:rows]), prompt)
+        seconds = self.times.step_s(rows, sum(plan.ends[:rows]), prompt)
         for start, end in zip(plan.starts[rows:], plan.ends[rows:], strict=True):
-            seconds += self.tuning.attend_ns * 1e-9 * start * (end - start)
+            seconds += self.times.attend_ns * 1e-9 * start * (end - start)
         return seconds
 
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     add_json(parser)
     args = parser.parse_args(argv)
     speed = Speed(
-        tuning=tuning_of(
+        times=times_of(
             rate=args.rate,
             step_ms=args.step_ms,
             row_us=args.row_us,
@@ -196,14 +196,14 @@ def _bounds(text: str) -> list[float | str | None]:
     return [bound(part) for part in text.split(",")]
 
 
-def tuning_of(
+def times_of(
     *, rate: float, step_ms: float, row_us: float, kv_ns: float, attend_ns: float
-) -> Tuning:
+) -> StepTimes:
     """Return the times of a device that reads its weights in `step_ms`.
 
     A step with prompts takes a fifth of that on top of its GEMMs.
     """
-    return Tuning(
+    return StepTimes(
         prompt_us=tuple(
             (size, max(step_ms * 1e3, step_ms * 200 + size / rate * 1e6)) for size in SIZES
         ),
@@ -256,7 +256,7 @@ def simulate(
     Returns, in ms: ttft p50 and p99 from the request's arrival; itl p50, p99 and the longest.
     share_above: of the gaps, those longer than the bound and one decode step.
     """
-    stall_s = speed.tuning.default_stall_s if bound == "default" else None
+    stall_s = speed.times.default_stall_s if bound == "default" else None
     if isinstance(bound, float | int):
         stall_s = bound / 1e3
     simulation = Simulation(speed)
@@ -296,7 +296,7 @@ def scheduler_config(speed: Speed, stall_s: float | None) -> SchedulerConfig:
         eos_ids=frozenset(),
         max_prefill_tokens=BEST_CHUNK,
         max_stall_s=stall_s,
-        tuning=speed.tuning,
+        step_times=speed.times,
     )
 
 

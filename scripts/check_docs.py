@@ -135,6 +135,10 @@ def _parse_minisgl(words: list[str]) -> None:
         parse_args(words[words[:1] == ["serve"] :])
     elif command in ("chat", "run"):
         client_parser(command).parse_all(words[1:])
+    elif command == "route":
+        from minisgl.router.serve import route_parser
+
+        route_parser().parse_all(words[1:])
     elif command == "selfcheck":
         selfcheck_parser().parse_all(words[1:])
     else:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the GPU tests, then the benchmarks whose JSON docs/performance-cuda.md quotes, on a machine with an
-# NVIDIA GPU and a CUDA build of torch. Half an hour on one H200, ten minutes more on four. It does not
+# NVIDIA GPU and a CUDA build of torch. Over half an hour on one H200, ten minutes more on four. It does not
 # make h200-experiments.json, peers-h200.json and the files that are named after a commit.
 #
 #   scripts/gpu_check.sh [OUT]      OUT: where the JSON goes (default: benchmarks/results)
@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results}
 python=${PYTHON:-python3}
-all="tests memcheck offline kernels serving ranks"
+all="tests memcheck same offline kernels serving stalls ranks"
 parts=${PARTS:-$all}
 for part in $parts; do
     if [[ " $all " != *" $part "* ]]; then
@@ -34,7 +34,8 @@ else
         uvicorn:uvicorn prompt_toolkit:prompt_toolkit rich:rich ninja:ninja \
         huggingface_hub:huggingface_hub transformers:transformers pytest:pytest \
         httptools:httptools prometheus_client:prometheus-client aiohttp:aiohttp numpy:numpy \
-        pytest_timeout:pytest-timeout xdist:pytest-xdist openai:openai; do
+        pytest_timeout:pytest-timeout xdist:pytest-xdist openai:openai \
+        llguidance:llguidance; do
         "$python" -c "import ${pair%%:*}" 2>/dev/null || missing+=("${pair##*:}")
     done
     [ ${#missing[@]} -eq 0 ] ||
@@ -47,8 +48,8 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 repeats=${REPEATS:-3}
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 
-tests() {
-    "$python" -m pytest -q -n "${JOBS:-8}" tests/gpu
+tests() { # a failure is named when it happens, so that a time limit hides none
+    "$python" -m pytest -v -n "${JOBS:-8}" tests/gpu | { grep -v "PASSED\|SKIPPED" || true; }
 }
 
 memcheck() { # a thousand requests with aborts and retractions
@@ -59,6 +60,11 @@ memcheck() { # a thousand requests with aborts and retractions
     TRITON_DISABLE_LINE_INFO=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         --target-processes all "$python" -m pytest -q tests/gpu/test_gpu_engine.py \
         -k "thousand" --timeout 1800
+}
+
+same() { # the same answer, whatever happens around a request
+    "$python" -m minisgl selfcheck
+    "$python" -m benchmarks batch_invariance --json "$out/batch-invariance.json"
 }
 
 offline() {
@@ -81,6 +87,18 @@ kernels() {
 serving() {
     "$python" -m minisgl.benchmark serving --starts 3 --client-processes 6 \
         --repeats "$repeats" --json "$out/serving-qwen3-0.6b.json"
+}
+
+stalls() { # what holds up running streams: prompts, within three bounds, and grammars
+    for ms in 5 10 20; do
+        "$python" -m minisgl.benchmark serving --starts 1 --client-processes 6 \
+            --workloads streams,mixed --repeats "$repeats" \
+            --json "$out/serving-qwen3-0.6b-stall-$ms.json" -- --max-stall-ms "$ms"
+    done
+    for masker in even grammar; do
+        "$python" -m benchmarks late_sampling --masker "$masker" \
+            --json "$out/late-sampling-$masker.json"
+    done
 }
 
 ranks() {

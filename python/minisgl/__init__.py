@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 import os
 
-__version__ = "0.1.0"
+from minisgl.version import __version__ as __version__
 
 # Threads of torch's OpenMP (libgomp) spin for milliseconds when their work ends, and take the core
 # from what else runs. This is some 20 us, about the time between two kernels of a step. It is read

@@ -7,7 +7,9 @@
     run [MODEL] [QUESTION]     print one answer and end
     bench [NAME]               measure a server or a model
     replay FILE                ask a server for what `serve --record FILE` saw
+    route --replica URL ...    one address for several servers: requests go by prefix and load
     selfcheck [MODEL]          does a request get the same answer whatever happens around it?
+    completion SHELL           print what lets bash, zsh or fish complete commands and flags
 
 `chat` and `run` are clients: their own server listens on a free port of this machine.
 """
@@ -21,13 +23,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl import __version__
+from minisgl.version import __version__
 
 if TYPE_CHECKING:
     from minisgl.server.args import ServerArgs
     from minisgl.server.flags import Parser
+    from minisgl.shell.completion import CompletedCommand
 
-COMMANDS: Final = ("serve", "chat", "run", "bench", "replay", "selfcheck")
+COMMANDS: Final = ("serve", "chat", "run", "bench", "replay", "route", "selfcheck", "completion")
 
 HELP: Final = """\
 usage: minisgl COMMAND ...
@@ -37,7 +40,9 @@ usage: minisgl COMMAND ...
   run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
   bench [NAME]             measure a server or a model
   replay FILE              ask a server for what `serve --record FILE` saw
+  route --replica URL ...  one address for several servers: requests go by prefix and load
   selfcheck [MODEL]        check that answers do not depend on batch, cache or scheduling
+  completion SHELL         print what lets bash, zsh or fish complete commands and flags
 
 MODEL is a checkpoint folder or a model id such as Qwen/Qwen3-0.6B; without it, the built-in model
 runs, a small one that needs no download. `minisgl COMMAND --help` lists the flags of a command.
@@ -71,6 +76,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
         from minisgl.benchmark.__main__ import main
 
         return main(argv if isinstance(argv, list) else list(argv))
+    if command == "route":
+        from minisgl.router.serve import route
+
+        return route(rest)
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean minisgl {near[0]}?" if near else f"minisgl serve {command} serves it"
@@ -84,6 +93,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
         return _own_server(args, _chat({}), began) if args.shell else _serve(args, began)
     if command == "selfcheck":
         return _selfcheck(rest)
+    if command == "completion":
+        from minisgl.shell.completion import print_script
+
+        return print_script(rest, completed())
     try:
         return _chat_or_run(command, rest, began)
     except KeyboardInterrupt:
@@ -124,6 +137,26 @@ def _selfcheck(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def completed() -> list[CompletedCommand]:
+    """Return what `minisgl completion` knows of the commands."""
+    from minisgl.benchmark.__main__ import benchmarks
+    from minisgl.router.serve import route_parser
+    from minisgl.server.flags import server_parser
+    from minisgl.shell.completion import SHELLS, CompletedCommand
+
+    command = CompletedCommand.of
+    return [
+        command("serve", "serve a model over HTTP", server_parser("minisgl serve", "")),
+        command("chat", "chat in this terminal", client_parser("chat")),
+        command("run", "print one answer", client_parser("run")),
+        CompletedCommand("bench", "measure a server or a model", words=tuple(benchmarks())),
+        CompletedCommand("replay", "ask a server for what was recorded"),
+        command("route", "one address for several servers", route_parser()),
+        command("selfcheck", "check that answers are stable", selfcheck_parser()),
+        CompletedCommand("completion", "print a script for a shell", words=tuple(SHELLS)),
+    ]
 
 
 def _own_server(args: ServerArgs, client: Callable[[str], int], began: float) -> int:

@@ -8,6 +8,7 @@ MINISGL_LOG_FORMAT=text               text or json
 MINISGL_CACHE_DIR                     the folder for compiled kernels
                                       (default: $XDG_CACHE_HOME/minisgl or ~/.cache/minisgl)
 MINISGL_DISABLE_JIT=1                 compile nothing: use the plain-torch kernels
+MINISGL_POWERCAP                      where the CPUs' energy is read (default: /sys/class/powercap)
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ def cache_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "minisgl"
+
+
+def powercap() -> Path:
+    return Path(os.environ.get("MINISGL_POWERCAP") or "/sys/class/powercap")
 
 
 def chat_history() -> Path:

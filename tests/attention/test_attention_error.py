@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_backends import BOUNDED, CASES, Case, Step, expected, make_step
 from torch import Tensor
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
 
+from helpers.attention_cases import BOUNDED, CASES, Case, Step, expected, make_step
 from helpers.attention_error import count_keys, rows_of, worst_miscount, worst_share
 
 LONG = Case(name="40,000 keys", rows=((39_999, 40_000),), head_dim=128)

@@ -551,7 +551,8 @@ def test_every_benchmark_and_flag_has_help(
     with pytest.raises(SystemExit) as exit_info:
         main([name, "--help"])
     assert exit_info.value.code == 0
-    assert f"usage: {command_of(PACKAGES[name])} {name} " in capsys.readouterr().out
+    command = "minisgl" if name == "replay" else command_of(PACKAGES[name])
+    assert f"usage: {command} {name} " in capsys.readouterr().out
     (parser,) = parsers
     assert parser.description == benchmarks(PACKAGES[name])[name]
     assert [action.dest for action in parser._actions if not action.help] == []
@@ -603,3 +604,16 @@ def test_no_proxy_is_asked_for_this_machine(
 def test_a_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert online.main(["--url", "http://[::1:99"]) == 2
     assert "start one, or give its --url" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_word_is_the_flag_without_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert online.parse_args(["a-model"]).model == "a-model"
+    assert online.parse_args(["--requests", "3", "a-model"]).model == "a-model"
+    assert online.parse_args([]).model is None
+    for argv in (["a", "--model", "b"], ["--model", "b", "a"]):
+        with pytest.raises(SystemExit):
+            online.parse_args(argv)
+        assert "MODEL is given twice: a and --model b" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run_main(["offline", "qwen9"])
+    assert "SHAPE must be one of" in capsys.readouterr().err

@@ -50,7 +50,13 @@ def test_all_parts_run_and_name_benchmarks_that_exist(machine: Path) -> None:
     named = [call.split()[1:3] for call in calls if "benchmark" in call.split()[1]]
     names = [name for _, name in named]
     kernels = ["attention", "moe", "products", "sampling", "products"]
-    assert names == [*["offline"] * 3, *kernels, "serving", "all_reduce", "serving"]
+    stalls = [*["serving"] * 3, *["late_sampling"] * 2]
+    one_gpu = ["batch_invariance", *["offline"] * 3, *kernels, "serving", *stalls]
+    assert names == [*one_gpu, "all_reduce", "serving"]
+    assert "-m minisgl selfcheck" in calls
+    assert [call.split("-- ")[1] for call in calls if "max-stall" in call] == [
+        f"--max-stall-ms {ms}" for ms in (5, 10, 20)
+    ]
     assert all(name in benchmarks(package) for package, name in named)
     assert (machine / "results").is_dir()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.lengths import lengths_of
+from minisgl.benchmark.lengths import lengths_of, ordinary_ids
+from minisgl.benchmark.serving import _sessions
 
 
 def test_the_workloads_are_those_of_the_tables() -> None:
@@ -33,3 +34,11 @@ def test_another_one_is_told_before_anything_starts(
     out = capsys.readouterr()
     assert f"there is no workload {name!r}; there are: throughput" in out.err
     assert out.out == ""
+
+
+def test_the_ids_of_a_small_vocabulary_are_in_it() -> None:
+    for vocab_size in (16, 4096, 151_936):
+        first, last = ordinary_ids(vocab_size)
+        assert 0 < first < last < vocab_size
+    [session] = _sessions("batch1", [(500, 2)], 4096, 0)
+    assert session.turns[0].ids.max() < 4096

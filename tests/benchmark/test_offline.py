@@ -28,8 +28,10 @@ def test_both_doors_answer_the_workloads(tmp_path: Path) -> None:
     ]
     assert (result["shape"], result["gpus"], result["scale"]) == ("tiny", 0, 0.02)
     for row in rows:
+        # Seconds are rounded to 0.1 ms, which is much of a run of some milliseconds.
+        rounding = 0.00005 / row["first_run_s"] + 0.00005 / row["seconds"]
         assert row["first_over_later"] == pytest.approx(
-            row["first_run_s"] / row["seconds"], rel=0.02
+            row["first_run_s"] / row["seconds"], rel=0.002 + 1.1 * rounding
         )
         assert row["cpu_s"] > 0
         assert "floor_s" not in row, "the floor is an H200's"
@@ -42,7 +44,7 @@ def test_different_greedy_ids_are_an_error(tmp_path: Path, monkeypatch: pytest.M
     honest = offline.Bench._answer
 
     def wrong(bench: offline.Bench, door: str, *rest: object) -> object:
-        answers, seconds = honest(bench, door, *rest)  # type: ignore[arg-type]
+        answers, seconds = honest(bench, door, *rest)
         if door == "loop":
             answers[-1][-1] += 1
         return answers, seconds

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks import stalls
-from benchmarks.stalls import Speed, simulate, spread_arrivals, tuning_of
+from benchmarks.stalls import Speed, simulate, spread_arrivals, times_of
 from minisgl.benchmark.__main__ import main
 from minisgl.core import Plan
 
-SPEED = Speed(
-    tuning=tuning_of(rate=17_000, step_ms=10, row_us=30, kv_ns=2, attend_ns=5), host_s=7e-4
-)
+SPEED = Speed(times=times_of(rate=17_000, step_ms=10, row_us=30, kv_ns=2, attend_ns=5), host_s=7e-4)
 
 
 def test_what_a_step_takes() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_equalities import VOCAB, Reference
 from transformers import Qwen3Config
 
+from helpers.engine_runs import VOCAB, Reference
 from helpers.model_harness import make_reference
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_equalities import VOCAB, drive, greedy, make_scheduler, prompts
 from transformers import MistralConfig
 
+from helpers.engine_runs import VOCAB, drive, greedy, make_scheduler, prompts
 from helpers.model_harness import Runner, Sequence, make_reference
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import UserMsg, ids_to_bytes

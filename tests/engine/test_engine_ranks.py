@@ -5,22 +5,21 @@ They are threads of this process, and their schedulers are told the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_equalities import Reference, drive, greedy
-from test_model_families import CASES, SIZES
-from test_tensor_parallel import UNEVEN
 from torch import Tensor
 
+from helpers.engine_ranks import engines
+from helpers.engine_runs import Reference, drive, greedy
+from helpers.family_cases import CASES, SIZES
+from helpers.local_ranks import UNEVEN
 from helpers.model_harness import make_reference, random_ids
 from minisgl.core import SamplingParams
-from minisgl.engine import Engine, EngineConfig
+from minisgl.engine import Engine
 from minisgl.engine.cpu import CpuDevice
 
 # name -> (ranks, options of the engine)
@@ -35,31 +34,6 @@ BY_NUMBER: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 LENGTHS = (37, 3, 20)  # the first in chunks
-
-
-@contextmanager
-def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[list[Engine]]:
-    """Those of all ranks, started side by side."""
-
-    def start(rank: int) -> Engine:
-        settings = {
-            "device": "cpu",
-            "num_pages": 96,
-            "max_running_requests": 8,
-            "max_prefill_length": 16,
-        }
-        return Engine(
-            EngineConfig(
-                folder=folder, dtype="float32", page_size=4, tp=size, rank=rank,
-                num_local=size, store=f"file://{store}", **(settings | options),
-            )
-        )  # fmt: skip
-
-    with ThreadPoolExecutor(size) as pool:
-        started = list(pool.map(start, range(size)))
-    yield started
-    with ThreadPoolExecutor(size) as pool:
-        list(pool.map(Engine.close, started))
 
 
 def tokens(ranks: list[Engine], vocab_size: int, sampling: SamplingParams) -> list[list[int]]:

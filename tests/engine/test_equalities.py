@@ -6,24 +6,22 @@ Tiny random models in float32 on the CPU, through the real engine, scheduler and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from minisgl.core import Finished, SamplingParams, Token
-from minisgl.engine import Engine, EngineConfig
-from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
-from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.testing import ListInbox, ListOutbox
-
-VOCAB = 101
-NUM_TOKENS = 64
-
-Reference = tuple[Path, PreTrainedModel]
-Request = tuple[list[int], SamplingParams]
+from helpers.engine_runs import (
+    NUM_TOKENS,
+    Reference,
+    Request,
+    drive,
+    greedy,
+    make_engine,
+    make_scheduler,
+    prompts,
+)
+from minisgl.core import SamplingParams
+from minisgl.engine import Engine
 
 
 @pytest.fixture(scope="module", params=[("torch", 1), ("cpu", 4), ("cpu", 16)], ids=str)
@@ -32,63 +30,6 @@ def engine(reference: Reference, request: pytest.FixtureRequest) -> Iterator[Eng
     engine = make_engine(reference, attn=attn, page_size=page_size)
     yield engine
     engine.close()
-
-
-def make_engine(reference: Reference, **options: Any) -> Engine:
-    settings = {"num_pages": 4096 // options.get("page_size", 16), "max_running_requests": 16}
-    return Engine(
-        EngineConfig(folder=reference[0], max_prefill_length=64, **(settings | options)),
-    )
-
-
-def greedy(count: int = NUM_TOKENS) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=count)
-
-
-def drive(
-    engine: Engine,
-    requests: list[Request],
-    *,
-    turns: list[int] | None = None,
-    overlap: bool = True,
-    scheduler: Scheduler | None = None,
-    first_uid: int = 0,
-    outbox: ListOutbox | None = None,
-    **options: Any,
-) -> list[list[int]]:
-    """Tokens of each request. `turns[i]` is the loop's turn at which request i arrives."""
-    scheduler = scheduler or make_scheduler(engine, **options)
-    arrivals: list[list[SchedulerMsg]] = [[] for _ in range(max(turns or [0]) + 1)]
-    for index, (prompt, sampling) in enumerate(requests):
-        message = UserMsg(uid=first_uid + index, ids=ids_to_bytes(prompt), sampling=sampling)
-        arrivals[turns[index] if turns else 0].append(message)
-    outbox = outbox or ListOutbox()
-    inbox = ListInbox(arrivals, more=lambda: [] if scheduler.runnable else None)
-    run(scheduler, engine, inbox, outbox, overlap=overlap)
-    scheduler.check()
-    uids = range(first_uid, first_uid + len(requests))
-    ended = [event.uid for event in outbox.events if isinstance(event, Finished)]
-    assert sorted(ended) == list(uids)
-    return [[e.id for e in outbox.events if isinstance(e, Token) and e.uid == uid] for uid in uids]
-
-
-def make_scheduler(engine: Engine, **options: Any) -> Scheduler:
-    settings: dict[str, Any] = {
-        "groups": () if "num_pages" in options else engine.memory.groups,
-        "page_size": engine.page_size,
-        "max_seq_len": engine.max_seq_len,
-        "vocab_size": VOCAB,
-        "eos_ids": frozenset[int](),
-        "max_prefill_tokens": engine.max_prefill_tokens,
-        "max_running": engine.max_running,
-    }
-    return Scheduler(SchedulerConfig(**(settings | options)))
-
-
-def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 120, (count,), generator=generator).tolist()
-    return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_equalities import Request, drive, greedy, make_scheduler
-from test_model_families import CASES, SIZES
 
+from helpers.engine_runs import Request, drive, greedy, make_scheduler
+from helpers.family_cases import CASES, SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.engine import Engine, EngineConfig

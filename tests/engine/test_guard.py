@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,36 +10,17 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from test_equalities import VOCAB, make_scheduler
 
+from helpers.guarded_runs import long_run, make_guarded
 from minisgl.core import (
-    Failed,
-    Finished,
     Plan,
     SamplingParams,
     StepFailed,
     StepOutcome,
     StepResult,
 )
-from minisgl.engine import Engine, EngineConfig
+from minisgl.engine import Engine
 from minisgl.errors import EngineError
-from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
-from minisgl.scheduler import run
-from minisgl.testing import ListInbox, ListOutbox
-
-
-def make_guarded(folder: Path, device: str) -> Engine:
-    """Few pages, so that requests are retracted and cached ones evicted."""
-    return Engine(
-        EngineConfig(
-            folder=folder,
-            device=device,
-            num_pages=72,
-            page_size=4,
-            max_running_requests=12,
-            max_prefill_length=32,
-        )
-    )
 
 
 @pytest.fixture
@@ -49,38 +29,6 @@ def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine = make_guarded(folder, "cpu")
     yield engine
     engine.close()
-
-
-def long_run(engine: Engine, count: int) -> tuple[int, int]:
-    """`count` requests with common beginnings, a tenth of them aborted; (finished, retractions)."""
-    rng = random.Random(0)
-    beginnings = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
-    turns: list[list[SchedulerMsg]] = []
-    for uid in range(count):
-        prompt = rng.choice(beginnings)[: rng.randrange(41)]
-        prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
-        sampling = SamplingParams(
-            max_tokens=rng.randrange(1, 60), temperature=rng.choice([0.0, 1.0]), seed=uid
-        )
-        messages: list[SchedulerMsg] = [
-            UserMsg(uid=uid, ids=ids_to_bytes(prompt), sampling=sampling)
-        ]
-        if rng.random() < 0.1:
-            messages.append(AbortMsg(uid=rng.randrange(uid + 1)))
-        turns += [messages, *([[]] * rng.randrange(4))]
-    scheduler = make_scheduler(engine, max_queued=count)
-    outbox = ListOutbox()
-    run(
-        scheduler,
-        engine,
-        ListInbox(turns, more=lambda: [] if scheduler.runnable else None),
-        outbox,
-    )
-    scheduler.check()
-    ended = [event.uid for event in outbox.events if isinstance(event, Finished)]
-    assert sorted(ended) == list(range(count))
-    assert not any(isinstance(event, Failed) for event in outbox.events)
-    return len(ended), scheduler.stats.num_retractions
 
 
 def test_a_long_run_touches_no_wrong_page(engine: Engine) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_equalities import drive, greedy, make_scheduler
-from test_model_families import SIZES
 
+from helpers.engine_runs import drive, greedy, make_scheduler
+from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.core import SamplingParams
@@ -141,6 +141,8 @@ def test_memory_is_what_the_plan_says(engine: Engine) -> None:
     )
     assert states == sizes["state"] * planned["state"].num_pages
     assert rows == sizes["rows"] * planned["rows"].num_pages
+    # Of the convolution's inputs a page keeps one for each of its 4 taps.
+    assert len(layers[0].inputs) == 4 * planned["rows"].num_pages
     assert "a state every 64 tokens" in str(engine.memory)
     # Saved states take half as many bytes as the KV, and 512 tokens run with a state.
     saved = planned["state"].num_pages - 3 - 128 * PAGE_SIZE // 512

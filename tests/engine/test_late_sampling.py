@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from test_engine_ranks import engines
-from test_equalities import (
-    VOCAB,
+
+from helpers.engine_ranks import engines
+from helpers.engine_runs import (
     Reference,
     Request,
     drive,
     greedy,
     make_engine,
-    make_scheduler,
     prompts,
 )
-from test_logprobs import check_logprobs
-from test_replay import replay_steps
-
+from helpers.logprob_checks import check_logprobs
+from helpers.masked_runs import (
+    NUM_TOKENS,
+    allowed_tokens,
+    masked_scheduler,
+    requests,
+)
+from helpers.replay import replay_steps
 from minisgl.core import SamplingParams
-from minisgl.core.masker import Mask, Masker
 from minisgl.engine import Engine
 from minisgl.engine.inputs import StepShape
-from minisgl.message import UserMsg
-from minisgl.scheduler import Scheduler
 from minisgl.testing import ListOutbox
-
-NUM_TOKENS = 24
-
-
-def allowed_tokens(output: Sequence[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """bool [V]: a third of the vocabulary, which depends on the whole output."""
-    return (np.arange(VOCAB) + 5 * sum(output) + len(output)) % 3 == 0
-
-
-class ThirdMasker:
-    def mask(self, output: Sequence[int]) -> Mask:
-        bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
-        bits[:VOCAB] = allowed_tokens(output)
-        return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def create_masker(message: UserMsg) -> Masker | None:
-    """Two of three requests have masks."""
-    return ThirdMasker() if message.uid % 3 else None
-
-
-def masked_scheduler(engine: Engine, **options: Any) -> Scheduler:
-    scheduler = make_scheduler(engine, **options)
-    scheduler._create_masker = create_masker
-    return scheduler
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])
@@ -81,10 +55,6 @@ def expected(reference: Reference) -> list[list[int]]:
             output.append(int(logits_V.argmax()))
         outputs.append(output)
     return outputs
-
-
-def requests() -> list[Request]:
-    return [(prompt, greedy(NUM_TOKENS)) for prompt in prompts(6)]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -117,7 +87,7 @@ def test_masked_tokens_of_replayed_steps(
         scheduler = masked_scheduler(engine)
         assert drive(engine, requests(), turns=[0, 0, 0, 3, 9, 30], scheduler=scheduler) == expected
         assert drive(engine, requests()[:1], first_uid=6) == expected[:1]
-        captured = engine.runner.captured  # type: ignore[attr-defined]
+        captured = engine.runner.captured
         shapes = [shape for shape in captured if isinstance(shape, StepShape)]
         assert {shape.samples for shape in shapes} == {False, True}
     finally:

@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine_ranks import engines
-from test_equalities import VOCAB, Reference, Request, drive, make_engine, make_scheduler, prompts
-from test_inputs import arrays_of, make_plan
-from test_replay import replay_steps
 
+from helpers.engine_ranks import engines
+from helpers.engine_runs import (
+    VOCAB,
+    Reference,
+    Request,
+    drive,
+    make_engine,
+    make_scheduler,
+    prompts,
+)
+from helpers.replay import replay_steps
+from helpers.step_plans import arrays_of, make_plan
 from minisgl.core import Failed, SamplingParams
 from minisgl.engine import Engine
 from minisgl.message import UserMsg, ids_to_bytes
@@ -27,6 +35,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.8, "frequency_penalty": 1.5, "presence_penalty": -0.5},
     {"logit_bias": {3: 1.5, 50: -100.0}, "presence_penalty": 1.0},
     {"allowed_token_ids": tuple(range(0, VOCAB, 7)), "frequency_penalty": 0.7},
+    {"bad_words_ids": tuple((token,) for token in range(0, VOCAB, 3)), "presence_penalty": 0.5},
+    {"bad_words_ids": tuple((a, b) for a in range(VOCAB) for b in (a, 50, 60, 70, 80))},
 ]
 
 
@@ -54,6 +64,9 @@ def changed(logits_V: Any, prompt: list[int], output: list[int], params: Samplin
         x_V[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
     for token, bias in params.logit_bias.items():
         x_V[token] += bias
+    for ids in params.bad_words_ids:
+        if tuple(output[len(output) - len(ids) + 1 :]) == ids[:-1]:
+            x_V[ids[-1]] = -1e30
     if params.allowed_token_ids is not None:
         x_V[[token for token in range(VOCAB) if token not in params.allowed_token_ids]] = -np.inf
     return x_V
@@ -87,7 +100,7 @@ def test_every_option_changes_the_output(expected: list[list[int]], engine: Engi
 def test_tokens_are_those_of_numpy(
     engine: Engine, expected: list[list[int]], overlap: bool
 ) -> None:
-    turns = [0, 1, 2, 5, 9, 9]
+    turns = [0, 1, 2, 5, 9, 9, 10, 12]
     assert drive(engine, requests(), turns=turns, overlap=overlap) == expected
     assert [drive(engine, [request])[0] for request in requests()] == expected
 
@@ -112,7 +125,7 @@ def test_replayed_steps(
     replay_steps(monkeypatch)
     engine = make_engine(reference, device="cpu", attn="torch", page_size=4)
     try:
-        assert drive(engine, requests(), turns=[0, 0, 0, 3, 9, 20]) == expected
+        assert drive(engine, requests(), turns=[0, 0, 0, 3, 9, 20, 20, 22]) == expected
     finally:
         engine.close()
 
@@ -121,6 +134,23 @@ def test_two_ranks(reference: Reference, expected: list[list[int]], tmp_path: Pa
     with engines(reference[0], tmp_path / "store", 2) as ranks, ThreadPoolExecutor(2) as pool:
         ours, theirs = pool.map(lambda engine: drive(engine, requests()), ranks)
     assert ours == theirs == expected
+
+
+def test_sequences_that_the_output_would_have(engine: Engine, reference: Reference) -> None:
+    """Taken from the output without them; tokens of the prompt do not count."""
+    prompt = prompts(1)[0]
+    (ids,) = drive(engine, [(prompt, SamplingParams(temperature=0.0, max_tokens=12))])
+    bad = (tuple(ids[2:4]), tuple(ids[5:9]), (prompt[-1], ids[0]), (VOCAB - 1,))
+    params = SamplingParams(temperature=0.0, max_tokens=12, bad_words_ids=bad)
+    (got,) = drive(engine, [(prompt, params)])
+    assert got == searched(reference, (prompt, params))
+    assert got[:3] == ids[:3]
+    assert got[3] != ids[3]
+
+
+def test_a_bad_word_that_alone_is_allowed_is_sampled(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=3, allowed_token_ids=(7,), bad_words_ids=((7,),))
+    assert drive(engine, [([1, 2], params)]) == [[7, 7, 7]]
 
 
 def test_no_stop_token_before_min_tokens(engine: Engine) -> None:

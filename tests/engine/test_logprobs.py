@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-import torch
-from test_engine_ranks import engines
-from test_equalities import Reference, Request, drive, make_engine, make_scheduler, prompts
-from test_inputs import arrays_of, make_plan
-from test_replay import replay_steps
 
-from minisgl.core import SamplingParams, Token
+from helpers.engine_ranks import engines
+from helpers.engine_runs import Reference, Request, drive, make_engine, make_scheduler, prompts
+from helpers.logprob_checks import check_logprobs
+from helpers.replay import replay_steps
+from helpers.step_plans import arrays_of, make_plan
+from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import StepShape
 from minisgl.testing import ListOutbox
-
-TOLERANCE = 1e-4  # of float32 computations in another order
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])
@@ -51,32 +48,6 @@ def mixed_requests(count: int = 6, max_tokens: int = 16, *, top: bool = False) -
         )
         for index, prompt in enumerate(prompts(count))
     ]
-
-
-def check_logprobs(reference: Reference, requests: list[Request], outbox: ListOutbox) -> None:
-    """Compare with NumPy's log-softmax of the reference's logits before temperature and filters."""
-    for uid, (prompt, sampling) in enumerate(requests):
-        tokens = [event for event in outbox.events if isinstance(event, Token) and event.uid == uid]
-        assert len(tokens) == sampling.max_tokens
-        if not sampling.logprobs:
-            assert all(token.logprob is None and not token.top for token in tokens)
-            continue
-        ids = [token.id for token in tokens]
-        with torch.inference_mode():
-            logits_TV = reference[1](torch.tensor([prompt + ids])).logits[0].double().numpy()
-        logits_TV = logits_TV[len(prompt) - 1 : -1]
-        largest_T1 = logits_TV.max(-1, keepdims=True)
-        log_sum_T1 = largest_T1 + np.log(np.exp(logits_TV - largest_T1).sum(-1, keepdims=True))
-        want = (logits_TV - log_sum_T1)[np.arange(len(ids)), ids]
-        got = np.array([token.logprob for token in tokens])
-        assert np.abs(got - want).max() < TOLERANCE
-        logprobs_TV = logits_TV - log_sum_T1
-        for token, logprobs_V in zip(tokens, logprobs_TV, strict=True):
-            assert len(token.top) == sampling.top_logprobs
-            at = [index for index, _ in token.top]
-            values = np.array([logprob for _, logprob in token.top])
-            assert np.abs(values - logprobs_V[at]).max(initial=0) < TOLERANCE
-            assert np.abs(values - np.sort(logprobs_V)[::-1][: len(at)]).max(initial=0) < TOLERANCE
 
 
 @pytest.mark.parametrize("top", [False, True])
@@ -108,7 +79,7 @@ def test_logprobs_of_replayed_steps(reference: Reference, monkeypatch: pytest.Mo
         drive(engine, tops, turns=[0, 0, 0, 3, 9, 20], outbox=top_outbox)
         check_logprobs(reference, tops, top_outbox)
         drive(engine, [([1, 2, 3], SamplingParams(max_tokens=3))])
-        captured = engine.runner.captured  # type: ignore[attr-defined]
+        captured = engine.runner.captured
         shapes = [shape for shape in captured if isinstance(shape, StepShape)]
         assert {shape.has_logprobs for shape in shapes} == {False, True}
         check_logprobs(reference, requests, outbox)

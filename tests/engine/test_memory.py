@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from minisgl.builtin import model_path
-from minisgl.core.groups import FULL
+from minisgl.core.groups import FULL, STATE_TOKENS
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.memory import plan_memory
 from minisgl.errors import ConfigError
+from minisgl.models.recurrent import GROUPS
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -40,6 +41,17 @@ def test_pool_takes_what_the_ratio_leaves() -> None:
 
 def test_pool_is_no_larger_than_it_can_be_filled() -> None:
     assert plan(max_running=2).num_pages == 2 * 63  # 63 pages hold 1,000 tokens
+
+
+def test_rows_are_planned_for_as_many_requests_as_states() -> None:
+    """Two requests for three states, where memory is short: else for all that may run."""
+    large = {"groups": [FULL, *GROUPS], "group_page_bytes": [MIB, 36 * MIB, 147 * MIB]}
+    sizes = {group.kind: group.num_pages for group in plan(**large, free_bytes=80 * GIB).groups}
+    held = sizes["full"] * 16 // STATE_TOKENS
+    assert 100 < held < 256
+    assert sizes["rows"] == (2 * held // 3 + 2) * 64 // 16
+    few = {group.kind: group.num_pages for group in plan(**large, max_running=4).groups}
+    assert few["rows"] == 5 * 64 // 16
 
 
 def test_explicit_pages_win() -> None:

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_equalities import Reference, Request, drive, greedy, make_engine, make_scheduler, prompts
 
+from helpers.engine_runs import (
+    Reference,
+    Request,
+    drive,
+    greedy,
+    make_engine,
+    make_scheduler,
+    prompts,
+)
 from minisgl.core import Failed, SamplingParams, Token
 from minisgl.engine import Engine
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes

@@ -7,6 +7,7 @@ import torch
 
 from minisgl.engine import registry
 from minisgl.engine.cpu import CpuDevice
+from minisgl.utils import gpus
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_a_torch_that_finds_no_gpu_is_told_where_there_is_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(registry, "gpus_of_driver", lambda: num_gpus)
+    monkeypatch.setattr(gpus, "gpus_of_driver", lambda: num_gpus)
     assert isinstance(registry.create_device(name, index, 2), CpuDevice)
     told = "computing on the CPU: this machine's driver has 2 GPUs, but torch"
     assert (told in caplog.text) == is_told

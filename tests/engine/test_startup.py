@@ -14,7 +14,7 @@ import pytest
 from minisgl.builtin import model_path
 from minisgl.core import Plan, StepResult
 from minisgl.core.groups import CacheGroup
-from minisgl.core.tuning import Tuning
+from minisgl.core.step_times import StepTimes
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup import graphs, measure, start_engine
@@ -33,14 +33,15 @@ def test_a_start_measures_what_a_step_takes() -> None:
     config = EngineConfig(folder=model_path(), device="cpu", num_pages=64)
     engine = start_engine(config, measure_steps=True)
     engine.close()
-    tuning = engine.tuning
-    sizes = [size for size, _ in tuning.prompt_us]
+    times = engine.tuning.step_times
+    assert times is not None
+    sizes = [size for size, _ in times.prompt_us]
     assert sizes == [16, 32, 64, 128, 256][: len(sizes)]  # a busy machine is measured with fewer
-    times = [us for _, us in tuning.prompt_us]
-    assert times == sorted(times)
-    assert tuning.step_s(1) == tuning.decode_us * 1e-6 > 0
-    assert tuning.default_chunk <= 256
-    assert 0 < tuning.default_stall_s <= times[-1] * 1e-6
+    taken_us = [us for _, us in times.prompt_us]
+    assert taken_us == sorted(taken_us)
+    assert times.step_s(1) == times.decode_us * 1e-6 > 0
+    assert times.default_chunk <= 256
+    assert 0 < times.default_stall_s <= taken_us[-1] * 1e-6
 
 
 class FakeEngine:
@@ -68,14 +69,13 @@ def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.Mon
 
     engine = FakeEngine(step_s)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
-    tuning = measure.measure_step_times(cast(Engine, engine), Tuning(graph_tokens=5))
-    assert tuning.graph_tokens == 5
+    times = measure.measure_step_times(cast(Engine, engine))
     # The slowest takes 0.1 s and more for 8,192 tokens, and twice as long as this one.
-    assert [size for size, _ in tuning.prompt_us] == [64, 1024, 4096, 8192]
-    assert tuning.step_s(1) == pytest.approx(2 * 1.01e-3, rel=0.01)
-    assert tuning.step_s(33, 10_000) == pytest.approx(2 * 2.33e-3, rel=0.01)
+    assert [size for size, _ in times.prompt_us] == [64, 1024, 4096, 8192]
+    assert times.step_s(1) == pytest.approx(2 * 1.01e-3, rel=0.01)
+    assert times.step_s(33, 10_000) == pytest.approx(2 * 2.33e-3, rel=0.01)
     # One launch multiplies 20 decode rows and 1,000 prompt tokens as it does 1,020 of a prompt.
-    assert tuning.step_s(20, 0, 1000, 2048) == pytest.approx(2 * (11.2e-3 + 2.048e-3), rel=0.01)
+    assert times.step_s(20, 0, 1000, 2048) == pytest.approx(2 * (11.2e-3 + 2.048e-3), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.Mon
 def test_the_default_chunk_keeps_most_of_the_best_rate(
     prompt_us: tuple[tuple[int, float], ...], chunk: int
 ) -> None:
-    tuning = Tuning(prompt_us=prompt_us)
-    assert tuning.default_chunk == chunk
-    best = max(tuning.rate(size) for size, _ in prompt_us)
-    assert tuning.rate(chunk) >= 0.95 * best
-    assert tuning.default_stall_s == pytest.approx(chunk / tuning.rate(chunk))
+    times = StepTimes(prompt_us=prompt_us)
+    assert times.default_chunk == chunk
+    best = max(times.rate(size) for size, _ in prompt_us)
+    assert times.rate(chunk) >= 0.95 * best
+    assert times.default_stall_s == pytest.approx(chunk / times.rate(chunk))
 
 
 def test_beyond_the_largest_measured_step_the_last_slope_counts() -> None:
-    tuning = Tuning(prompt_us=((64, 1000), (128, 1500)), decode_us=900)
-    assert tuning.step_s(0, 0, 256) == pytest.approx(2500e-6)
-    assert tuning.step_s(0, 0, 1) == pytest.approx(1000e-6)
-    assert tuning.step_s(1) == pytest.approx(900e-6)
+    times = StepTimes(prompt_us=((64, 1000), (128, 1500)), decode_us=900)
+    assert times.step_s(0, 0, 256) == pytest.approx(2500e-6)
+    assert times.step_s(0, 0, 1) == pytest.approx(1000e-6)
+    assert times.step_s(1) == pytest.approx(900e-6)
 
 
 class NoisyMachine:

@@ -18,9 +18,10 @@ for name in ("attention", "models", "engine"):  # cases that their tests define
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (
-    *("test_triton_ops.py", "test_gpu_moe.py", "test_decode_cut.py"),
+    *("test_triton_ops.py", "test_gpu_moe.py", "test_kv_split.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_packed.py"),
     "test_recurrent_kernels.py",
+    "test_gpu_quantised_kv.py",
 )
 COMPILED = ("test_gpu_targets.py", "test_packed_targets.py", "test_launch.py")
 

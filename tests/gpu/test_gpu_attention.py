@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from test_backends import BOUNDED, CASES, Case, Sinks, Step, Steps, is_countable, make_step
 
+from helpers.attention_cases import (
+    BOUNDED,
+    CASES,
+    Case,
+    Step,
+    Steps,
+    is_countable,
+    make_step,
+)
 from helpers.attention_error import count_keys, worst_miscount, worst_share
+from helpers.gpu_batches import layer_on, make_batch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.attention import (
-    AttnLayer,
     BaseAttnBackend,
     BaseAttnMetadata,
     create_attention_backend,
@@ -27,11 +34,10 @@ from minisgl.attention import (
 from minisgl.attention.names import SINKS, SOFTCAP
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
-from minisgl.core import Context, PoolBatch
+from minisgl.core import PoolBatch
 from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kvcache.pool import LayerPool
 
 ENDS = (
     (900, 901), (1, 2), (39_999, 40_000), (15, 16), (16, 17), (64, 65), (0, 1),
@@ -77,14 +83,6 @@ def named(value: object) -> str:
     return value.name if isinstance(value, Case) else str(value).removeprefix("torch.")
 
 
-class _Pool:
-    def __init__(self, layers: list[LayerPool], page_size: int) -> None:
-        self._layers, self.page_size = layers, page_size
-
-    def layer(self, layer_id: int) -> LayerPool:
-        return self._layers[layer_id]
-
-
 def make_backend(
     name: str, case: Case, dtype: torch.dtype, device: torch.device
 ) -> BaseAttnBackend:
@@ -101,38 +99,6 @@ def make_backend(
         )  # fmt: skip
     except ConfigError as error:  # the sentence that a start would end with: the reason
         pytest.skip(str(error))
-
-
-def layer_on(step: Step, device: torch.device) -> AttnLayer:
-    """Return the step's layer with its sinks on the device."""
-    sinks = step.layer.sinks
-    return dataclasses.replace(step.layer, sinks=sinks and Sinks(sinks.weight.to(device)))
-
-
-def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:
-    """The step's, on the device; its first one-token rows decode."""
-    starts, ends = np.array(step.plan.starts), np.array(step.plan.ends)
-    lengths = ends - starts
-    num_decodes = int((np.cumsum(lengths != 1) == 0).sum())
-    plan = dataclasses.replace(step.plan, num_decodes=num_decodes)
-    rows = np.stack((plan.table_idxs, np.cumsum(lengths) - lengths, lengths, ends))
-    old = step.batch.context
-    layers = [
-        LayerPool(k=old.kv_pool.layer(i).k.to(device), v=old.kv_pool.layer(i).v.to(device))
-        for i in range(2)
-    ]
-    return dataclasses.replace(
-        step.batch,
-        positions=step.batch.positions.to(device),
-        slots=step.batch.slots.to(device),
-        rows=torch.from_numpy(rows.astype(np.int32)).to(device),
-        attn_metadata=backend.prepare(plan),
-        context=Context(
-            kv_pool=_Pool(layers, layers[0].k.shape[1]),
-            page_table=old.page_table.to(device),
-            attn=backend,
-        ),
-    )
 
 
 def pad_tokens(x: torch.Tensor, num_decodes: int, size: StepSize, value: float) -> torch.Tensor:

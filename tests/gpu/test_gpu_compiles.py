@@ -67,8 +67,8 @@ def test_nothing_is_compiled_after_the_start(
 def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: int) -> None:
     """Print which kernels are compiled at the start, and which when requests come."""
     import triton
-    from test_equalities import drive
 
+    from helpers.engine_runs import drive
     from helpers.pretended_gpu import pretend
     from minisgl.core import SamplingParams
     from minisgl.engine import EngineConfig

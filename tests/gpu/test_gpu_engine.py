@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_equalities import drive, greedy, prompts
-from test_guard import long_run, make_guarded
-from test_late_sampling import masked_scheduler
-from test_late_sampling import requests as masked_requests
 from transformers import Qwen3Config
 
+from helpers.engine_runs import drive, greedy, prompts
+from helpers.guarded_runs import long_run, make_guarded
+from helpers.masked_runs import masked_scheduler
+from helpers.masked_runs import requests as masked_requests
 from helpers.model_harness import make_reference
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig

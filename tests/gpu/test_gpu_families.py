@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_model_families import ALL_EXPERTS, ALL_GPT_OSS, CASES, SIZES, check_case, save_case
 from transformers import (
     Gemma2Config,
     GptOssConfig,
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from helpers.dense_cases import CAPS, DENSE_CASES, GEMMA
+from helpers.family_cases import ALL_EXPERTS, ALL_GPT_OSS, CASES, SIZES, check_case, save_case
 from helpers.model_harness import (
     Runner,
     Sequence,

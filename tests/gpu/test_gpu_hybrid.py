@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_equalities import drive, greedy, make_scheduler
-from test_model_families import SIZES
 
+from helpers.engine_runs import drive, greedy, make_scheduler
+from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.core import SamplingParams

@@ -159,8 +159,7 @@ def test_replays_of_a_graph_follow_their_inputs(
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "mixtral"])
 @pytest.mark.parametrize("graphs", [0, 8])
 def test_tokens_equal_transformers(family: str, graphs: int, tmp_path: Path) -> None:
-    from test_equalities import drive, greedy, prompts
-
+    from helpers.engine_runs import drive, greedy, prompts
     from helpers.model_harness import make_reference
     from minisgl.engine import EngineConfig
     from minisgl.engine.startup import start_engine

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.gpu_targets import TARGETS, type_of
+
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-TARGETS = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
-"""Compute capability, times ten, and KiB of shared memory that a block may have (CUDA C++
-Programming Guide, technical specifications): A100, RTX 4090 and L4, H100, B200, RTX 5090."""
+from minisgl.core.args import KVCacheDType
+
 PLAIN: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 160,
@@ -48,12 +49,15 @@ GPT_OSS = {
     "num_experts_per_tok": 4,
     "head_dim": 64,
 }
-CONFIGS: tuple[dict[str, Any], ...] = (
-    {**PLAIN, **EXPERTS},
-    {**PLAIN, **GPT_OSS},
-    {**PLAIN, "head_dim": 80, "torch_dtype": "float16"},
-    {**PLAIN, "head_dim": 16, "hidden_size": 128},  # no loop over pieces is unrolled for minutes
-    {**PLAIN, **EXPERTS, "head_dim": 256, "torch_dtype": "float32"},
+CONFIGS: tuple[tuple[dict[str, Any], KVCacheDType], ...] = (
+    ({**PLAIN, **EXPERTS}, "auto"),
+    ({**PLAIN, **GPT_OSS}, "auto"),
+    ({**PLAIN, "head_dim": 80, "torch_dtype": "float16"}, "auto"),
+    # No loop over pieces is unrolled for minutes.
+    ({**PLAIN, "head_dim": 16, "hidden_size": 128}, "auto"),
+    ({**PLAIN, **EXPERTS, "head_dim": 256, "torch_dtype": "float32"}, "auto"),
+    (PLAIN, "fp8"),
+    (PLAIN, "int8"),
 )
 
 
@@ -70,17 +74,17 @@ def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     shared_bytes = json.loads(result.stdout.splitlines()[-1])
-    assert {"_decode", "_cut", "_extend", "_product_kernel"} <= set(shared_bytes)
+    assert {"_decode", "_split", "_extend", "_product_kernel"} <= set(shared_bytes)
     assert max(shared_bytes.values()) <= TARGETS[target] * 1024, shared_bytes
 
 
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
     import triton
-    from test_equalities import drive
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from helpers.engine_runs import drive
     from helpers.pretended_gpu import pretend
     from minisgl.core import SamplingParams
     from minisgl.engine import EngineConfig
@@ -107,7 +111,9 @@ def main(target: int) -> None:
         setattr(owner, name, value)
     shared_bytes: Counter[str] = Counter()
     rng = random.Random(0)
-    for config in CONFIGS:
+    for config, kv_cache_dtype in CONFIGS:
+        if kv_cache_dtype == "fp8" and target < 89:
+            continue  # refused there
         launched.clear()
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -115,6 +121,7 @@ def main(target: int) -> None:
                 EngineConfig(
                     folder=Path(folder), device="auto", attn="triton", num_pages=8192,
                     max_running_requests=256, cuda_graph_max_bs=256, dummy_weight=True,
+                    kv_cache_dtype=kv_cache_dtype,
                 )
             )  # fmt: skip
             sampling = SamplingParams(max_tokens=5, top_k=5, top_p=0.9)
@@ -140,18 +147,6 @@ def main(target: int) -> None:
             binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
             shared_bytes[name] = max(shared_bytes[name], binary.metadata.shared)
     print(json.dumps(shared_bytes))
-
-
-def type_of(arg: object) -> str:
-    """As Triton spells it."""
-    if isinstance(arg, torch.Tensor):
-        if arg.dtype == torch.float8_e4m3fn:
-            return "*fp8e4nv"
-        width = arg.dtype.itemsize * 8
-        kind = {torch.bfloat16: "bf", torch.bool: "i", torch.uint8: "u"}.get(arg.dtype)
-        kind = kind or ("fp" if arg.dtype.is_floating_point else "i")
-        return f"*{kind}{1 if arg.dtype == torch.bool else width}"
-    return "fp32" if isinstance(arg, float) else "i32"
 
 
 if __name__ == "__main__":

@@ -9,16 +9,20 @@ import pytest
 import torch
 
 from conftest import INTERPRET
+from helpers.moe_cases import FORMS as MOE_FORMS
+from helpers.moe_cases import exact
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.packed import PackedProducts
+from minisgl.kernel.packed_skinny import MAX_ROWS, PackedSkinny, takes
 from minisgl.kernel.triton import fp8, packed_gemv
 from minisgl.kernel.triton.packed import Packed, dense
 from minisgl.kernel.triton.packed_product import Cut, product
-from minisgl.moe.base import Experts, TorchMoeBackend
+from minisgl.moe.base import Experts
 from minisgl.moe.packed import PackedMoeBackend
 from minisgl.quantization import Part
 from minisgl.quantization.cut import ALL
@@ -109,6 +113,12 @@ def make(
     )  # fmt: skip
 
 
+@pytest.fixture
+def ops(device: torch.device) -> CudaOps:
+    skinny = None if INTERPRET else on_hopper(PackedSkinny, "no skinny GEMMs")
+    return CudaOps(packed_skinny=skinny)
+
+
 def check(got: torch.Tensor, want: torch.Tensor, tolerance: float = TOLERANCE) -> None:
     assert got.shape == want.shape
     error = ((got.double() - want).abs().max() / want.abs().max()).item()
@@ -116,21 +126,43 @@ def check(got: torch.Tensor, want: torch.Tensor, tolerance: float = TOLERANCE) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gemms_of_every_number_of_rows(form: str, device: torch.device) -> None:
+def test_gemms_of_every_number_of_rows(form: str, ops: CudaOps, device: torch.device) -> None:
     weight, values = make((192, 352 if "rows" in form else 384), device=device, **FORMS[form])
     inputs = values.shape[1]
     check(dense(weight, DTYPE), values)
-    products = PackedProducts(CudaOps(), weight, DTYPE)
+    products = PackedProducts(ops, weight, DTYPE)
     bias = torch.randn(192, device=device).to(DTYPE)
-    for rows in (1, 5) if INTERPRET else (1, 2, 5, 16, 33, 64, 100, 256, 300):
+    for rows in (1, 5) if INTERPRET else (1, 2, 5, 8, 9, 16, 33, 64, 100, 256, 300):
         x = (torch.randn(rows, inputs, device=device) / 8).to(DTYPE)
         check(products.linear(x, bias, None), x.double() @ values.T + bias.double())
-    x, residual = ((torch.randn(1, inputs, device=device) / 8).to(DTYPE) for _ in range(2))
     norm = torch.rand(inputs, device=device).to(DTYPE)
-    want = Ops().norm_linear(x.double(), residual.double(), norm.double(), 1e-6, values, None)
-    got = products.norm_linear(x, residual, norm, 1e-6, None, None)
-    for each, expected in zip(got, want, strict=True):
-        check(each, expected)
+    gates: tuple[Any, ...] = (None, "silu", "gelu_tanh")
+    for rows, gate in zip((1, 3, 8), gates, strict=True):
+        x, residual = ((torch.randn(rows, inputs, device=device) / 8).to(DTYPE) for _ in range(2))
+        wide = (x.double(), residual.double(), norm.double())
+        want = Ops().norm_linear(*wide, 1e-6, values, bias.double(), gate)
+        got = products.norm_linear(x, residual, norm, 1e-6, bias, gate)
+        for each, expected in zip(got, want, strict=True):
+            check(each, expected, 2 * TOLERANCE)
+
+
+@pytest.mark.skipif(INTERPRET, reason="CUDA C++ needs a GPU")
+@pytest.mark.parametrize("form", FORMS)
+def test_skinny_gemms_of_real_sizes(form: str, ops: CudaOps, device: torch.device) -> None:
+    """Several tiles of a block, chunks that end within a tile, rows of different lengths."""
+    if ops.packed_skinny is None:
+        pytest.skip("skinny GEMMs by packed weights are for Hopper")
+    for outputs, inputs in ((7168, 1024), (192, 5120), (4096, 2880)):
+        if inputs % 128 and FORMS[form].get("group", 0) > 64:
+            continue
+        weight, values = make((outputs, inputs), device=device, **FORMS[form])
+        for rows in (1, 7):
+            x = (torch.randn(rows, inputs, device=device) / 8).to(DTYPE)
+            bias = torch.randn(outputs, device=device).to(DTYPE)
+            got = ops.packed_skinny.norm_linear(x, None, None, 0.0, weight, bias, None)
+            assert (got is None) == (not takes(weight))
+            if got:
+                check(got[0], x.double() @ values.T + bias.double())
 
 
 @pytest.mark.parametrize("form", ["fp8 blocks", "int4 zeros", "NVFP4"])
@@ -145,39 +177,46 @@ def test_programs_that_share_the_inputs(form: str, device: torch.device) -> None
         assert not done.any()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tokens", [2, 11])
-def test_experts(form: str, tokens: int, device: torch.device) -> None:
-    kind = FORMS[form]
-    gate_up, up_values = make((4, 256, 128), device=device, **kind)
-    down, down_values = make((4, 128, 128), device=device, **kind)
+class Stack:
+    """A weight of experts as layers hold it."""
 
-    class Stack:
-        """A weight of experts as layers hold it."""
+    def __init__(self, packed: Packed, values: torch.Tensor) -> None:
+        self.packed_stack, self._values = packed, values
 
-        def __init__(self, packed: Packed, values: torch.Tensor) -> None:
-            self.packed_stack, self._values = packed, values
+    def dense(self) -> torch.Tensor:
+        return self._values
 
-        def dense(self) -> torch.Tensor:
-            return self._values
 
+def check_experts(form: str, tokens: int, ops: CudaOps, device: torch.device, **kind: Any) -> None:
+    """Two of six experts for each token; experts 1 to 4 are here."""
+    gate_up, up_values = make((4, 256, 128), device=device, **FORMS[form])
+    down, down_values = make((4, 128, 128), device=device, **FORMS[form])
     x = (torch.randn(tokens, 128, device=device) / 8).to(DTYPE)
     weights = torch.rand(tokens, 2, device=device)
-    # Experts 1 to 4 of 6 are here.
-    ids = torch.stack([torch.randperm(6)[:2] for _ in range(tokens)]).int().to(device)
-    experts: Any = Experts(
-        gate_up=Stack(gate_up, up_values), down=Stack(down, down_values),  # type: ignore[arg-type]
-        count=4, first=1, total=6, top_k=2, renormalise=True,
-    )  # fmt: skip
-    got = PackedMoeBackend(CudaOps()).routed(x, weights, ids, experts)
-    want = torch.zeros(tokens, 128, dtype=torch.float64, device=device)
-    for t in range(tokens):
-        for k in range(2):
-            if 0 <= (e := int(ids[t, k]) - 1) < 4:
-                act = Ops().linear(x[t].double(), up_values[e], None, "silu")
-                want[t] += weights[t, k] * (act @ down_values[e].T)
-    check(got, want, 3 * TOLERANCE)
-    assert TorchMoeBackend  # what computes experts of other formats
+    ids = torch.tensor([(t % 6, (t + 1) % 6) for t in range(tokens)], dtype=torch.int32).to(device)
+    stacks: Any = {"gate_up": Stack(gate_up, up_values), "down": Stack(down, down_values)}
+    experts = Experts(**stacks, count=4, first=1, total=6, top_k=2, renormalise=True, **kind)
+    got = PackedMoeBackend(ops).routed(x, weights, ids, experts)
+    check(got, exact(x, weights, ids, experts), 3 * TOLERANCE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 2, MAX_ROWS, 11])
+def test_experts(form: str, tokens: int, ops: CudaOps, device: torch.device) -> None:
+    check_experts(form, tokens, ops, device)
+
+
+@pytest.mark.parametrize(("activation", "has_bias"), MOE_FORMS, ids=["gpt-oss", "gelu"])
+@pytest.mark.parametrize("tokens", [1, MAX_ROWS, 11])
+def test_experts_with_biases_and_other_activations(
+    activation: Any, has_bias: bool, tokens: int, ops: CudaOps, device: torch.device
+) -> None:
+    """They are not dequantised: gpt-oss's took 4 GiB more in each step."""
+    biases: dict[str, Any] = {}
+    if has_bias:
+        biases["gate_up_bias"] = torch.randn(4, 256, device=device).to(DTYPE)
+        biases["down_bias"] = torch.randn(4, 128, device=device).to(DTYPE)
+    check_experts("MXFP4", tokens, ops, device, activation=activation, **biases)
 
 
 GROUPED = {

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_gpu_targets import TARGETS, type_of
+
+from helpers.gpu_targets import TARGETS, type_of
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -36,7 +37,7 @@ def test_kernels_of_packed_weights_compile_and_fit(target: int, tmp_path: Path) 
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     shared_bytes = json.loads(result.stdout.splitlines()[-1])
-    assert {"_row", "_packed_product", "_dense", "_up", "_down"} <= set(shared_bytes)
+    assert {"_row", "_packed_product", "_dense", "_up", "_down", "_activate"} <= set(shared_bytes)
     assert max(shared_bytes.values()) <= TARGETS[target] * 1024, shared_bytes
 
 
@@ -74,6 +75,8 @@ def main(target: int) -> None:
     from triton.compiler import ASTSource
 
     from minisgl.kernel.triton import fp8, launch, packed_gemv, packed_product
+    from minisgl.kernel.triton.moe import Gate
+    from minisgl.kernel.triton.moe_gate import activate_pairs
     from minisgl.kernel.triton.packed import dense
     from minisgl.kernel.triton.packed_product import Cut
 
@@ -98,6 +101,11 @@ def main(target: int) -> None:
             empty(100, 2048), up, counts, empty(8, 100, dtype=torch.int32), None, empty(400, 1536),
             Cut(m=64, n=64, k=k),
         )  # fmt: skip
+    biases, pairs = empty(8, 1536), empty(100, 4, dtype=torch.int32)
+    for gate in (Gate(), Gate(alpha=1.702, limit=7.0)):
+        activate_pairs(
+            empty(400, 1536), pairs, range(8), empty(400, 768), gate=gate, bias_LG=biases
+        )
     for one in forms(1536, 2048):
         packed_gemv.norm_linear(empty(1, 2048), None, empty(2048), 1e-6, one, None, "silu")
         dense(one, torch.bfloat16)

@@ -92,8 +92,7 @@ def test_norm_rope_store(
         pools.append(LayerPool(k=k, v=v))
     q, k, v = rotary.norm_rope_store(
         qkv,
-        pools[0].k,
-        pools[0].v,
+        pools[0],
         slots,
         positions,
         table,

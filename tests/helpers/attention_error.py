@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from test_backends import Step
+    from helpers.attention_cases import Step
 
 CPU = torch.device("cpu")
 ROUNDOFF = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}

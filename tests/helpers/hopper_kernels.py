@@ -12,5 +12,5 @@ def uncompiled(otherwise: str, library: Any = None) -> Kernels[Any]:
     kernels: Kernels[Any] = Kernels.__new__(Kernels)
     kernels.library, kernels._otherwise = library, otherwise
     kernels._name, kernels._cubin = "product", lambda kind: bytes(kind)
-    kernels._made, kernels._weight_maps = {}, {}
+    kernels._made, kernels._weight_maps, kernels._prefer_shared = {}, {}, False
     return kernels

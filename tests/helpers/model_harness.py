@@ -113,6 +113,7 @@ class Runner:
         ops: Ops | None = None,
         attn: BaseAttnBackend | None = None,
         device: torch.device = CPU,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.device = device
@@ -131,7 +132,7 @@ class Runner:
                     page_size=page_size,
                     num_kv_heads=pool.num_kv_heads,
                     head_dim=pool.head_dim,
-                    dtype=model.norm.weight.dtype,
+                    dtype=kv_dtype or model.norm.weight.dtype,
                     device=device,
                 ),
                 page_table=self.page_table,
@@ -146,7 +147,8 @@ class Runner:
                 pool.shape(self.model.norm.weight.dtype),
                 num_layers=pool.num_layers,
                 num_states=self.page_table.numel(),
-                num_slots=self.page_table.numel() * self.page_size,
+                num_row_pages=self.page_table.numel(),
+                page_size=self.page_size,
                 device=self.device,
             ),
             page_table=self.page_table,

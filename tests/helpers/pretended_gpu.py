@@ -11,8 +11,7 @@ import torch
 def pretend(compiled: list[str]) -> None:
     """Patch this process: its engines follow the GPU's code path on a CPU, and each kernel config
     is appended to `compiled` at its first launch."""
-    from test_replay import ReplayDevice
-
+    from helpers.replay import ReplayDevice
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
     from minisgl.attention.triton_backend import TritonAttnBackend
     from minisgl.core import BatchSamplingArgs
@@ -30,7 +29,7 @@ def pretend(compiled: list[str]) -> None:
 
         def warm_up_rows(self, most: int) -> list[int]:
             # It reads nothing of the device that it belongs to, which only a GPU could make.
-            return CudaDevice.warm_up_rows(self, most)  # type: ignore[arg-type]
+            return CudaDevice.warm_up_rows(self, most)
 
         def compile_only(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
             for step in steps:

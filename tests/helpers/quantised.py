@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from test_tensor_parallel import ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from helpers.local_ranks import ranks
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids
 
 Quantise = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]

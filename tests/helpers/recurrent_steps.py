@@ -38,7 +38,7 @@ def check_backend(
     page_size: int,
     dtype: torch.dtype,
     tolerance: float,
-    device: torch.device = torch.device("cpu"),  # noqa: B008
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - a device is a constant
 ) -> None:
     """make: from page size and page table of the states. heads: value heads and key heads. dims:
     of a key and a value. tolerance: of the largest value."""
@@ -72,7 +72,8 @@ def check_backend(
             shape,
             num_layers=1,
             num_states=num_pages,
-            num_slots=num_pages * page_size,
+            num_row_pages=num_pages,
+            page_size=page_size,
             device=device,
         )
         for tensor in tensors_of(pool):

@@ -31,6 +31,8 @@ from minisgl.message import (
     TextReply,
     TokenizeMsg,
     TokenText,
+    WatchMsg,
+    WatchReply,
     ids_from_bytes,
     ids_to_bytes,
 )
@@ -42,6 +44,7 @@ from minisgl.message.frontend import (
     PongMsg,
     UserReply,
 )
+from minisgl.message.replica import ReplicaState
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
@@ -51,8 +54,23 @@ from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 
+Answer = Callable[[TokenizeMsg, threading.Event], Iterator[UserReply]]
+
 MODEL = "scripted"
 OTHER_NAME = "also-scripted"
+
+STATE = msgspec.json.encode(
+    ReplicaState(
+        page_size=1,
+        num_pages=100,
+        num_free_pages=100,
+        num_waiting=0,
+        num_running=0,
+        max_running=8,
+        queued_tokens=0,
+        prefill_tokens_per_s=1000,
+    )
+)
 
 
 def text_of(message: TokenizeMsg | EncodeMsg) -> str:
@@ -67,7 +85,7 @@ def text_of(message: TokenizeMsg | EncodeMsg) -> str:
 
 class ScriptedServer:
     """Mutable: it records what reached the pipeline. profiling: the ranks' answers to all that
-    is about profiles.
+    is about profiles. state: the answer to GET /replica.
     """
 
     def __init__(
@@ -81,7 +99,10 @@ class ScriptedServer:
         origins: Sequence[str] = (),
         keys: KeyRing | None = None,
         tls: ssl.SSLContext | None = None,
+        answer: Answer | None = None,
     ) -> None:
+        """answer: makes the replies to a prompt, instead of `script`."""
+        self._answer = answer or script
         self._observer = observer
         self._max_queued = max_queued
         self._app_options: dict[str, Any] = {"stalled": stalled} if stalled else {}
@@ -89,6 +110,7 @@ class ScriptedServer:
         self._tls = tls
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()
+        self.state = STATE
         self.received: list[TokenizeMsg] = []
         self.encoded: list[Prompt] = []
         self.aborted: list[int] = []
@@ -180,6 +202,8 @@ class ScriptedServer:
                 elif isinstance(message, ProfileMsg):
                     answers = [msgspec.structs.replace(r, seq=message.seq) for r in self.profiling]
                     self._outbox.put(answers)
+                elif isinstance(message, WatchMsg):
+                    self._outbox.put([WatchReply(frame=self.state, seq=message.seq)])
                 elif isinstance(message, EncodeMsg):
                     self.encoded.append(message.prompt)
                     ids = [len(word) for word in text_of(message).split()]
@@ -193,7 +217,7 @@ class ScriptedServer:
                     running.pop(message.uid, None)
                 else:
                     self.received.append(message)
-                    running[message.uid] = script(message, self.resumed)
+                    running[message.uid] = self._answer(message, self.resumed)
             replies: list[UserReply] = []
             for uid, answer in list(running.items()):
                 reply = next(answer, None)

@@ -21,6 +21,15 @@ def test_a_kernel_is_made_once_and_may_use_a_blocks_memory() -> None:
     library.cubin_load.assert_called_once_with(b"kind")
     library.cubin_kernel.assert_called_once_with(5, "product")
     library.kernel_allow.assert_called_once_with(7, SHARED_BYTES)
+    library.kernel_prefer_shared.assert_not_called()
+
+
+def test_a_kernel_may_prefer_shared_memory() -> None:
+    library = Mock(cubin_kernel=Mock(return_value=7))
+    kernels = uncompiled("", library)
+    kernels._prefer_shared = True
+    assert kernels.get(b"kind") == 7
+    library.kernel_prefer_shared.assert_called_once_with(7)
 
 
 def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> None:

@@ -174,8 +174,9 @@ def test_what_a_killed_build_left_is_removed(small: Path) -> None:
 def test_on_a_gpu_the_hosts_kernels_are_built_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(jit, "begin_building", lambda: begun.append("the host's"))
-    no_triton = SimpleNamespace(CudaOps=lambda thin: Ops())
-    monkeypatch.setitem(sys.modules, "minisgl.kernel.cuda", no_triton)
+    no_triton = SimpleNamespace(CudaOps=lambda *own: Ops(), PackedSkinny=object)
+    for name in ("cuda", "packed_skinny"):
+        monkeypatch.setitem(sys.modules, f"minisgl.kernel.{name}", no_triton)
     create_ops(torch.device("cuda"))
     assert begun == ["the host's"]
 

@@ -115,11 +115,13 @@ def test_a_state_is_read_in_a_later_step_than_it_is_written() -> None:
     cache.check([first, second])
 
 
-def test_prompts_that_part_save_a_state_there() -> None:
-    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="state", interval=4, num_pages=9))
+@pytest.mark.parametrize("interval", [PAGE_SIZE, 2 * PAGE_SIZE])
+def test_prompts_that_part_save_a_state_there(interval: int) -> None:
+    state = CacheGroup(kind="state", interval=interval, num_pages=9)
+    cache = make(CacheGroup(num_pages=50), state)
     first = request(list(range(30)))
     cache.attach(first, first.prompt[:29], 0)
-    assert cache.chunk_end(first, 0, 23) == 20  # a chunk ends at a multiple of the interval
+    assert cache.chunk_end(first, 0, 23) == 23 // interval * interval
     compute(cache, first, 30, 0)
     second = request([*range(17), *range(90, 100)], uid=1)
     assert cache.attach(second, second.prompt, 1) == 0

@@ -40,6 +40,26 @@ def test_match_is_the_longest_prefix_in_whole_pages() -> None:
     assert cache.match(ids([1])).num_tokens == 0
 
 
+def test_where_a_prompt_differs_from_the_best_branch() -> None:
+    cache = make(page_size=4)
+
+    def at(values: list[int], namespace: str = "") -> int | None:
+        return cache.differs_at(ids(values), namespace)
+
+    assert at([1, 2, 3]) is None  # nothing is cached
+    insert(cache, [1, 2, 3, 4, 5, 6, 7, 8], [0, 1])
+    insert(cache, [1, 2, 3, 4, 5, 9, 9, 9], [0, 2])
+    insert(cache, [7, 7, 7, 7], [3])
+    assert at([2, 2, 2, 2]) == 0
+    assert at([1, 2, 9, 9, 9]) == 2
+    assert at([7, 7, 7]) is None  # it ends within a branch
+    assert at([1, 2, 3, 4, 5, 6, 7, 8, 9]) is None  # the branch ends
+    assert at([1, 2, 3, 4, 5, 6, 9]) == 6
+    assert at([1, 2, 3, 4, 5, 9, 9, 0]) == 7
+    assert at([1, 2, 3, 4, 0]) == 4
+    assert at([1, 2, 3, 9], "tenant") is None
+
+
 def test_split_keeps_handles_true() -> None:
     cache = make()
     insert(cache, [1, 2, 3, 4], [0, 1, 2, 3])
@@ -158,3 +178,17 @@ def test_random_operations(seed: int, page_size: int) -> None:
         }
         assert cache.num_evictable == len(unlocked)
         assert set(cache._roots) == {prefix[0] for prefix in held}
+
+
+def test_a_prefix_is_as_recent_as_what_was_inserted_behind_it() -> None:
+    cache = make()
+    prefix, _ = cache.insert(cache.match(ids([])), ids([1]), [10], 0)
+    insert(cache, [8], [20])
+    cache.insert(prefix, ids([2]), [11], 0)
+    other = cache.match(ids([8]))  # it is used now, but then no more
+    cache.insert(prefix, ids([3]), [12], 0)
+    cache.lock(other)
+    assert sorted(cache.evict(2)) == [11, 12]
+    cache.unlock(other)
+    assert cache.evict(1) == [20]
+    assert cache.evict(1) == [10]

@@ -39,7 +39,7 @@ def test_chat_answers(llm: LLM) -> None:
 def test_template_variables_are_one_dictionary(llm: LLM) -> None:
     """A misspelt or misplaced option is not taken for a variable."""
     with pytest.raises(TypeError, match="max_tokens"):
-        llm.chat(ask("Hi"), max_tokens=3)  # type: ignore[call-arg]
+        llm.chat(ask("Hi"), max_tokens=3)
     params = SamplingParams(temperature=0.0, max_tokens=4)
     whole, bare = (
         llm.chat(ask("Hi"), params, chat_template_kwargs={"add_generation_prompt": wanted})[0]

@@ -22,7 +22,7 @@ CHANGED: dict[str, Any] = {
     "cache": "naive", "max_prefill_length": 8, "max_running_requests": 3, "max_seq_len": 99,
     "device": "cpu", "attn": "torch", "memory_ratio": 0.25, "num_pages": 5,
     "cuda_graph_max_bs": 7, "dummy_weight": True, "tp": 2, "ep": True, "disable_pynccl": True,
-    "quantization": "int8",
+    "quantization": "int8", "kv_cache_dtype": "fp8",
 }  # fmt: skip
 
 
@@ -64,6 +64,6 @@ def test_the_sentence_of_a_refusal() -> None:
         EngineArgs(max_seq_len=1)
     assert str(raised.value) == "max_seq_len must be a whole number of at least 2, got 1"
     with pytest.raises(ConfigError, match=r"page_size must be .*, got None"):
-        EngineArgs(page_size=None)  # type: ignore[arg-type]
+        EngineArgs(page_size=None)
     with pytest.raises(ConfigError, match=r"got 'x+\.\.\.x+'$"):
         EngineArgs(attn="x" * 10_000)

@@ -53,9 +53,9 @@ def test_import_minisgl_imports_nothing() -> None:
         "print(sorted(name for name in new if name.split('.')[0] not in sys.stdlib_module_names))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "['minisgl']\n"
+    assert done.stdout == "['minisgl', 'minisgl.version']\n"
     with pytest.raises(ImportError, match="no_such_name"):
-        from minisgl import no_such_name  # type: ignore[attr-defined] # noqa: F401
+        from minisgl import no_such_name  # noqa: F401 - there is no such name
 
 
 def test_a_stream_is_deltas_then_the_output_of_generate(llm: LLM) -> None:
@@ -92,7 +92,7 @@ def test_leaving_a_stream_ends_its_request(llm: LLM) -> None:
     stream.close()
     assert list(stream) == []
     wait_idle(llm)
-    scheduler = llm._engine.scheduler  # type: ignore[attr-defined]
+    scheduler = llm._engine.scheduler
     assert scheduler.num_running == 0
 
 
@@ -106,14 +106,14 @@ def wait_idle(llm: LLM) -> None:
 def test_threads_run_as_one_batch(llm: LLM) -> None:
     """Four calls at once share steps: they take fewer than the sum of what each takes."""
     steps = 0
-    launch = llm._engine.engine.launch  # type: ignore[attr-defined]
+    launch = llm._engine.engine.launch
 
     def counted(plan: object) -> object:
         nonlocal steps
         steps += 1
         return launch(plan)
 
-    llm._engine.engine.launch = counted  # type: ignore[attr-defined]
+    llm._engine.engine.launch = counted
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     (alone,) = llm.generate("Tell me", sampling)
     steps = 0
@@ -127,7 +127,7 @@ def test_threads_run_as_one_batch(llm: LLM) -> None:
     parts = list(llm.stream("Tell me", sampling))
     for thread in threads:
         thread.join()
-    llm._engine.engine.launch = launch  # type: ignore[attr-defined]
+    llm._engine.engine.launch = launch
     assert [output.token_ids for output in outputs] == [alone.token_ids] * 4
     assert joined(parts).token_ids == alone.token_ids
     assert 200 <= steps < 600
@@ -175,7 +175,7 @@ def test_an_error_of_the_loop_reaches_every_call() -> None:
     def launch(plan: object) -> None:
         raise RuntimeError("the device is gone")
 
-    llm._engine.engine.launch = launch  # type: ignore[attr-defined,method-assign]
+    llm._engine.engine.launch = launch
     with pytest.raises(RuntimeError, match="the device is gone"):
         list(stream)
     with pytest.raises(ConfigError, match="closed"):
@@ -224,7 +224,7 @@ def test_cancelling_ends_the_request(async_llm: AsyncLLM) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     asyncio.run(main())
     wait_idle(async_llm._llm)
@@ -233,5 +233,5 @@ def test_cancelling_ends_the_request(async_llm: AsyncLLM) -> None:
 
 
 async def _read(stream: object) -> None:
-    async for _ in stream:  # type: ignore[attr-defined]
+    async for _ in stream:
         pass

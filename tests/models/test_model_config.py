@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -116,6 +117,21 @@ def test_each_field_of_a_family_may_be_absent_that_has_a_default(
             absent.add(field)
     assert without(absent) == whole
     assert {"rms_norm_eps", "rope_theta", "num_key_value_heads", "hidden_act"} <= absent
+
+
+@pytest.mark.parametrize("field", ["hidden_act", "hidden_activation"])
+@pytest.mark.parametrize("name", ["Gemma", "Gemma2", "Gemma3", "Gemma4", "Llama"])
+def test_an_activation_of_null_is_the_families_own(name: str, field: str, tmp_path: Path) -> None:
+    """It was SiLU for all of them."""
+    config_class: type[PreTrainedConfig] = getattr(
+        transformers, f"{name}TextConfig" if name in ("Gemma3", "Gemma4") else f"{name}Config"
+    )
+    config_class(architectures=[f"{name}ForCausalLM"], dtype="float32").save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for other in ("hidden_act", "hidden_activation"):
+        values.pop(other, None)
+    expected = "silu" if name == "Llama" else "gelu_tanh"
+    assert read(tmp_path, {**values, field: None}).activation == expected
 
 
 @pytest.mark.parametrize(

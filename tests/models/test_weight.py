@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import SIZES
 from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
 
+from helpers.family_cases import SIZES
 from helpers.model_harness import (
     VOCAB,
     Runner,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import SIZES, check_case, save_case
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
@@ -25,6 +24,7 @@ from transformers import (
 )
 
 from helpers.dense_cases import DENSE_CASES, GEMMA, GEMMA4, YARN
+from helpers.family_cases import SIZES, check_case, save_case
 from helpers.hybrid_cases import DELTA, EXPERTS, HYBRID_CASES
 from helpers.model_harness import Runner, load, make_reference
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel

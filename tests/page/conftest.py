@@ -52,6 +52,21 @@ def builtin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     server.close()
 
 
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Starts a server of the test's own, with these flags. All end with the test."""
+    servers: list[RunningServer] = []
+
+    def started(*flags: str) -> RunningServer:
+        servers.append(RunningServer(tmp_path, *flags))
+        assert servers[-1].url
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        server.close()
+
+
 @pytest.fixture(scope="session")
 def scripted() -> Iterator[ScriptedServer]:
     with ScriptedServer() as server:

@@ -119,13 +119,14 @@ def test_edit_and_regenerate_make_branches(tab: Any, scripted: ScriptedServer) -
     tab.fill(".editor textarea", "second question")
     tab.press(".editor textarea", "Control+Enter")
     tab.wait_for_selector("text=second question .")
+    wait_answers(tab, 1)  # versions cannot be counted while an answer is written
     assert [message["content"] for message in scripted.received[-1].prompt.messages] == [
         "second question"
     ]
     tab.hover(".question")
     tab.click(".question [aria-label='The version before']")
     assert tab.inner_text(".bubble") == "first question"
-    assert tab.inner_text(".answer .nav") == "2/2"
+    tab.wait_for_selector(".answer .nav:has-text('2/2')")
     ask(tab, "more")
     wait_answers(tab, 2)
     contents = [message["content"] for message in scripted.received[-1].prompt.messages]
@@ -154,6 +155,75 @@ def test_settings_are_sent_and_kept(tab: Any, scripted: ScriptedServer) -> None:
     sampling = message.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (0.7, 5, ("END",))
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 5)
+
+
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+
+
+def call(index: int, name: str, given: str) -> dict[str, Any]:
+    return {"index": index, "id": f"call-{index}", "function": {"name": name, "arguments": given}}
+
+
+def test_tools_by_hand(
+    tab: Any, scripted: ScriptedServer, answered: Callable[..., None], tmp_path: Path
+) -> None:
+    """The user plays the tool: the results go back under the calls' ids, and can be edited."""
+    tab.goto(scripted.url)
+    tab.click("#open-settings")
+    assert not tab.is_visible("#set-choice")
+    tab.fill("#set-tools", json.dumps([WEATHER]))
+    tab.press("#set-tools", "Tab")
+    tab.select_option("#set-choice", "required")
+    tab.click("#close-settings")
+    answered(
+        {"tool_calls": [call(0, "weather", '{"city": ')]},
+        {"tool_calls": [call(0, "", '"Paris"}'), call(1, "weather", "{}")]},
+    )
+    with tab.expect_request("**/v1/chat/completions") as asked:
+        ask(tab, "Is it warm in Paris?")
+    sent = asked.value.post_data_json
+    assert sent["tools"] == [{"type": "function", "function": WEATHER}]
+    assert sent["tool_choice"] == "required"
+    wait_answers(tab, 1)
+    assert tab.text_content(".call code >> nth=0") == '{"city": "Paris"}'
+    tab.fill(".results textarea >> nth=0", "21 degrees")
+    tab.fill(".results textarea >> nth=1", "<b>no such city</b>")
+    answered("It is warm.")
+    with tab.expect_request("**/v1/chat/completions") as asked:
+        tab.click("text=Send the results")
+    messages = asked.value.post_data_json["messages"]
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool"]
+    assert [one["id"] for one in messages[1]["tool_calls"]] == ["call-0", "call-1"]
+    assert [(one["tool_call_id"], one["content"]) for one in messages[2:]] == [
+        ("call-0", "21 degrees"),
+        ("call-1", "<b>no such city</b>"),
+    ]
+    wait_answers(tab, 2)
+    assert tab.locator(".results:visible").count() == 0, "only the last message asks for results"
+    tab.click("[aria-label='Edit the results']")
+    tab.fill(".results:visible textarea >> nth=0", "3 degrees")
+    with tab.expect_request("**/v1/chat/completions") as asked:
+        tab.click("form.results:visible >> text=Send the results")
+    assert asked.value.post_data_json["messages"][2]["content"] == "3 degrees"
+    tab.wait_for_selector(".tool-results .nav >> text=2/2")
+    wait_answers(tab, 2)
+    tab.reload()
+    wait_answers(tab, 2)
+    assert "3 degrees" in tab.text_content(".tool-results")
+
+
+def test_tools_that_are_no_list_are_told(tab: Any, scripted: ScriptedServer) -> None:
+    tab.goto(scripted.url)
+    for number, (tools, said) in enumerate(
+        [("{", "The tools in the settings are no JSON"), ("{}", "a JSON list of functions")], 1
+    ):
+        tab.click("#open-settings")
+        tab.fill("#set-tools", tools)
+        tab.press("#set-tools", "Tab")
+        tab.click("#close-settings")
+        ask(tab, "go")
+        wait_answers(tab, number)
+        assert said in tab.text_content(".note.error >> nth=-1")
 
 
 def test_answers_side_by_side_of_two_settings(tab: Any, scripted: ScriptedServer) -> None:
@@ -191,8 +261,10 @@ def test_failures_are_told_and_can_be_tried_again(tab: Any, scripted: ScriptedSe
     tab.wait_for_selector("article:nth-child(4) .nav >> text=2/2")
 
 
-def test_a_killed_engine_is_told_and_the_page_recovers(tab: Any, tmp_path: Path) -> None:
-    first = RunningServer(tmp_path)
+def test_a_killed_engine_is_told_and_the_page_recovers(
+    tab: Any, start: Callable[..., RunningServer]
+) -> None:
+    first = start()
     port = first.url.rpartition(":")[2]
     tab.goto(first.url)
     tab.click("#open-settings")
@@ -207,15 +279,13 @@ def test_a_killed_engine_is_told_and_the_page_recovers(tab: Any, tmp_path: Path)
     assert tab.text_content(".note.error")
     first.ended()
     tab.wait_for_selector("#banner:not([hidden])")
-    second = RunningServer(tmp_path, "--port", port)
-    assert second.url
+    start("--port", port)
     tab.wait_for_selector("#banner", state="hidden")
     tab.unroute("**/v1/chat/completions")
     tab.click(".note button")
     tab.wait_for_selector(".answer .nav >> text=2/2")
     wait_answers(tab, 1)
     assert "tree of token prefixes" in answers(tab)[0]
-    second.close()
 
 
 def _ignoring_eos(route: Any) -> None:
@@ -384,7 +454,7 @@ def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -
 def test_axe_finds_no_serious_fault(
     tab: Any, scripted: ScriptedServer, answered: Callable[..., None], theme: str, width: int
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     tab.emulate_media(color_scheme=theme, reduced_motion="reduce")
     tab.set_viewport_size({"width": width, "height": 800})
     tab.goto(scripted.url)

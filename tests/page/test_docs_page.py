@@ -28,7 +28,7 @@ def test_it_shows_the_schema_and_tries_it(tab: Any, scripted: ScriptedServer) ->
     tab.wait_for_selector(".answered:has-text('messages')")
     assert form.locator(".answered").inner_text().startswith("400\n")
     assert all(url.startswith(scripted.url) for url in requests), "it needs the internet"
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     found = axe.Axe().run(tab).response["violations"]
     serious = [fault for fault in found if fault["impact"] in ("serious", "critical")]
     assert [(fault["id"], fault["nodes"][0]["html"]) for fault in serious] == []

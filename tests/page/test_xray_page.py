@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,7 @@ def test_frames_have_what_the_engine_does(builtin: RunningServer, load: None) ->
     busy = [frame for frame in frames if frame["num_running"] > 1]
     assert busy
     for frame in frames:
+        assert frame["texts"] == [], "nobody asked for them"
         assert sum(frame["page_map"][1::2]) * frame["pages_per_cell"] >= frame["num_pages"]
     assert any(locks > 1 for frame in busy for _, _, locks in frame["tree"]), "a shared prefix"
 
@@ -82,7 +85,7 @@ def test_the_page_shows_it_and_goes_back(
 ) -> None:
     tab.goto(f"{builtin.url}/#xray")
     tab.wait_for_selector(".numbers dd:not(:text-is('–')) >> nth=0")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not int(tab.text_content(".numbers dd >> nth=0").replace(",", "")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -104,7 +107,7 @@ def test_the_page_shows_it_and_goes_back(
     tab.wait_for_selector(".ago:has-text('s ago')")
     tab.click("text=Go on")
     tab.wait_for_selector(".ago:text-is('live')")
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     found = axe.Axe().run(tab).response["violations"]
     assert [fault["id"] for fault in found if fault["impact"] in ("serious", "critical")] == []
     tab.goto(f"{builtin.url}/#")
@@ -158,10 +161,12 @@ def test_ten_thousand_rows_are_drawn_in_a_frame(tab: Any, builtin: RunningServer
     assert tab.evaluate(SYNTHETIC) <= 33, "ms, the median; 2.6 on a busy machine"
 
 
-def test_a_recording_opens_and_is_replayed(tab: Any, tmp_path: Path) -> None:
+def test_a_recording_opens_and_is_replayed(
+    tab: Any, tmp_path: Path, start: Callable[..., RunningServer]
+) -> None:
     """`--record`, the X-ray of the file, and `minisgl replay`."""
     file = tmp_path / "flight"
-    server = RunningServer(tmp_path, "--record", str(file))
+    server = start("--record", str(file))
     messages = [{"role": "user", "content": "What is a radix cache?"}]
     for _ in range(3):
         answer = httpx.post(
@@ -188,3 +193,22 @@ def test_a_recording_opens_and_is_replayed(tab: Any, tmp_path: Path) -> None:
     recorded = [line for line in file.read_text().splitlines() if line.startswith('{"end"')]
     assert len(recorded) == 6
     assert "radix" not in file.read_text()
+
+
+def test_texts_of_the_tree_are_shown_where_the_operator_asks(
+    tab: Any, start: Callable[..., RunningServer]
+) -> None:
+    server = start("--xray-text")
+    prompt = "What is a radix cache, and what does it keep for whom? " * 3
+    body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    tab.goto(f"{server.url}/#xray")
+    tab.wait_for_selector(".panel:has-text('Prefix tree') .quiet:has-text('prefix')")
+    tree = tab.locator("[aria-label^='The prefix tree']")
+    tree.hover(position={"x": 20, "y": 5})
+    tab.wait_for_selector(".node-text:has-text('What is a radix cache, and what')")
+    assert re.match(r"\d+ pages?, no request holds it: ", tab.text_content(".node-text"))
+    tab.mouse.move(1, 1)
+    tab.wait_for_selector(".node-text", state="hidden")
+    tree.press("ArrowRight")
+    tab.wait_for_selector(".node-text:has-text('radix')")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_model_families import SIZES
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from helpers.family_cases import SIZES
 from helpers.model_harness import CPU, relative_error
 from helpers.quantised import Quantise, run, run_ranks, save_both, save_quantised, transformers_ids
 from minisgl.errors import ConfigError

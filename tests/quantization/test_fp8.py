@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import MOE, SIZES
-from test_tensor_parallel import ranks
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+from helpers.family_cases import MOE, SIZES
+from helpers.local_ranks import ranks
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids, relative_error
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models import ModelConfig
@@ -237,7 +237,10 @@ def test_what_is_missing_or_not_fp8_is_named(tmp_path: Path) -> None:
         (compressed_tensors(weights={**WEIGHTS, "strategy": "x"}), "'x', expected 'tensor' or"),
         (compressed_tensors(weights={**WEIGHTS, "strategy": "block"}), "block_structure is None"),
         (compressed_tensors(input_activations={"type": "int"}), "is 'int', expected 'float'"),
-        ({**compressed_tensors(), "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is {"),
+        (
+            {**compressed_tensors(), "kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+            "type is 'int'",
+        ),
         ({**compressed_tensors(), "sparsity_config": {"format": "24"}}, "format is '24', expected"),
         ({**compressed_tensors(), "ignore": ["re:("]}, r"'\(' is no regular expression"),
     ],

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import GPT_OSS, SIZES
 from torch import Tensor
 from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from helpers.family_cases import GPT_OSS, SIZES
 from helpers.model_harness import make_reference, relative_error
 from helpers.quantised import run, run_ranks, transformers_ids
 from minisgl.errors import ConfigError

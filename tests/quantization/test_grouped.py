@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_model_families import MOE, SIZES
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
+from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
 from helpers.quantised import Quantise, run, run_ranks, save_both, save_quantised, transformers_ids
 from minisgl.errors import ConfigError

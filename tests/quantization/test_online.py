@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import MOE, SIZES
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
+from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, make_reference, relative_error
 from helpers.quantised import is_linear, run, run_ranks, transformers_ids
 from minisgl.engine import EngineConfig
@@ -138,4 +138,4 @@ def test_llm_has_the_option() -> None:
     with LLM(attn="torch", progress=False) as llm:
         assert llm.generate(prompt, params)[0].text == answer
     with pytest.raises(ConfigError, match="quantization must be one of fp8, int8, int4, got 'q4'"):
-        LLM(quantization="q4")  # type: ignore[arg-type]
+        LLM(quantization="q4")

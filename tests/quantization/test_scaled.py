@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_model_families import MOE, SIZES
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
+from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import relative_error
 from helpers.quantised import (
     Quantise,

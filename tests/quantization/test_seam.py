@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_model_families import MOE, SIZES
-from test_tensor_parallel import ranks
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
+from helpers.family_cases import MOE, SIZES
+from helpers.local_ranks import ranks
 from helpers.model_harness import CPU, Runner, Sequence, make_reference, random_ids, relative_error
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.errors import ConfigError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import Plan
-from minisgl.core.tuning import Tuning
+from minisgl.core.step_times import StepTimes
 from minisgl.errors import WorkerHung
 from minisgl.runtime import hang_watch
 from minisgl.runtime.hang_watch import LOOP_EXTRA_S, HangWatch
@@ -25,7 +25,7 @@ from minisgl.utils.heartbeat import MAX_INTERVAL_S, Heart, Heartbeat, Pulse, Sto
 from minisgl.utils.process import WorkerStatus
 
 TIMEOUT_S = 10.0
-TUNING = Tuning(
+TIMES = StepTimes(
     prompt_us=((64, 100_000.0), (128, 200_000.0)),
     decode_us=50_000.0,
     row_us=1_000.0,
@@ -190,10 +190,10 @@ def test_a_pause_of_the_process_is_not_the_loops() -> None:
 
 def test_a_long_prefill_is_no_hang() -> None:
     pulse = Pulse()
-    meter = WatchedLoopMeter(pulse, TUNING)
+    meter = WatchedLoopMeter(pulse, TIMES)
     meter.begin(asleep=True)
     meter.launched(prompt(10_000))  # 15.625 s by the model
-    model_s = step_s(TUNING, prompt(10_000))
+    model_s = step_s(TIMES, prompt(10_000))
     assert 15 < model_s < 16
     assert overdue(pulse, seconds=60) == 0
     assert overdue(pulse, seconds=SLACK * model_s + 10) == pytest.approx(10, abs=0.5)
@@ -201,7 +201,7 @@ def test_a_long_prefill_is_no_hang() -> None:
 
 def test_a_turn_may_take_as_long_as_the_steps_in_flight() -> None:
     pulse = Pulse()
-    meter = WatchedLoopMeter(pulse, TUNING)
+    meter = WatchedLoopMeter(pulse, TIMES)
     scheduler: Any = SimpleNamespace()
     meter.begin(asleep=True)
     for _ in range(2):
@@ -222,12 +222,12 @@ def test_the_model_of_a_step_counts_each_row() -> None:
         sample_rows=[0], output_idxs=[0],
     )  # fmt: skip
     contexts, pairs = (10 + 20) * 100e-9, 64 * 100 * 10e-9
-    assert step_s(TUNING, plan) == pytest.approx(0.2 + contexts + pairs)
+    assert step_s(TIMES, plan) == pytest.approx(0.2 + contexts + pairs)
 
 
 def test_without_measured_times_no_turn_is_too_long() -> None:
     pulse = Pulse()
-    meter = WatchedLoopMeter(pulse, Tuning())
+    meter = WatchedLoopMeter(pulse, None)
     meter.begin(asleep=False)
     meter.launched(prompt(64))
     assert overdue(pulse, seconds=3600) == 0

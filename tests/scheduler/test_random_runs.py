@@ -16,6 +16,7 @@ import pytest
 
 from minisgl.core import (
     Accepted,
+    Event,
     Failed,
     Finished,
     Plan,
@@ -24,18 +25,19 @@ from minisgl.core import (
     StepResult,
     Token,
 )
+from minisgl.core.event import PromptLogprobs
 from minisgl.core.executor import Flight
 from minisgl.core.groups import CacheGroup
 from minisgl.core.masker import Mask
-from minisgl.core.tuning import Tuning
+from minisgl.core.step_times import StepTimes
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.message import AbortMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.testing import FakeExecutor, ListOutbox, fake_next_id
+from minisgl.testing import FakeExecutor, ListOutbox, fake_logprob, fake_next_id
 
 NUM_SEEDS = 600
 SHARDS = 12
-TUNING = Tuning(
+TIMES = StepTimes(
     prompt_us=((8, 2_000), (64, 20_000), (128, 50_000)), decode_us=1000, row_us=10, attend_ns=1000
 )
 
@@ -104,7 +106,7 @@ class CheckedScheduler(Scheduler):
 
     def check_writes(self, plan: Plan) -> None:
         """No row writes a page that an earlier step has given to the prefix tree."""
-        tree = self._cache._prefix_cache
+        tree = self.requests.cache._prefix_cache
         if not isinstance(tree, RadixPrefixCache):
             return
         stored = dict(plan.stored)
@@ -112,7 +114,7 @@ class CheckedScheduler(Scheduler):
         written = set()
         rows = zip(plan.uids, plan.starts, plan.ends, strict=True)
         for row, (uid, start, end) in enumerate(rows):
-            pages = self._requests[uid].pages
+            pages = self.requests.by_uid[uid].pages
             first = max(start, stored.get(row, 0)) // page_size
             written.update(pages[first : -(-end // page_size)])
         written.discard(-1)  # of a model without a full group
@@ -182,7 +184,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         eos_ids=frozenset([3, 4]),
         max_prefill_tokens=rng.choice([1, 5, 16, 64, 512]),
         max_stall_s=rng.choice([None, None, 1e-6, 0.01, 0.03]),
-        tuning=TUNING,
+        step_times=TIMES,
         max_running=rng.choice([1, 2, 5, 16]),
         cache=rng.choice(["radix", "radix", "naive"]),
     )
@@ -214,6 +216,7 @@ def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfi
 def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
     roots = [[rng.randrange(50) for _ in range(rng.randint(1, 60))] for _ in range(3)]
     cases = []
+    has_full_group = config.cache_groups[0].kind == "full"
     masked_share = rng.choice([0, 0, 0.3, 1])
     for _ in range(rng.randint(1, 14)):
         prompt = list(rng.choice(roots)[: rng.randint(1, 60)])
@@ -228,6 +231,7 @@ def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
                     max_tokens=rng.choice([None, 1, 2, 9, 40]),
                     ignore_eos=rng.random() < 0.6,
                     stop_token_ids=rng.choice([(), (7,)]),
+                    prompt_logprobs=2 if has_full_group and rng.random() < 0.2 else None,
                 ),
                 is_masked=rng.random() < masked_share,
             )
@@ -268,6 +272,18 @@ class DamagedFlight(Flight):
         return replace(outcome, next_ids=ids)
 
 
+def check_prompt_logprobs(case: Case, events: Sequence[Event], *, whole: bool) -> None:
+    """Each is reported once, in order."""
+    assert all(isinstance(event, PromptLogprobs) for event in events)
+    logprobs = [x for event in events if isinstance(event, PromptLogprobs) for x in event.logprobs]
+    prompt = np.array(case.prompt, np.int32)
+    asked = case.sampling.prompt_logprobs is not None
+    expected = [fake_logprob(prompt[:i], prompt[i]) for i in range(1, len(prompt)) if asked]
+    assert logprobs == (expected if whole else expected[: len(logprobs)])
+    tops = [top for event in events if isinstance(event, PromptLogprobs) for top in event.tops]
+    assert tops == [[(i, 0.0)] * 2 for i in range(1, len(logprobs) + 1)]
+
+
 def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
     rng = random.Random(seed)
     config = random_config(rng)
@@ -300,8 +316,13 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
             continue
         assert isinstance(events[0], Accepted), events
         end = events[-1]
-        assert all(isinstance(event, Token) for event in events[1:-1]), "one end, and it is last"
-        ids = [event.id for event in events[1:-1]]
+        tokens = [event for event in events[1:-1] if isinstance(event, Token)]
+        first = len(events) - 1 - len(tokens)
+        assert tokens == events[first:-1], (
+            "one end, and it is last; what there is of the prompt first"
+        )
+        check_prompt_logprobs(case, events[1:first], whole=bool(tokens))
+        ids = [event.id for event in tokens]
         expected, reason = case.expected(config)
         assert ids == expected[: len(ids)], f"uid {uid}: wrong tokens"
         if isinstance(end, Failed):

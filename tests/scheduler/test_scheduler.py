@@ -6,10 +6,22 @@ from typing import Any
 
 import pytest
 
-from minisgl.core import Accepted, Event, Failed, Finished, Plan, SamplingParams, StepResult, Token
-from minisgl.core.tuning import Tuning
+from minisgl.core import (
+    Accepted,
+    Event,
+    Failed,
+    Finished,
+    Plan,
+    SamplingParams,
+    StepFailed,
+    StepResult,
+    Token,
+)
+from minisgl.core.step_times import StepTimes
+from minisgl.errors import EngineError
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.budget import prompt_budget
 from minisgl.scheduler.io import Message
 from minisgl.scheduler.queue_wait import QueueWait
 
@@ -80,13 +92,13 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
 
 
-TUNING = Tuning(prompt_us=((8, 1000), (1024, 102_600)), decode_us=500, row_us=0, attend_ns=10_000)
+TIMES = StepTimes(prompt_us=((8, 1000), (1024, 102_600)), decode_us=500, row_us=0, attend_ns=10_000)
 """Steps with prompts take 0.2 ms and 0.1 ms a token, and decode steps 0.5 ms."""
 
 
 def test_a_stall_bound_counts_only_beside_decode_rows() -> None:
     """A step of 3 decode rows and n tokens takes 0.2 + 0.1 (n + 3) ms; 0.5 of them without."""
-    scheduler = make(max_prefill_tokens=32, max_stall_s=1.6e-3, tuning=TUNING)
+    scheduler = make(max_prefill_tokens=32, max_stall_s=1.6e-3, step_times=TIMES)
     add(scheduler, 0, [0] * 64)
     assert spans(scheduler.plan()) == [(0, 0, 32)]
     assert spans(scheduler.plan()) == [(0, 32, 64)]
@@ -97,12 +109,23 @@ def test_a_stall_bound_counts_only_beside_decode_rows() -> None:
 
 
 def test_a_bound_that_nothing_fits_leaves_a_page_to_a_step() -> None:
-    scheduler = make(max_stall_s=1e-6, tuning=TUNING)
+    scheduler = make(max_stall_s=1e-6, step_times=TIMES)
     add(scheduler, 0, [0] * 4)
     scheduler.plan()
     add(scheduler, 1, [1] * 10)
     ends = [spans(scheduler.plan())[1:] for _ in range(3)]
     assert ends == [[(1, 0, 4)], [(1, 4, 8)], [(1, 8, 10)]]
+
+
+def test_attention_of_a_chunk_counts_against_the_next() -> None:
+    """A chunk that reads a long context takes more of the stall bound than one that reads none."""
+    config = make(max_prefill_tokens=1024, max_stall_s=0.02, step_times=TIMES).config
+    fitting = []
+    for start in (0, 1000):
+        budget = prompt_budget(config, num_decodes=1)
+        budget.take(start, 1)
+        fitting.append(budget.fitting(0))
+    assert 0 < fitting[1] < fitting[0]
 
 
 def test_short_prompts_share_the_budget_with_a_long_one() -> None:
@@ -312,6 +335,41 @@ def test_the_last_in_the_order_gives_its_pages() -> None:
     assert scheduler.stats.num_finished == 2
 
 
+def test_a_small_request_does_not_overtake_one_that_lacks_pages() -> None:
+    scheduler = make(num_pages=8, watermark_tokens=4)
+    add(scheduler, 0, [1] * 12)
+    assert spans(scheduler.plan()) == [(0, 0, 12)]
+    add(scheduler, 1, [2] * 20)  # it needs 6 pages, and 4 are free
+    add(scheduler, 2, [3])
+    assert spans(scheduler.plan()) == [(0, 12, 13)]
+    assert [req.uid for req in scheduler.waiting] == [1, 2]
+    scheduler.check()
+
+
+def test_pages_that_unfinished_prompts_will_need_are_not_given_away() -> None:
+    scheduler = make(num_pages=8, max_prefill_tokens=8, watermark_tokens=4)
+    add(scheduler, 0, [1] * 24)  # 7 pages in the end
+    assert spans(scheduler.plan()) == [(0, 0, 8)]
+    add(scheduler, 1, [2] * 8)
+    assert spans(scheduler.plan()) == [(0, 8, 16)]
+    assert [req.uid for req in scheduler.waiting] == [1]
+    scheduler.check()
+
+
+def test_a_failed_step_keeps_the_pages_of_requests_that_ended_before() -> None:
+    scheduler = make()
+    add(scheduler, 0, [1, 2, 3], max_tokens=2)
+    settle(scheduler, scheduler.plan())
+    settle(scheduler, scheduler.plan())  # the fourth token completes a page
+    add(scheduler, 1, [7] * 5)
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.commit(plan, StepFailed(error=EngineError("out of memory"), uids=(1,)))
+    add(scheduler, 2, [1, 2, 3, 5, 9])
+    assert spans(scheduler.plan()) == [(2, 4, 5)]
+    scheduler.check()
+
+
 def test_aborts() -> None:
     scheduler = make(max_running=1)
     add(scheduler, 0, [1, 2])
@@ -407,7 +465,7 @@ def test_what_waits_too_long_ends_by_a_message() -> None:
     scheduler.check()
     now += 1
     assert source.get(0) == []
-    scheduler._retract(scheduler._running[0])
+    scheduler.requests.retract(scheduler.requests.running[0])
     now += 60
     assert source.get(0) == []
 
@@ -434,3 +492,32 @@ def test_no_page_of_a_request_with_damaged_logits_is_reused() -> None:
     # The other request is computed again, and the same prompt finds nothing in the cache.
     assert sorted(spans(scheduler.plan())) == [(1, 0, 9), (2, 0, 8)]
     scheduler.check()
+
+
+def test_the_first_step_of_all_damaged_requests_counts() -> None:
+    scheduler = make()
+    add(scheduler, 0, [1] * 8)
+    settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [2] * 8)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.uids == [0, 1]
+    events = scheduler.commit(plan, StepResult(next_ids=[-1, -1]))
+    assert [(type(event), event.uid) for event in events] == [(Failed, 0), (Failed, 1)]
+    add(scheduler, 2, [1] * 8)
+    assert spans(scheduler.plan()) == [(2, 0, 8)], "pages of the first step are damaged too"
+    scheduler.check()
+
+
+def test_a_request_gets_as_many_likely_tokens_as_it_asks_for() -> None:
+    """A step computes the largest number that a row asks for."""
+    scheduler = make()
+    add(scheduler, 0, [1], logprobs=True, top_logprobs=1)
+    add(scheduler, 1, [2], logprobs=True, top_logprobs=3)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert (plan.top_rows, plan.num_top) == ([0, 1], 3)
+    top = [(5, -0.1), (6, -2.0), (7, -3.0)]
+    outcome = StepResult(next_ids=[5, 5], logprobs={0: -0.1, 1: -0.1}, tops={0: top, 1: top})
+    events = scheduler.commit(plan, outcome)
+    assert [len(event.top) for event in events if isinstance(event, Token)] == [1, 3]

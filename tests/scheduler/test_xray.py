@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -19,7 +21,13 @@ CONFIG = SchedulerConfig(
 )  # fmt: skip
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, *, every_s: float, watch_s: float) -> list[Frame]:
+def watch(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    every_s: float,
+    watch_s: float,
+    text_of: Callable[[list[int]], str] | None = None,
+) -> list[Frame]:
     """Run eight requests with a common prefix. Returns the frames."""
     monkeypatch.setattr(module, "EVERY_S", every_s)
     monkeypatch.setattr(module, "SHARE", 1e9)
@@ -31,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, *, every_s: float, watch_s: float) ->
         scheduler.check()
 
     meter = LoopMeter()
-    watcher = XRay(send, meter.epoch)
+    watcher = XRay(send, meter.epoch, text_of=text_of)
     watcher.watch(watch_s)
     meter.watcher = watcher
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
@@ -74,16 +82,36 @@ def test_frames_of_every_turn_are_the_schedulers_state(monkeypatch: pytest.Monke
     assert frames[-1].num_cached_pages > 0
 
 
+def test_texts_are_of_the_nodes_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+
+    def text_of(ids: list[int]) -> str:
+        asked.append(ids)
+        return " ".join(map(str, ids))
+
+    frames = watch(monkeypatch, every_s=0.0, watch_s=60, text_of=text_of)
+    assert all(len(frame.texts) == len(frame.tree) for frame in frames)
+    roots = [
+        text
+        for frame in frames
+        for text, (parent, pages, _) in zip(frame.texts, frame.tree, strict=True)
+        if parent < 0 and pages
+    ]
+    assert roots
+    assert all(text.startswith("7 7 7 7") for text in roots)
+    assert len(asked) == len({tuple(ids) for ids in asked}), "each text is made once"
+
+
 def test_a_lease_that_is_over_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(watch(monkeypatch, every_s=0.0, watch_s=-1)) == 0
 
 
 def test_frames_take_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next frame is due after a hundred times of what this one took."""
+    """The next frame is due after 333 times of what this one took."""
     monkeypatch.setattr(module.time, "perf_counter", iter(map(float, range(10**6))).__next__)
     sent: list[bytes] = []
     watcher = XRay(sent.append, 0.0)
     watcher.watch(10**6)
-    for _ in range(250):
+    for _ in range(500):
         watcher.turn_ended(Scheduler(CONFIG))
     assert 2 <= len(sent) <= 3

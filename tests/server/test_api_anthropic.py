@@ -13,7 +13,7 @@ from anthropic.types.beta import message_create_params as beta_params
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt
-from minisgl.server.api.anthropic import MessagesRequest
+from minisgl.server.api.anthropic_request import MessagesRequest
 
 PATH = "/v1/messages"
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
@@ -188,9 +188,17 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     output: Any = {"format": {"type": "json_schema", "schema": schema}}
     claude.messages.create(**asked(turn("a"), output_config=output))
     assert server.received[-1].sampling.structured_outputs == {"json": '{"type":"object"}'}
-    output["effort"] = "high"
+    output["effort"] = "low"
     claude.messages.create(**asked(turn("a"), output_config=output))
-    assert received(server).template_args == {"reasoning_effort": "high"}
+    assert received(server).template_args == {"reasoning_effort": "low"}
+
+
+def test_the_default_effort_is_for_every_model(
+    claude: anthropic.Anthropic, server: ScriptedServer
+) -> None:
+    """The built-in model's chat template has no efforts. Claude Code always sends this one."""
+    claude.messages.create(**asked(turn("a"), output_config={"effort": "high"}))
+    assert received(server).template_args == {}
 
 
 @pytest.mark.parametrize(

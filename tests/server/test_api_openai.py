@@ -290,6 +290,7 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
             "decode_s": 1.0,
             "num_cached_tokens": 1,
             "num_chunks": 3,
+            "prefix_differs_at": None,
             "num_retractions": 1,
         },
     }
@@ -435,6 +436,7 @@ def test_timings_beside_usage(client: openai.OpenAI) -> None:
     """The official client keeps the object that OpenAI's answers do not have."""
     timings = {"queued_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0}
     timings |= {"num_cached_tokens": 1, "num_chunks": 3, "num_retractions": 1}
+    timings |= {"prefix_differs_at": None}
     assert client.chat.completions.create(**chat("one two")).model_extra == {"timings": timings}
     both = client.completions.create(model=MODEL, prompt=["one two", "three"])
     assert both.model_extra == {"timings": timings | {"num_chunks": 6, "num_retractions": 2}}

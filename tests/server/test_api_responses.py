@@ -133,6 +133,50 @@ def test_input_items_become_messages_of_a_chat(
     ]
 
 
+def test_namespaces_and_the_search_of_the_web(
+    client: openai.OpenAI, server: ScriptedServer
+) -> None:
+    """As Codex sends them."""
+    member: Any = {"type": "function", "name": "close", "parameters": {}, "description": "Close."}
+    tools: Any = [
+        {"type": "web_search", "external_web_access": True},
+        {"type": "namespace", "name": "agents", "description": "Of agents.", "tools": [member]},
+        TOOL,
+    ]
+    calls: Any = [
+        {"type": "function_call", "call_id": "c", "name": "x", "namespace": "agents"}
+        | {"arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "done"},
+        {"role": "user", "content": "!part:call:agents.close !part:arguments:{}"},
+    ]
+    raw = client.responses.with_raw_response.create(model=MODEL, input=calls, tools=tools)
+    warning = "this server does not search the web: tools[0] (web_search) left out"
+    assert raw.headers["x-minisgl-warning"] == warning
+    answer = raw.parse()
+    (call,) = answer.output
+    assert call.type == "function_call"
+    assert (call.namespace, call.name, call.arguments) == ("agents", "close", "{}")
+    assert [tool.type for tool in answer.tools] == ["namespace", "function"]
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    offered = [tool["function"] for tool in prompt.tools]
+    assert [each["name"] for each in offered] == ["agents.close", TOOL["name"]]
+    assert offered[0]["description"] == "Of agents.\nClose."
+    assert prompt.messages[0]["tool_calls"][0]["function"]["name"] == "agents.x"
+    again = client.responses.create(
+        model=MODEL, input="more", previous_response_id=answer.id, tools=tools
+    )
+    spoken = messages_of(server)[-2]
+    assert spoken["tool_calls"][0]["function"]["name"] == "agents.close"
+    assert again.status == "completed"
+    with client.responses.with_streaming_response.create(
+        model=MODEL, input="a", tools=tools, stream=True
+    ) as stream:
+        assert stream.headers["x-minisgl-warning"] == warning
+    plain = client.responses.with_raw_response.create(model=MODEL, input="a", tools=[TOOL])
+    assert "x-minisgl-warning" not in plain.headers
+
+
 def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
     first = client.responses.create(model=MODEL, input="one", instructions="gone next time")
     events = client.responses.create(
@@ -187,7 +231,11 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         ({"temperature": 3.0}, "temperature"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "must be function, got 'web_search'"),
+        ({"tools": [{"type": "file_search"}]}, "function, namespace or web_search, got 'file_s"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, r"tools\[0\].name"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, r"tools\[0\].tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]}, r"tools\[0\].tools\[0\]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"input": []}, "at least one item"),
         ({"input": [{"role": "user"}]}, r"input\[0\].content"),
         ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\].arguments"),

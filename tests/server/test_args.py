@@ -33,7 +33,7 @@ def test_defaults_and_every_flag() -> None:
             "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
-            "--tool-call-parser hermes"
+            "--tool-call-parser hermes --kv-cache-dtype int8 --xray-text"
         )
     )
     # They exclude others of these; the last is no flag.
@@ -162,7 +162,7 @@ def test_help_tells_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 40
+    assert len(values) == 41
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings
@@ -183,6 +183,26 @@ def test_flags_of_other_engines_are_answered_with_flags_that_exist() -> None:
     theirs = [flag for table in tables for flags in table.values() for flag in flags]
     assert len(theirs) == len(set(theirs))
     assert not ours & set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--max-model-len", "that is --max-seq-len here"),  # vLLM
+        ("--mem-fraction-static", "that is --memory-ratio here"),  # SGLang
+        ("-ngl", "that is --device here"),  # llama-server
+        ("--max-batch-prefill-tokens", "that is --max-prefill-length here"),  # TGI
+        ("--json-output", "that is --log-format json here"),
+        ("--speculative-config", "there is no speculative decoding here"),
+        ("--enable-lora", "merge them into the checkpoint"),
+    ],
+)
+def test_a_flag_of_each_engine_is_answered(
+    flag: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([flag, "1"])
+    assert says in capsys.readouterr().err
 
 
 def test_every_attention_backend_can_be_asked_for() -> None:

@@ -124,7 +124,7 @@ def hello(**fields: Any) -> dict[str, Any]:
         (GENERATE, {"text": "a", "input_ids": [1]}, "text", "exactly one"),
         (GENERATE, {"input_ids": []}, "input_ids", "no token ids"),
         (GENERATE, {"text": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "messages"),
-        (GENERATE, {"text": "a", "n": 1}, "n", "not known"),
+        (GENERATE, {"text": "a", "best_of": 1}, "best_of", "not known"),
     ],
 )
 def test_wrong_fields(
@@ -363,7 +363,7 @@ CHANGES_NOTHING = {
 NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "audio": ([None], [{"voice": "alloy", "format": "mp3"}]),
     "best_of": ([None, 1], [2, 0]),
-    "echo": ([None, False], [True]),
+    "echo": ([None, False, True], [1]),
     "frequency_penalty": ([None, 0, 0.0, 0.5, -1], [2.5, -3]),
     "function_call": (["none", "auto"], [{"name": "f"}]),
     "functions": ([[]], [[{"name": "f"}]]),
@@ -395,7 +395,7 @@ EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "length_penalty": ([None, 1.0], [0.5]),
     "use_beam_search": ([None, False], [True]),
     "min_tokens": ([None, 0, 3], [-1]),
-    "bad_words": ([None, []], [["no"]]),
+    "bad_words": ([None, [], ["no"]], [[""], ["x" * 257], ["a"] * 257, "no"]),
     "allowed_token_ids": ([None, [1]], [[]]),
     "prompt_logprobs": ([None], [1]),
     "include_stop_str_in_output": ([None, False], [1]),

@@ -66,7 +66,28 @@ def test_what_is_answered_in_time_is_as_without_a_timeout(server: ScriptedServer
     assert "minisgl_requests_open 0.0" in httpx.get(f"{server.url}/metrics").text
 
 
-@pytest.mark.parametrize("value", [0, -1, 1e9, "5"])
+OTHER_DOORS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"messages": [{"role": "user", "content": "!hang"}], "max_tokens": 9},
+    "/v1/responses": {"input": "!hang"},
+    "/api/chat": {"model": "scripted", "messages": [{"role": "user", "content": "!hang"}]},
+    "/api/generate": {"model": "scripted", "prompt": "!hang"},
+}
+
+
+@pytest.mark.parametrize("path", OTHER_DOORS)
+def test_the_other_doors_have_timeouts(server: ScriptedServer, path: str) -> None:
+    num_aborted = len(server.aborted)
+    body = OTHER_DOORS[path] | {"stream": False, "timeout": 0.2}
+    late = httpx.post(server.url + path, json=body, timeout=20)
+    assert late.status_code == 504
+    assert "its timeout of 0.2 s" in late.text
+    assert len(server.wait_aborted(num_aborted + 1)) == num_aborted + 1
+    short = httpx.post(server.url + path, json=body | {"timeout": 5e-324}, timeout=20)
+    assert short.status_code == 400
+    assert "timeout" in short.text
+
+
+@pytest.mark.parametrize("value", [0, 5e-324, -1, 1e9, "5"])
 def test_timeouts_that_are_none(server: ScriptedServer, value: Any) -> None:
     assert post(server, "a", timeout=value).json()["error"]["param"] == "timeout"
 
@@ -219,17 +240,21 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
 def test_a_drain_ends_in_time_and_a_second_signal_ends_it_at_once(
     tmp_path: Path, again: bool
 ) -> None:
-    server = RunningServer(tmp_path, *POOL, "--drain-timeout", "60" if again else "0.3")
+    drain = ("--drain-timeout", "60" if again else "0.3")
+    server = RunningServer(tmp_path, *POOL, *drain, "--hang-timeout", "60")
     try:
         with server.client() as client:
             family = server.family()
             reader = Reader(client, 1000)
+            os.kill(server.pid("detokenizer"), signal.SIGSTOP)  # the answer does not go on
             server.process.terminate()
             began = time.monotonic()
             if again:
                 server.wait_for("(draining)", "err")
                 server.process.terminate()
             reader.join(10)
+            if not again:
+                os.kill(server.pid("detokenizer"), signal.SIGCONT)
             assert server.ended() == (128 + signal.SIGTERM if again else 0)
             assert time.monotonic() - began < 10
             assert reader.error

@@ -15,7 +15,7 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
 
-from minisgl.server.api.anthropic import MessagesRequest
+from minisgl.server.api.anthropic_request import MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest

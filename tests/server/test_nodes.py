@@ -148,7 +148,9 @@ def test_who_is_refused(pool: Background, tmp_path: Path) -> None:
     assert right.result(5).name == "node 0"
 
 
-OWN_VARIABLES = {"MINISGL_LOG_LEVEL", "MINISGL_LOG_FORMAT", "MINISGL_CACHE_DIR"}
+OWN_VARIABLES = {
+    *("MINISGL_LOG_LEVEL", "MINISGL_LOG_FORMAT", "MINISGL_CACHE_DIR", "MINISGL_POWERCAP")
+}
 
 
 @pytest.mark.parametrize("variable", re.findall(r"^(MINISGL_\w+)", env.__doc__ or "", re.MULTILINE))
@@ -179,7 +181,7 @@ def test_flags_that_may_differ_between_nodes() -> None:
         "served_model_name", "host", "port", "num_tokenizer",
         "log_requests", "log_steps", "otlp_endpoint", "api_key", "api_key_file", "cors_origin",
         "ssl_certfile", "ssl_keyfile", "drain_timeout", "max_queue_wait",
-        "restart", "max_restarts", "record", "tool_call_parser",
+        "restart", "max_restarts", "record", "tool_call_parser", "xray_text",
     }  # fmt: skip
     assert kinds["own"] == {
         "model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell",

@@ -10,6 +10,7 @@ from minisgl.core import Accepted, Finished, SamplingParams, StepResult, Token
 from minisgl.message import TextReply, TokenPrompt, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.server.keys import Job, Key, KeyRing
+from minisgl.server.shares import Share, Shares
 
 
 def ring(tmp_path: Path, **weights: float) -> dict[str, Key]:
@@ -135,3 +136,10 @@ def test_without_keys_the_order_is_of_arrival() -> None:
     for uid in range(3):
         scheduler.add(UserMsg(uid=uid, ids=ids_to_bytes([1]), sampling=params))
     assert [req.order for req in scheduler.waiting] == [(0, 0, 1), (0, 0, 2), (0, 0, 3)]
+
+
+def test_tokens_that_a_request_did_not_take_lower_the_next_tag() -> None:
+    share = Share(Shares())
+    assert [share.begin(100), share.begin(50)] == [0, 100]
+    share.end(left=100)
+    assert share.begin(1) == 50

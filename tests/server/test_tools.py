@@ -59,7 +59,7 @@ def shown(answer: ChatCompletion) -> dict[str, Any]:
     return {
         "content": choice.message.content or "",
         "reasoning_content": getattr(choice.message, "reasoning_content", None) or "",
-        "calls": [[call.function.name, call.function.arguments] for call in calls],  # type: ignore[union-attr]
+        "calls": [[call.function.name, call.function.arguments] for call in calls],
         "finish_reason": choice.finish_reason,
     }
 

@@ -13,6 +13,7 @@ from minisgl.server.args import ToolCallParser
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
 from minisgl.tokenizer.parse.answer import Part
 from minisgl.tokenizer.parse.formats import PARSERS, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.reader import Reader
 
 TYPES = {
     "get_weather": {"city": "string", "days": "integer"},
@@ -280,3 +281,20 @@ def test_a_bare_object_calls_only_known_tools() -> None:
 def test_detection() -> None:
     assert detect_calls("plain") == detect_reasoning("plain") == ""
     assert detect_reasoning("{{ '</think>' }}") == "think"
+
+
+@pytest.mark.parametrize("cut", [0, 6, 7, 8, 11])
+def test_a_string_that_ends_in_a_backslash_ends(cut: int) -> None:
+    text = r'["C:\\", 1]'
+    reader = Reader()
+    reading = reader.json_value()
+    reader.buffer = text[:cut]
+    pieces = [text[cut:] + ", 2]"] if cut < len(text) else []
+    taken = None
+    while taken is None:
+        try:
+            next(reading)
+            reader.buffer += pieces.pop(0)
+        except StopIteration as ended:
+            taken = ended.value
+    assert taken == text

@@ -43,6 +43,11 @@ def create_cuda_backend(
 
     def check(part: str) -> None:
         lacking = [need for need in needs if need not in SERVED.get(part, ())]
+        if part != "triton" and dtype.itemsize == 1:
+            raise ConfigError(
+                f"attention backend {part!r} does not read a KV cache of 8 bits "
+                "(--kv-cache-dtype); choose --attn triton"
+            )
         if part != "triton" and lacking:
             raise ConfigError(
                 f"attention backend {part!r} has no {' and no '.join(lacking)}, which this model "
@@ -79,6 +84,10 @@ def create_cuda_backend(
 
     if name == "torch":
         return TorchAttnBackend(ops)
+    if dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(
+            "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; choose int8"
+        )
     if name != "auto":
         prefill, _, decode = name.partition(",")
         if not decode or decode == prefill:

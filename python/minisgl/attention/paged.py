@@ -1,7 +1,7 @@
-"""What the GPU's backends share: norm, rotate and store first, then decode rows and the others.
+"""The base of the GPU backends: norm, rotate and store, then attend.
 
-A backend has two halves, `decode` (one query a row) and `extend` (prompts and chunks); the hybrid
-takes each from another backend.
+A backend implements `decode` (rows with one query) and `extend` (rows with a chunk of a prompt).
+`HybridBackend` takes each from another backend.
 
 Axes: T tokens of this step, D of them decode, N query heads, K key/value heads, H head dim.
 """
@@ -24,7 +24,7 @@ from minisgl.kernel.triton import rotary
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Of rows that follow each other: how many, their tokens, and those of the longest."""
+    """The size of consecutive rows: their number, all their tokens, and those of the longest."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -37,11 +37,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedMetadata(BaseAttnMetadata):
-    """Of the rows after the decode rows; what is known on the device is in `Batch.rows`.
+    """The sizes of the rows after the decode rows, which kernels need at the launch.
 
-    old: of the first of them. fresh: of the others, which begin at position 0. longest: the end of
-    the longest context. is_padded: it is at most so much, see `prepare_any`. memo: what the first
-    layer derives and the others use.
+    old: rows with tokens before this step. They come first. fresh: rows that begin at position 0.
+    longest: the end of the longest context. is_padded: the sizes are upper bounds (see
+    `prepare_any`). memo: what the first layer computes for all layers.
     """
 
     old: Extent
@@ -60,11 +60,15 @@ class PagedMetadata(BaseAttnMetadata):
         )
 
     def zeros(self, q_TNH: Tensor) -> Tensor:
-        """As many, one for all layers: nobody writes what is no row's."""
+        """Return zeros in the shape of q_TNH, the same tensor for all layers.
+
+        Layers write only the places of rows, so the others stay zero.
+        """
         out_TNH: Tensor = self.once("zeros", lambda: torch.zeros_like(q_TNH))
         return out_TNH
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, which is called once per step and name."""
         if name not in self.memo:
             self.memo[name] = make()
         return self.memo[name]
@@ -78,14 +82,14 @@ class PagedAttnBackend(BaseAttnBackend):
 
     @abstractmethod
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
-        """Attend for the batch's first D rows, of one query each. Safe to capture in a graph."""
+        """Attend for the first D rows of the batch, with one query each. A graph can capture it."""
 
     @abstractmethod
     def extend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
-        """Attend for the rows of `batch.attn_metadata`; the tensors are those of the whole step."""
+        """Attend for the rows after the decode rows. The tensors are those of the whole step."""
 
     def prepare(self, plan: Plan) -> PagedMetadata:
         starts, ends = plan.starts[plan.num_decodes :], plan.ends[plan.num_decodes :]
@@ -103,7 +107,7 @@ class PagedAttnBackend(BaseAttnBackend):
         return PagedMetadata(old=any_rows, fresh=Extent(), longest=longest, is_padded=True)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
-        """`forward_qkv` of a step of decode rows alone; None where there is no kernel for it."""
+        """Do `forward_qkv` for a step of decode rows only. Returns None if no kernel does."""
         return None
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
@@ -116,8 +120,7 @@ class PagedAttnBackend(BaseAttnBackend):
         pool = batch.context.kv_pool.layer(layer.layer_id)
         q_TNH, k_TKH, v_TKH = rotary.norm_rope_store(
             qkv,
-            pool.k,
-            pool.v,
+            pool,
             batch.slots,
             batch.positions,
             steps.cos_sin,
@@ -141,11 +144,11 @@ class PagedAttnBackend(BaseAttnBackend):
     def attend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
-        """[T, N, H]; this step's k and v are stored already."""
+        """Attend for all rows; k and v of the step are stored already. Returns [T, N, H]."""
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         num_extending = metadata.all.num_rows
-        # Not all rows that pad are attended for: with shared beginnings, those have no keys at all.
+        # Padding rows that have no keys are not computed, for example those with a common prefix.
         has_gaps = metadata.is_padded or batch.shared is not None
         out_TNH = metadata.zeros(q_TNH) if has_gaps else torch.empty_like(q_TNH)
         num_decodes = batch.rows.shape[1] - num_extending
@@ -157,7 +160,7 @@ class PagedAttnBackend(BaseAttnBackend):
 
 
 class HybridBackend(PagedAttnBackend):
-    """Prompts and chunks by one backend, decode by another: `--attn prefill,decode`."""
+    """One backend for prompts and another one for decode rows: `--attn prefill,decode`."""
 
     def __init__(self, ops: Ops, prefill: PagedAttnBackend, decode: PagedAttnBackend) -> None:
         super().__init__(ops)
@@ -186,7 +189,8 @@ class HybridBackend(PagedAttnBackend):
 
 
 def firsts_of_last(rows: Tensor | None, count: int, first: int) -> Tensor:
-    """int32 [count + 1]: where the last `count` rows begin, counted from `first`, and their end.
+    """Return where each of the last `count` rows begins, and where the last one ends: int32
+    [count + 1], counted from token `first`.
 
     rows: `Batch.rows`, or some of its columns.
     """

@@ -114,7 +114,8 @@ class TorchRecurrentBackend(RecurrentBackend):
             base = start // layer.interval * layer.interval
             slots = self._slots(batch.context.page_table[table_idx], base, start)
             state_NHV, tail_WD = self._state(cache, table_idx, base)
-            before_JD = torch.cat((tail_WD, cache.inputs[slots]))[-len(tail_WD) :]
+            ring = self._ring(slots[-len(tail_WD) :], len(weight_WD))
+            before_JD = torch.cat((tail_WD, cache.inputs[ring]))[-len(tail_WD) :]
             x_JD = torch.cat((before_JD, x_TD[span]))
             mixed = torch.split(short_conv(x_JD, weight_WD), layer.sizes, dim=-1)
             q, k, v = (x.contiguous() for x in mixed)
@@ -143,7 +144,8 @@ class TorchRecurrentBackend(RecurrentBackend):
             else:
                 new = min(end - start, end - newest)  # tokens to keep
                 kept = batch.slots[span][-new:]
-                cache.inputs[kept] = x_TD[span][-new:]
+                ring = self._ring(kept[-len(tail_WD) :], len(weight_WD))
+                cache.inputs[ring] = x_TD[span][len(x_TD[span]) - len(ring) :]
                 cache.keys[kept] = rows.keys[-new:]
                 cache.updates[kept] = rows.updates[-new:]
                 cache.decays[kept] = rows.decays[-new:]
@@ -158,6 +160,11 @@ class TorchRecurrentBackend(RecurrentBackend):
         """Where the rows of tokens [base, start) are."""
         positions = torch.arange(base, start, device=pages.device)
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def _ring(self, slots: Tensor, taps: int) -> Tensor:
+        """Where the inputs of the convolution are of tokens at these slots."""
+        ring = min(self.page_size, taps)
+        return slots // self.page_size * ring + slots % self.page_size % ring
 
     def _state(self, cache: RecurrentLayer, table_idx: int, base: int) -> tuple[Tensor, Tensor]:
         """The state at `base`, and the inputs of the convolution before it; zeros at 0."""

@@ -59,7 +59,8 @@ class TritonRecurrentBackend(RecurrentBackend):
         cache, row_table = pool.layer(layer.layer_id), batch.context.page_table
         mixed_TD = convolve(
             x_TD, weight_WD, cache.tails, cache.inputs, batch.slots, metadata.owners[0], rows,
-            row_table, self.state_table, interval=layer.interval, page_size=self.page_size,
+            row_table, self.state_table, num_prompts=metadata.num_prompts,
+            interval=layer.interval, page_size=self.page_size,
         )  # fmt: skip
         out_TNV = torch.empty(
             (len(x_TD), layer.num_heads, layer.value_dim), dtype=x_TD.dtype, device=x_TD.device

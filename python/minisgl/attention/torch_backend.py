@@ -52,10 +52,9 @@ class TorchAttnBackend(BaseAttnBackend):
             first = begin // page_size
             pages = batch.context.page_table[table_idx, first : -(-end // page_size)]
             keys = slice(begin - first * page_size, end - first * page_size)
-            k_CKH = pool.k[pages].flatten(0, 1)[keys]
-            v_CKH = pool.v[pages].flatten(0, 1)[keys]
+            k_CKH, v_CKH = pool.read(pages)
             span = slice(offset, offset + end - start)
-            out_TNH[span] = _attend(q_TNH[span], k_CKH, v_CKH, start, begin, layer)
+            out_TNH[span] = _attend(q_TNH[span], k_CKH[keys], v_CKH[keys], start, begin, layer)
             offset = span.stop
         assert offset == len(q_TNH), f"the plan has {offset} tokens, q {len(q_TNH)}"
         return out_TNH
@@ -64,9 +63,12 @@ class TorchAttnBackend(BaseAttnBackend):
 def _attend(
     q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, start: int, begin: int, layer: AttnLayer
 ) -> Tensor:
-    """Attend: queries at positions start, start + 1, ...; keys at begin, begin + 1, ..."""
+    """Attend: queries at positions start, start + 1, ...; keys at begin, begin + 1, ...
+
+    Keys and values are float32.
+    """
     q_QKGH = q_QNH.float().view(len(q_QNH), layer.num_kv_heads, -1, layer.head_dim)
-    scores_KGQC = torch.einsum("qkgh,ckh->kgqc", q_QKGH, k_CKH.float()) * layer.scale
+    scores_KGQC = torch.einsum("qkgh,ckh->kgqc", q_QKGH, k_CKH) * layer.scale
     query_Q1 = torch.arange(start, start + len(q_QNH), device=q_QNH.device)[:, None]
     key_1C = torch.arange(begin, begin + len(k_CKH), device=q_QNH.device)[None]
     hidden_QC = key_1C > query_Q1
@@ -80,5 +82,5 @@ def _attend(
         sinks_KGQ1 = sinks_KG11.expand(*scores_KGQC.shape[:3], 1)
         scores_KGQC = torch.cat((scores_KGQC, sinks_KGQ1), -1)
     weights_KGQC = scores_KGQC.softmax(-1)[..., : len(k_CKH)]
-    out_QKGH = torch.einsum("kgqc,ckh->qkgh", weights_KGQC, v_CKH.float())
+    out_QKGH = torch.einsum("kgqc,ckh->qkgh", weights_KGQC, v_CKH)
     return out_QKGH.flatten(1, 2).to(q_QNH.dtype)

@@ -1,7 +1,7 @@
 """Paged attention in Triton: decode rows by split-KV flash-decode, the others by extend.
 
 Needs nothing but torch. Any head dim, page size, grouping and window; see
-`minisgl.kernel.triton.decode_attention`, `decode_cut` and `extend_attention`.
+`minisgl.kernel.triton.decode_attention`, `kv_split` and `extend_attention`.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -14,12 +14,12 @@ from torch import Tensor
 from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import PoolBatch
-from minisgl.kernel.decode_form import FEW_BELOW
+from minisgl.kernel.decode_config import FEW_BELOW
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.decode_attention import Rotation, decode
-from minisgl.kernel.triton.decode_cut import cut_contexts
 from minisgl.kernel.triton.extend_attention import extend
+from minisgl.kernel.triton.kv_split import split_contexts
 
 
 class TritonAttnBackend(PagedAttnBackend):
@@ -69,9 +69,9 @@ class TritonAttnBackend(PagedAttnBackend):
         pool = batch.context.kv_pool.layer(layer.layer_id)
         shared_1 = None if window else batch.shared
         metadata: PagedMetadata = batch.attn_metadata
-        cut = metadata.once(
-            f"cut, window {window}",
-            lambda: cut_contexts(
+        splits = metadata.once(
+            f"splits, window {window}",
+            lambda: split_contexts(
                 rows,
                 q_DNH.shape,
                 q_DNH.dtype,
@@ -85,11 +85,10 @@ class TritonAttnBackend(PagedAttnBackend):
         )
         decode(
             q_DNH,
-            pool.k,
-            pool.v,
+            pool,
             batch.context.page_table,
             rows,
-            cut,
+            splits,
             scale=layer.scale,
             window=window,
             softcap=layer.softcap,
@@ -108,8 +107,7 @@ class TritonAttnBackend(PagedAttnBackend):
         extent = batch.attn_metadata.all
         extend(
             q_TNH,
-            pool.k,
-            pool.v,
+            pool,
             batch.context.page_table,
             batch.rows[:, batch.rows.shape[1] - extent.num_rows :],
             scale=layer.scale,

@@ -15,6 +15,7 @@ from minisgl.utils.http import server_root
 __all__ = [
     "above_zero",
     "add_json",
+    "add_word",
     "benchmark_parser",
     "from_zero",
     "integer",
@@ -22,6 +23,7 @@ __all__ = [
     "natural",
     "naturals",
     "server_root",
+    "take_word",
 ]
 
 natural: Final = integer(1)
@@ -60,6 +62,27 @@ class _Help(argparse.HelpFormatter):
             default = between.join(map(str, default))
         said = f"{default:g}" if isinstance(default, float) else default
         return f"{text} (default: {said})"
+
+
+def add_word(parser: argparse.ArgumentParser, flag: str) -> None:
+    """Let a word without a flag mean what `flag` means. `take_word` must follow the parsing."""
+    name = flag.removeprefix("--")
+    parser.add_argument("word", nargs="?", metavar=name.upper(), help=f"the same as {flag}")
+
+
+def take_word(parser: argparse.ArgumentParser, args: argparse.Namespace, flag: str) -> None:
+    """Put the word of `add_word` in the flag's place. Exits with code 2 if it is wrong, or if both
+    were given."""
+    word: str | None = args.__dict__.pop("word")
+    if word is None:
+        return
+    name = flag.removeprefix("--")
+    action = next(one for one in parser._actions if flag in one.option_strings)
+    if getattr(args, name) != action.default:
+        parser.error(f"{name.upper()} is given twice: {word} and {flag} {getattr(args, name)}")
+    if action.choices is not None and word not in action.choices:
+        parser.error(f"{name.upper()} must be one of {', '.join(action.choices)}, got {word!r}")
+    setattr(args, name, word)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

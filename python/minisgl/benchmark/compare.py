@@ -1,8 +1,9 @@
-"""`compare A.json B.json`: every number of two results side by side, and whether it is noise.
+"""`compare A.json B.json`: every number of two results side by side, and whether they differ.
 
-A number is known by its path; repeated runs give it several values. Where both files have two or
-more, B differs when the ranges do not overlap; where one has a single value, the noise is not
-known, and only the ratio is shown. Different machines or busy ones are said first.
+A number is identified by its path in the file, and repeated runs give it several values. If both
+files have at least two values, they differ if the ranges do not overlap. If one file has a single
+value, its noise is unknown, and only the ratio is shown. A warning comes first if the machines are
+different or were busy.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.report import BUSY_SHARE
 from minisgl.errors import ConfigError
 
-PIPED_WIDTH = 500  # no line is cut where another program reads them
+PIPED_WIDTH = 500  # wide enough that no line is cut if another program reads them
 
-# Says which of two numbers is better; what matches neither is shown without a judgement.
+# Whether a higher or a lower number is better. Other numbers are shown without a judgement.
 _HIGHER = re.compile(
     r"(_per|_per_core|_tb|_gb|_tflop)_s|goodput|speedup|(hidden|cached)_share|share_kept|of_floor"
     r"|(^|[._])ratio"
 )
 _LOWER = re.compile(r"_ms|_us|_s$|(^|[._])seconds|yardsticks")
 
-# What was asked for, not what came out; columns for plots; what runs say one by one.
+# Not compared: inputs of the run, columns for plots, and the values of single runs.
 _SKIP = (
     *("environment", "target", "server", "slo", "load_before", "workload"),
     *("requests", "curves", "server_counters", "median"),

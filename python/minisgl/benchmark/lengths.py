@@ -71,7 +71,7 @@ class Workload:
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
         """Return the ids of each prompt. Another seed gives ids that no prefix cache holds."""
         rng = np.random.default_rng([seed, len(self.requests)])
-        first, last = min(FIRST_ID, vocab_size // 2), min(LAST_ID, vocab_size - 1)
+        first, last = ordinary_ids(vocab_size)
         shared = rng.integers(first, last, self.shared)
         return [
             np.concatenate((shared, rng.integers(first, last, prompt - self.shared))).tolist()
@@ -79,7 +79,9 @@ class Workload:
         ]
 
 
-FIRST_ID, LAST_ID = 1_000, 100_000  # ordinary tokens of the shapes' vocabulary
+def ordinary_ids(vocab_size: int) -> tuple[int, int]:
+    """Return the first and the last of the ids that prompts are drawn from."""
+    return min(1_000, vocab_size // 2), min(100_000, vocab_size - 1)
 
 
 def offline_workloads(names: Sequence[str]) -> list[Workload]:

@@ -23,7 +23,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, integer, natural
+from minisgl.benchmark.arguments import (
+    above_zero,
+    add_json,
+    add_word,
+    benchmark_parser,
+    integer,
+    natural,
+    take_word,
+)
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.floor import Shape, floor_s
 from minisgl.benchmark.gpu_time import card_rates
@@ -64,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
     add("--max-prefill-length", type=natural, default=None, help="default: the device's best chunk")
     add("--cuda-graph-max-bs", type=integer(0), default=256, help="rows")
     add_json(parser)
+    add_word(parser, "--shape")
     args = parser.parse_args(argv)
+    take_word(parser, args, "--shape")
     setup_logging("offline")
 
     scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)

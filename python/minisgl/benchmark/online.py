@@ -22,12 +22,14 @@ from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.arguments import (
     above_zero,
     add_json,
+    add_word,
     benchmark_parser,
     from_zero,
     integer,
     json_object,
     natural,
     server_root,
+    take_word,
 )
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
@@ -102,7 +104,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--client-processes", type=natural, default=1, help="processes of this client")
     add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
     add_json(parser)
+    add_word(parser, "--model")
     args = parser.parse_args(argv)
+    take_word(parser, args, "--model")
     if (args.workload == "trace") != (args.trace is not None):
         parser.error("--workload trace and --trace FILE go together")
     if sum(value is not None for value in (args.rate, args.concurrency, args.sweep)) > 1:

@@ -97,6 +97,8 @@ def summary(requests: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
+    parser.prog = "minisgl replay"
+    parser.usage = "minisgl replay FILE [flags of minisgl bench online]"
     parser.add_argument("file", type=Path, metavar="FILE", help="a recording of --record FILE")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of minisgl bench online")
     args = parser.parse_args(argv)

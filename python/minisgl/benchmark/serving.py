@@ -28,7 +28,7 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
-from minisgl.benchmark.lengths import FIRST_ID, LAST_ID, lengths_of
+from minisgl.benchmark.lengths import lengths_of, ordinary_ids
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES, shape_of
 from minisgl.benchmark.shards import run_sharded
@@ -100,12 +100,14 @@ def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
         process.wait(timeout=STOP_TIMEOUT_S)
 
 
-def _sessions(workload: str, lengths: Sequence[tuple[int, int]], run: int) -> list[Session]:
+def _sessions(
+    workload: str, lengths: Sequence[tuple[int, int]], vocab_size: int, run: int
+) -> list[Session]:
     """All at once, with ids that no other workload and no other run has."""
     rng = np.random.default_rng([run, *workload.encode()])
     sessions = []
     for prompt, output in lengths:
-        ids = rng.integers(FIRST_ID, LAST_ID, prompt, dtype=np.int32)
+        ids = rng.integers(*ordinary_ids(vocab_size), prompt, dtype=np.int32)
         sessions.append(Session(turns=(Turn(ids=ids, max_tokens=output),), at_s=0.0))
     return sessions
 
@@ -131,7 +133,7 @@ def _measure(
         bandwidth=H200_BANDWIDTH * args.tp,
     )
     for run in range(args.repeats + 1):
-        sessions = _sessions(workload, lengths, run)
+        sessions = _sessions(workload, lengths, SHAPES[args.shape]["vocab_size"], run)
         before = scrape(target.url)
         records, cpu_s = run_sharded(
             target, sessions, concurrency=None, processes=args.client_processes

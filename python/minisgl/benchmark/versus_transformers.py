@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
+from minisgl.benchmark.arguments import add_json, add_word, benchmark_parser, natural, take_word
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
@@ -50,7 +50,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--output", type=natural, default=64, help="output tokens")
     parser.add_argument("--rounds", type=natural, default=5, help="rounds of each")
     add_json(parser)
+    add_word(parser, "--model")
     args = parser.parse_args(argv)
+    take_word(parser, args, "--model")
 
     load = machine_load()
     with tempfile.TemporaryDirectory() as scratch:

@@ -22,6 +22,7 @@ from minisgl.errors import ConfigError, brief
 CacheKind = Literal["radix", "naive"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "fp8", "int8"]
 ModelSource = Literal["huggingface", "modelscope"]
 Quantization = Literal["fp8", "int8", "int4"]
 
@@ -140,8 +141,14 @@ class EngineArgs:
     )
     dtype: DTypeName = option(
         "auto", one_of(DTypeName), "model",
-        "number format of weights and KV cache; auto is the checkpoint's, with a warning if this "
-        "CPU computes slowly in it",
+        "number format of weights and KV cache; auto is the checkpoint's; the log says what it "
+        "costs on a CPU without instructions for it",
+    )
+    kv_cache_dtype: KVCacheDType = option(
+        "auto", one_of(KVCacheDType), "model",
+        "number format of the KV cache; auto is that of --dtype. fp8 (e4m3, with the checkpoint's "
+        "scales if it has them) and int8 (a scale for each token and head) round keys and values, "
+        "and take half the memory of bfloat16",
     )
     quantization: Quantization | None = option(
         None, one_of(Quantization), "model",

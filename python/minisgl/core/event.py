@@ -2,7 +2,7 @@
 
 ::
 
-    Accepted  Token*  (Finished | Failed)      or, refused:   Failed
+    Accepted  PromptLogprobs*  Token*  (Finished | Failed)      or, refused:   Failed
 
 Every request that was accepted ends in exactly one `Finished` or `Failed`. The scheduler writes
 these events and sends them to the detokenizer. It turns `Token` into text and sends the others on
@@ -36,12 +36,24 @@ class Accepted(_Record, frozen=True, kw_only=True):
     """The request fits and is queued. Carries what the detokenizer needs to make its text.
 
     `sampling.max_tokens` is resolved: the most output tokens that the request can have. form: the
-    request's.
+    request's. prompt_ids: little-endian int32, if the answer shows something of the prompt.
     """
 
     num_prompt_tokens: int
+    prompt_ids: bytes = b""
     sampling: SamplingParams
     form: str = ""
+
+
+class PromptLogprobs(_Record, frozen=True, kw_only=True):
+    """The log-probabilities of the next tokens of the prompt, which begin with its second token.
+
+    tops: for each of them the most likely tokens as (id, logprob), as many as
+    `SamplingParams.prompt_logprobs`.
+    """
+
+    logprobs: list[float]
+    tops: list[list[tuple[int, float]]]
 
 
 class Token(_Record, frozen=True, kw_only=True):
@@ -64,7 +76,10 @@ class Finished(_Record, frozen=True, kw_only=True):
     that ended it; None for the model's own end-of-sequence token and for other reasons.
     queued_s: from acceptance to the first launch. prefill_s: from there to the first token.
     decode_s: from there to the end. num_reasoning_tokens: of the output, counted by the
-    detokenizer. num_chunks: steps in which prompt tokens were computed.
+    detokenizer. prefix_differs_at: the first position of the prompt whose token differs from the
+    best cached branch; None if no branch has another token there. num_chunks: steps in which prompt
+    tokens were computed. cost: device seconds and
+    joules (`minisgl.scheduler.cost`), None where no energy can be read.
     """
 
     reason: FinishReason
@@ -73,11 +88,13 @@ class Finished(_Record, frozen=True, kw_only=True):
     num_output_tokens: int
     num_cached_tokens: int = 0
     num_reasoning_tokens: int = 0
+    prefix_differs_at: int | None = None
     num_chunks: int = 0
     num_retractions: int = 0
     queued_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    cost: tuple[float, float] | None = None
 
 
 class Failed(_Record, frozen=True, kw_only=True):
@@ -117,4 +134,4 @@ class Failed(_Record, frozen=True, kw_only=True):
         return engine_error
 
 
-Event = Accepted | Token | Finished | Failed
+Event = Accepted | PromptLogprobs | Token | Finished | Failed

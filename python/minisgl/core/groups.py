@@ -82,11 +82,12 @@ class CacheGroup:
         tokens of the full group for which one state is saved, of a state group."""
         if self.kind == "full":
             return num_pages
-        if self.kind == "state":  # 2 a request, if it is not short
-            tokens = num_pages * page_size
-            held = min(tokens // STATE_TOKENS, 2 * running)
+        tokens = num_pages * page_size
+        held = min(tokens // STATE_TOKENS, 2 * running)  # 2 states a request, if it is not short
+        if self.kind == "state":
             return held + tokens // saved_every + 3
-        if self.kind == "rows":
+        if self.kind == "rows":  # of as many requests as hold these states, between 1 and 2 each
+            running = min(running, 2 * held // 3 + 1)
             return min(num_pages, (running + 1) * self.interval // page_size)
         each = -(-self.window // page_size) + 2
         return min(num_pages, running * each + -(-chunk // page_size))

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
 
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 256
+MAX_BAD_WORD_IDS = 4 * MAX_BAD_WORD_LENGTH + 4
 PENALTY_BOUNDS = {
     "repetition_penalty": (0.01, 10.0),
     "frequency_penalty": (-2.0, 2.0),
@@ -19,10 +22,8 @@ PENALTY_BOUNDS = {
 }
 
 
-def checked_logit_options(
-    sampling: SamplingParams,
-) -> tuple[dict[int, float], tuple[int, ...] | None]:
-    """Return `logit_bias` and `allowed_token_ids` with Python's own numbers.
+def checked_logit_options(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the options that are more than a number, by name, with Python's own values.
 
     Raises InvalidSampling for a value of a wrong type or out of its bounds.
     """
@@ -64,13 +65,58 @@ def checked_logit_options(
             f"min_tokens must be from 0 to max_tokens, got {sampling.min_tokens}",
             param="min_tokens",
         )
-    return {int(token): float(value) for token, value in bias.items()}, allowed
+    return {
+        "logit_bias": {int(token): float(value) for token, value in bias.items()},
+        "allowed_token_ids": allowed,
+        "bad_words": _checked_words(sampling.bad_words),
+        "bad_words_ids": _checked_sequences(sampling.bad_words_ids),
+    }
+
+
+def _checked_words(words: Any) -> tuple[str, ...]:
+    if (
+        not isinstance(words, tuple | list)
+        or len(words) > MAX_BAD_WORDS
+        or not all(isinstance(word, str) and len(word.strip()) > 0 for word in words)
+        or any(len(word) > MAX_BAD_WORD_LENGTH for word in words)
+    ):
+        raise InvalidSampling(
+            f"bad_words must be a tuple of at most {MAX_BAD_WORDS} texts of 1 to "
+            f"{MAX_BAD_WORD_LENGTH} characters, not all of them spaces, got {brief(words)}",
+            param="bad_words",
+        )
+    if any("\ud800" <= char <= "\udfff" for word in words for char in word):
+        raise InvalidSampling("bad_words must be valid Unicode", param="bad_words")
+    return tuple(words)
+
+
+def _checked_sequences(sequences: Any) -> tuple[tuple[int, ...], ...]:
+    """A word has at most a token for each byte, with and without a space."""
+    if (
+        not isinstance(sequences, tuple | list)
+        or len(sequences) > 2 * MAX_BAD_WORDS
+        or not all(isinstance(ids, tuple | list) for ids in sequences)
+        or not all(
+            0 < len(ids) <= MAX_BAD_WORD_IDS and all(map(_is_token, ids)) for ids in sequences
+        )
+    ):
+        raise InvalidSampling(
+            f"bad_words_ids must be a tuple of at most {2 * MAX_BAD_WORDS} tuples of 1 to "
+            f"{MAX_BAD_WORD_IDS} token ids, got {brief(sequences)}",
+            param="bad_words_ids",
+        )
+    return tuple(tuple(map(int, ids)) for ids in sequences)
 
 
 def check_logit_ids(sampling: SamplingParams, vocab_size: int, eos_ids: Collection[int]) -> None:
     """Raise InvalidSampling for ids outside of the vocabulary, or if no token can be sampled."""
     allowed = sampling.allowed_token_ids or ()
-    for name, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", allowed)):
+    bad = [token for ids in sampling.bad_words_ids for token in ids]
+    for name, ids in (
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", allowed),
+        ("bad_words_ids", bad),
+    ):
         if (highest := max(ids, default=0)) >= vocab_size:
             raise InvalidSampling(
                 f"{name} must have token ids between 0 and {vocab_size - 1}, got {highest}",

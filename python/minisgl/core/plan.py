@@ -28,6 +28,14 @@ History = tuple[int, int, tuple[int, ...], bytes]
 """(table_idx, length of the prompt, stop ids, ids so far as int32) of a request whose sampling
 options change the logits, when it takes a row of the tables."""
 
+Scored = tuple[int, IdArray, int]
+"""(row, next ids, K): the row's first len(next ids) tokens yield the log-probabilities of the next
+ids, and of the K most likely tokens there."""
+
+Score = tuple[list[float], list[list[tuple[int, float]]]]
+"""The log-probabilities of a scored row's next ids, and the most likely tokens there as (id,
+log-probability), the likeliest first."""
+
 PROMISED = -1
 """In `Plan.token_ids`: the id that the request's last launched row samples; only on the device."""
 
@@ -47,6 +55,7 @@ class Plan:
     num_top: the largest number of them that a row asks for.
     option_rows: indices into `sample_rows` of the rows whose requests have options that change the
         logits.
+    scored: rows of which the log-probabilities of prompt tokens are reported, ascending.
     histories: the tokens so far of such requests among `begins`.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the prefix cache has the KV of the row's tokens below that position in
@@ -70,6 +79,7 @@ class Plan:
     top_rows: list[int] = field(default_factory=list)
     num_top: int = 0
     option_rows: list[int] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     histories: list[History] = field(default_factory=list)
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[tuple[int, int]] = field(default_factory=list)
@@ -91,12 +101,14 @@ class StepResult:
 
     logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. tops: for
     each j of ``plan.top_rows`` the most likely tokens as (id, log-probability), the likeliest
-    first. With several ranks clients get rank 0's values; planning does not use them.
+    first. scores: one for each of ``plan.scored``. With several ranks clients get rank 0's values;
+    planning does not use them.
     """
 
     next_ids: list[int]
     logprobs: dict[int, float] = field(default_factory=dict)
     tops: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

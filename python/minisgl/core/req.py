@@ -32,6 +32,8 @@ from minisgl.core.sampling import SamplingParams
 
 IdArray = npt.NDArray[np.int32]
 
+ALL = 2**31
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Req:
@@ -52,8 +54,11 @@ class Req:
     leaving: no more rows are planned for the request. When its last launched step is committed, its
     pages are released. Then it is deleted if it has ended, or waits again if it was retracted.
     num_cached: tokens that the prefix cache had when the request first started.
+    prefix_differs_at: see `Finished`.
     num_chunks: steps in which prompt tokens were computed.
     first_step: the step in which the request first ran.
+    num_scored: prompt tokens from which the log-probability of the next one is reported; `ALL` when
+    no more is to be reported. A later token's KV is not taken from the prefix cache.
     num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
     when the scheduler last looked; None if it has not looked. prefix_source: that other request.
     """
@@ -70,6 +75,7 @@ class Req:
     output: list[int] = field(default_factory=list)
     num_known: int = 0
     num_computed: int = 0
+    num_scored: int = ALL
 
     pages: list[int] = field(default_factory=list)
     num_stored: int = 0
@@ -80,6 +86,7 @@ class Req:
     ended: bool = False
 
     num_cached: int = 0
+    prefix_differs_at: int | None = None
     num_chunks: int = 0
     num_retractions: int = 0
     first_step: int = 0

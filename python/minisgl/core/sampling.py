@@ -10,17 +10,22 @@ import msgspec
 
 from minisgl.errors import InvalidSampling, brief
 
+MAX_TOP_LOGPROBS = 20
 _BOUNDS: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 2, "be between 0 and 2"),
     "top_p": (5e-324, 1, "be above 0 and at most 1"),
     "min_p": (0, 1, "be between 0 and 1"),
     "top_k": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}, or 0 for no limit"),
     "seed": (-(2**63), 2**64 - 1, "fit 64 bits"),
-    "max_tokens": (1, 2**31 - 1, f"be from 1 to {2**31 - 1}"),
+    "max_tokens": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}"),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS, f"be from 0 to {MAX_TOP_LOGPROBS}"),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS, f"be from 0 to {MAX_TOP_LOGPROBS}"),
+    "truncate_prompt_tokens": (1, 2**31 - 1, "be at least 1"),
 }
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-_COUNTS = ("top_k", "seed", "max_tokens", "top_logprobs", "min_tokens", "truncate_prompt_tokens")
-_SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs")
+_COUNTS = ("top_k", "top_logprobs", "min_tokens")
+_OPTIONAL_COUNTS = ("seed", "max_tokens", "truncate_prompt_tokens", "prompt_logprobs")
+_SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs", "echo")
 
 
 class _RefusesUnknown(msgspec.StructMeta):
@@ -52,7 +57,8 @@ class SamplingParams(
 
     temperature: 0 to 2. top_k: 1 to 2**31 - 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
     seed: any 64-bit integer; None lets the door that accepts the request draw one.
-    max_tokens: output tokens at most; None is what the context and the KV pool leave.
+    max_tokens: output tokens at most; None is what the context and the KV pool leave. 0 is allowed
+    with `prompt_logprobs` or `echo`.
     ignore_eos: do not end at the model's end-of-sequence tokens.
     stop_token_ids: end at these as well, at most 256; they appear in the ids, not in the text.
     stop: end where one of these strings, at most 16 of at most 1,024 characters, would appear in
@@ -62,10 +68,17 @@ class SamplingParams(
     logprobs: report the log-probability of each output token under the model's own distribution,
     before temperature and filters. top_logprobs: report as many of the most likely tokens at each
     position as well, at most 20.
+    prompt_logprobs: report the log-probability of each prompt token but the first, and as many of
+    the most likely tokens at its position, 0 to 20; None reports neither. The whole prompt is then
+    computed, whatever the prefix cache has.
+    echo: the text begins with the prompt's.
     repetition_penalty: divides the positive logits of the tokens in prompt and output, multiplies
     the negative ones; 0.01 to 10. frequency_penalty, presence_penalty: subtracted from the logits
     of the output's tokens, for each occurrence and once; -2 to 2. logit_bias: token id to what is
     added to its logit, -100 to 100, at most 1,024 tokens. allowed_token_ids: no others are sampled.
+    bad_words_ids: sequences of tokens that the output does not have: the last token of one is not
+    sampled behind its others. bad_words: the tokens of such texts, as they are and behind a space;
+    at most 256 texts of at most 256 characters.
     min_tokens: output tokens before which no end-of-sequence or stop token is sampled. All of these
     come before temperature and filters, and hold for greedy requests too.
     truncate_prompt_tokens: keep at most so many tokens, the last ones, of the prompt.
@@ -90,12 +103,16 @@ class SamplingParams(
     include_stop_str_in_output: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    echo: bool = False
     truncate_prompt_tokens: int | None = None
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     structured_outputs: dict[str, Any] | None = None
 
@@ -109,22 +126,16 @@ class SamplingParams(
 
     def _check_rare_options(self) -> None:
         """Check what most requests leave out, with modules that these need not import."""
-        if (
-            self.top_logprobs
-            or self.truncate_prompt_tokens is not None
-            or self.stop
-            or self.stop_token_ids
-        ):
-            from minisgl.core.stop_checks import check_lengths_and_stops
+        if self.top_logprobs or self.stop or self.stop_token_ids or self.max_tokens == 0:
+            from minisgl.core.stop_checks import check_rare
 
-            check_lengths_and_stops(self)
+            check_rare(self)
         is_used = self.has_penalties or self.min_tokens or self.allowed_token_ids is not None
-        if is_used or self.logit_bias != {}:
+        if is_used or self.logit_bias != {} or self.bad_words != () or self.bad_words_ids != ():
             from minisgl.core.logit_checks import checked_logit_options
 
-            logit_bias, allowed = checked_logit_options(self)
-            msgspec.structs.force_setattr(self, "logit_bias", logit_bias)
-            msgspec.structs.force_setattr(self, "allowed_token_ids", allowed)
+            for name, value in checked_logit_options(self).items():
+                msgspec.structs.force_setattr(self, name, value)
         if self.structured_outputs is not None:
             from minisgl.core.structured import checked_structured_outputs
 
@@ -140,7 +151,7 @@ class SamplingParams(
     @property
     def changes_logits(self) -> bool:
         """Whether an option changes the model's logits before temperature and filters."""
-        others = (self.logit_bias, self.allowed_token_ids, self.min_tokens)
+        others = (self.logit_bias, self.allowed_token_ids, self.min_tokens, self.bad_words_ids)
         return self.has_penalties or any(others)
 
     def kept(self, ids: bytes) -> bytes:
@@ -154,9 +165,9 @@ class SamplingParams(
         others overflow in places, and cannot cross to another process."""
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             self._take(name, "a number", Real, float)
-        for name in _COUNTS:
-            if getattr(self, name) is not None or name in ("top_k", "top_logprobs", "min_tokens"):
-                self._take(name, "a whole number", Integral, int)
+        given = [name for name in _OPTIONAL_COUNTS if getattr(self, name) is not None]
+        for name in (*_COUNTS, *given):
+            self._take(name, "a whole number", Integral, int)
         for name in _SWITCHES:
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidSampling(

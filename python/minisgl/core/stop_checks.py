@@ -16,23 +16,17 @@ if TYPE_CHECKING:
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
 MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text at most
-MAX_TOP_LOGPROBS = 20
 
 
-def check_lengths_and_stops(sampling: SamplingParams) -> None:
-    """Raise InvalidSampling for a value out of its bounds."""
-    if not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
-        raise InvalidSampling(
-            f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got "
-            f"{brief(sampling.top_logprobs)}",
-            param="top_logprobs",
-        )
+def check_rare(sampling: SamplingParams) -> None:
+    """Raise InvalidSampling for a stop that cannot be, or an option that lacks another."""
     if sampling.top_logprobs and not sampling.logprobs:
         raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
-    if sampling.truncate_prompt_tokens is not None and sampling.truncate_prompt_tokens < 1:
+    if sampling.max_tokens == 0 and sampling.prompt_logprobs is None and not sampling.echo:
         raise InvalidSampling(
-            f"truncate_prompt_tokens must be at least 1, got {sampling.truncate_prompt_tokens}",
-            param="truncate_prompt_tokens",
+            f"max_tokens must be from 1 to {2**31 - 1}; 0 is allowed where the prompt is asked "
+            "for, with echo or prompt_logprobs",
+            param="max_tokens",
         )
     if any(not 0 <= token < 2**31 for token in sampling.stop_token_ids):
         raise InvalidSampling(

@@ -1,19 +1,12 @@
-"""What start-up measuring finds: how long a step takes, and the settings that follow from it.
-
-The model of a step's time is what the scheduler plans with. It reads no clock, so all ranks plan
-the same steps.
-"""
+"""The settings that start-up measuring finds."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-USEFUL_RATE = 0.95
-"""The default chunk is the smallest that reaches this share of the best prefill rate. Decision 0009
-has what smaller and larger chunks cost."""
-
-CHUNK_MULTIPLE = 64
+if TYPE_CHECKING:
+    from minisgl.core.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,70 +14,10 @@ class Tuning:
     """Measured once, when an engine starts; equal on all ranks.
 
     num_threads: CPU threads that steps run on; None leaves torch's number. graph_tokens: the most
-    tokens of a step with prompts that is replayed from a CUDA graph.
-    The rest is the model of a step's time; without `prompt_us` it was not measured.
-    prompt_us: (tokens, microseconds) of steps with one prompt and nothing cached; both ascend.
-    decode_us, row_us: a decode step of one row, and what each further row adds.
-    context_ns: what one token of a decode row's context adds.
-    attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
+    tokens of a step with prompts that is replayed from a CUDA graph. step_times: how long steps
+    take; None if it was not measured.
     """
 
     num_threads: int | None = None
     graph_tokens: int = 0
-    prompt_us: tuple[tuple[int, float], ...] = ()
-    decode_us: float = 0.0
-    row_us: float = 0.0
-    context_ns: float = 0.0
-    attend_ns: float = 0.0
-
-    def step_s(
-        self, decode_rows: int, context: int = 0, prompt_tokens: int = 0, start: int = 0
-    ) -> float:
-        """Return the seconds that a step takes.
-
-        decode_rows, context: the rows that decode, and the tokens of all their contexts.
-        prompt_tokens, start: the tokens of one prompt chunk, and the tokens computed before it.
-        """
-        decode_us = self.decode_us + self.row_us * (decode_rows - 1) if decode_rows else 0.0
-        us = decode_us
-        if prompt_tokens:
-            # One launch multiplies all rows of the step with the weights.
-            us = max(self._prompt_us(decode_rows + prompt_tokens), decode_us)
-        ns = self.context_ns * context + self.attend_ns * prompt_tokens * start
-        return us * 1e-6 + ns * 1e-9
-
-    def rate(self, num_tokens: int) -> float:
-        """Return the prompt tokens per second of steps with `num_tokens` each."""
-        return num_tokens / self.step_s(0, 0, num_tokens)
-
-    @property
-    def default_chunk(self) -> int:
-        """The smallest chunk that keeps `USEFUL_RATE` of the best rate.
-
-        It is a measured size or a multiple of 64 between two.
-        """
-        sizes = [size for size, _ in self.prompt_us]
-        least = USEFUL_RATE * max(map(self.rate, sizes))
-        between = range(CHUNK_MULTIPLE, sizes[-1], CHUNK_MULTIPLE)
-        chunks: list[int] = sorted([*sizes, *between])
-        return chunks[[self.rate(size) >= least for size in chunks].index(True)]
-
-    @property
-    def default_stall_s(self) -> float:
-        """The stall bound of a server that is given none: what the default chunk takes."""
-        return self.step_s(0, prompt_tokens=self.default_chunk)
-
-    def _prompt_us(self, num_tokens: int) -> float:
-        """Interpolate `prompt_us`; the last two sizes give the slope beyond."""
-        sizes = self.prompt_us
-        index = bisect_left(sizes, num_tokens, key=_first)
-        if index == 0:  # a step of few tokens reads all weights too
-            return sizes[0][1]
-        if len(sizes) == 1:
-            return sizes[0][1] * num_tokens / sizes[0][0]
-        (low, low_us), (high, high_us) = sizes[min(index, len(sizes) - 1) - 1 :][:2]
-        return low_us + (high_us - low_us) * (num_tokens - low) / (high - low)
-
-
-def _first(size: tuple[int, float]) -> int:
-    return size[0]
+    step_times: StepTimes | None = None

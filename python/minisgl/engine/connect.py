@@ -33,13 +33,19 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
-    """Return `--dtype`; "auto" is the checkpoint's, but bfloat16 for float16 where a CPU computes
-    slowly in float16. Warns if the dtype is slow on this CPU."""
+    """Return `--dtype`; "auto" is the checkpoint's, but bfloat16 for float16 on a CPU without
+    float16 instructions. Logs what a dtype costs for which this CPU has no instructions."""
     dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
         if dtype == torch.float16 and config.dtype == "auto":
-            logger.info("float16 weights become bfloat16, in which this CPU computes faster")
+            logger.info("float16 weights become bfloat16, which this CPU computes faster")
             return torch.bfloat16
-        logger.warning("%s", advice)
+        logger.info("%s", advice)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def resolve_kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return `--kv-cache-dtype` of a model that computes in `dtype`."""
+    by_name = {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+    return by_name[config.kv_cache_dtype]

@@ -1,13 +1,13 @@
-"""One NVIDIA GPU: a stream of its own, pinned staging, one upload a step, events as markers.
+"""One NVIDIA GPU: its own stream, pinned staging memory, one upload per step, events as markers.
 
 ::
 
     host     | plan n | launch n | settle n-1 |  plan n+1  | launch n+1 | settle n |
     stream            | upload n | step n ........................ | ids n -> host |
 
-Nothing in a step but `Pending.wait` waits for the device, and that only for the ids of its own
-step: they are copied to pinned memory right behind the step, and an event tells when they are
-there. (`upload` would wait, if more than RING steps were under way.)
+Only `Pending.wait` waits for the device, and only for the ids of its own step. The stream copies
+them to pinned memory right after the step, and then records an event. (`upload` would wait if more
+than RING steps were in flight.)
 """
 
 from __future__ import annotations

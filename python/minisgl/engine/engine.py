@@ -21,7 +21,7 @@ from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.connect import connect, resolve_dtype
+from minisgl.engine.connect import connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Device, Pending, StepSize, out_of_memory
 from minisgl.engine.flight import ForwardOutput
 from minisgl.engine.inputs import (
@@ -114,6 +114,7 @@ class Engine:
             dummy=config.dummy_weight,
             progress=progress,
         )
+        self.device.release()  # what loading took beside the weights
         clock.lap("weights")
         if comm.rank == 0:  # other ranks differ little, and use the same number of pages
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
@@ -130,6 +131,10 @@ class Engine:
         )
         self._pools = self.model.pools
         self._contexts = [self._context(pool, config) for pool in self._pools]
+        if config.kv_cache_dtype == "fp8" and not config.dummy_weight:
+            from minisgl.models.kv_scales import load_kv_scales
+
+            load_kv_scales(self.model, config.folder, self._contexts, comm)
         backends = [context.attn for context in self._contexts]
         self._graph_safe = all(attn.graph_safe for attn in backends)
         self._prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
@@ -151,7 +156,7 @@ class Engine:
             from minisgl.engine.recurrent import recurrent_context
 
             return recurrent_context(self, pool, config.attn)
-        group = self.memory.groups[pool.group]
+        group, kv_dtype = self.memory.groups[pool.group], resolve_kv_dtype(config, self.dtype)
         return Context(
             kv_pool=create_kvcache_pool(
                 num_layers=pool.num_layers,
@@ -159,7 +164,7 @@ class Engine:
                 page_size=config.page_size,
                 num_kv_heads=pool.num_kv_heads,
                 head_dim=pool.head_dim,
-                dtype=self.dtype,
+                dtype=kv_dtype,
                 device=self.device.torch_device,
                 zeroed=group.kind == "window",
             ),
@@ -168,7 +173,7 @@ class Engine:
                 config.attn,
                 self._ops,
                 self.device.torch_device,
-                dtype=self.dtype,
+                dtype=kv_dtype,
                 head_dim=pool.head_dim,
                 page_size=config.page_size,
                 needs=self.model.spec.attention,
@@ -290,7 +295,8 @@ class Engine:
                     self.device.torch_device, self.max_running, self.model_config.vocab_size
                 )
             self._options.begin(plan)
-        return make_arrays(plan, self._tables, self.page_size, self.runner.padded(plan))
+        padded = None if plan.scored else self.runner.padded(plan)
+        return make_arrays(plan, self._tables, self.page_size, padded)
 
     def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
         """Return the output of `_sample` without padding rows, flat."""
@@ -356,6 +362,10 @@ class Engine:
         is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
         compute logits that differ in the last bit. So it does if a row has options.
         """
+        if plan and plan.scored:
+            from minisgl.engine.prompt_scores import sample_and_score
+
+            return sample_and_score(self.model, self._sample, x_SD, inputs, plan)
         num_rows = len(inputs.table_idxs)
         is_shared, rows = self._share(num_rows, inputs.has_options)
         logits_RV = self.model.logits(x_SD[:num_rows], is_shared)

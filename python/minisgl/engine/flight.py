@@ -60,6 +60,10 @@ class ForwardOutput(Flight):
 def _result(plan: Plan, values: list[int]) -> StepResult:
     """values: S ids; if a row asks for log-probabilities, the bits of S float32; if M rows ask for
     the K most likely tokens, ids [M, K] and the bits of float32 [M, K]."""
+    if plan.scored:
+        from minisgl.engine.prompt_scores import scored_result
+
+        return scored_result(plan, values, _result)
     if not plan.logprob_rows:
         return StepResult(next_ids=values)
     num_samples = len(plan.sample_rows)

@@ -20,6 +20,7 @@ from torch import Tensor
 from minisgl.core import Context, Plan
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
+from minisgl.kvcache.pool import LayerPool
 from minisgl.models import PoolSpec
 from minisgl.models.recurrent import RecurrentPoolSpec
 
@@ -43,9 +44,10 @@ class PageGuard:
                 for layer in layers:
                     self._filled[pool.state_group] += (layer.states, layer.tails)
                     rows = (layer.inputs, layer.keys, layer.updates, layer.decays)
-                    self._filled[pool.group] += (x.unflatten(0, (-1, page_size)) for x in rows)
+                    num_pages = groups[pool.group].num_pages
+                    self._filled[pool.group] += (x.unflatten(0, (num_pages, -1)) for x in rows)
             elif groups[pool.group].kind == "full" or context.attn.reads_window_only:
-                self._filled[pool.group] += (x for layer in layers for x in (layer.k, layer.v))
+                self._filled[pool.group] += (x for layer in layers for x in _fillable(layer))
         # By cache group: the rows that have a page since it was handed out, and by table row the
         # page at each page index.
         self._holders: list[dict[int, set[int]]] = [{} for _ in groups]
@@ -126,3 +128,10 @@ class PageGuard:
                     f"step {plan.step}: NaN in the logits: a row read a slot that nobody wrote, or "
                     "the model computes NaN by itself"
                 )
+
+
+def _fillable(layer: LayerPool) -> tuple[Tensor, Tensor]:
+    """Tensors of a layer's pages whose NaN makes keys and values NaN."""
+    if layer.k.dtype == torch.int8 and layer.k_scale is not None and layer.v_scale is not None:
+        return layer.k_scale, layer.v_scale  # its numbers have none
+    return layer.k, layer.v

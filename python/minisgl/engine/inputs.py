@@ -62,7 +62,7 @@ class StepShape:
 class StepArrays:
     """A plan as arrays on the host. padded, shape: None if the step is not padded.
 
-    has_options: a row has sampling options that graphs do not support. Every rank then samples all
+    has_options: a row has options that graphs do not support. Every rank then samples all
     rows, outside the graph and without padding. num_top: see `Plan`.
 
     forward, sample: arrays by name, for `ForwardTensors` and `SampleTensors`. new_pages: int64
@@ -187,7 +187,7 @@ def make_arrays(
     # Padding rows sample any token of the step.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
-    has_options = bool(plan.top_rows or plan.option_rows)
+    has_options = bool(plan.top_rows or plan.option_rows or plan.scored)
     num_extra = size.num_rows - num_samples if decodes_alone and not has_options else 0
     sample_table_idxs = _pad(
         table_idxs[sample_rows].astype(np.int64), num_extra, tables.padding_idx
@@ -222,6 +222,10 @@ def make_arrays(
         is_filtered=samples and is_filtered,
         has_logprobs=samples and has_logprobs,
     )
+    if plan.scored:
+        from minisgl.engine.prompt_scores import with_scored
+
+        forward["sample_positions"] = with_scored(plan)
     return StepArrays(
         padded=padded,
         shape=shape if decodes_alone else padded,

@@ -1,4 +1,4 @@
-"""Options of requests that change the logits: penalties, biases, allowed tokens, a least length.
+"""Options of requests that change the logits: penalties, biases, allowed and forbidden tokens.
 
 The tokens of such a request so far are kept on the device, a row for each row of the request
 tables. A step counts them and writes the tokens that it samples behind them, in stream order: so
@@ -7,7 +7,7 @@ brings its tokens along (`Plan.histories`), whatever the prefix cache has.
 
 The rows take 4 bytes a token; a table of counts would take 4 bytes for each vocabulary id. Nothing
 is allocated before a request asks. Axes: M rows with options, L tokens, V vocabulary, S rows that
-sample, N biases.
+sample, N biases, W sequences that are forbidden, P tokens of the longest but its last.
 """
 
 from __future__ import annotations
@@ -20,18 +20,38 @@ from torch import Tensor
 
 from minisgl.core import Plan, SamplingParams
 
+FORBIDDEN = -1e30
+"""Added to the last token of a forbidden sequence. It stays finite: where a grammar or other
+options leave no other token, that one is sampled, and the request does not fail."""
 ROWS_AT_ONCE = 16
 """Rows that are counted at once: 16 rows of 152,000 float32 counts take 10 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """forbidden: bool [V] on the device, None if all tokens are allowed."""
+    """forbidden: bool [V] on the device, None if all tokens are allowed. bad_words: None if the
+    request has none."""
 
     num_prompt: int
     sampling: SamplingParams
     stop_ids: tuple[int, ...]
     forbidden: Tensor | None
+    bad_words: _BadWords | None
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether the logits depend on the tokens so far."""
+        return self.sampling.has_penalties or self.bad_words is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BadWords:
+    """Forbidden sequences. prefixes: [W, P], the tokens before the last, on the right; -1 before
+    them. last: int64 [W]. lengths: of the prefixes, int64 [W]."""
+
+    prefixes: Tensor
+    last: Tensor
+    lengths: Tensor
 
 
 class LogitOptions:
@@ -54,22 +74,30 @@ class LogitOptions:
                 forbidden = torch.ones(self._vocab_size, dtype=torch.bool)
                 forbidden[list(sampling.allowed_token_ids)] = False
                 forbidden = forbidden.to(self._device)
-            self._rows[table_idx] = _Row(
-                num_prompt=num_prompt, sampling=sampling, stop_ids=stop_ids, forbidden=forbidden
+            row = self._rows[table_idx] = _Row(
+                num_prompt=num_prompt,
+                sampling=sampling,
+                stop_ids=stop_ids,
+                forbidden=forbidden,
+                bad_words=self._bad_words(sampling.bad_words_ids),
             )
-            if sampling.has_penalties:
-                self._grow(num_prompt + sampling.max_tokens)
+            if row.keeps_tokens:
+                self._grow(num_prompt + max(sampling.max_tokens, 1))
                 ids_L = torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
                 self._tokens_RL[table_idx, : len(ids_L)] = ids_L.to(self._device)
 
     def apply(self, logits_SV: Tensor, plan: Plan) -> Tensor:
         """A float32 copy of the logits of the plan's `sample_rows`, with the rows' options applied.
 
-        First the repetition penalty, then frequency and presence penalty, then the biases, then
-        -inf for the tokens that a row must not sample.
+        First the repetition penalty, then frequency and presence penalty, then the biases and the
+        forbidden sequences, then -inf for the tokens that a row must not sample.
         """
         x_SV = logits_SV.to(torch.float32, copy=True)
-        penalised = self._penalised(plan)
+        penalised = [
+            (index, table_idx, length)
+            for index, table_idx, length in self._with_tokens(plan)
+            if self._rows[table_idx].sampling.has_penalties
+        ]
         for first in range(0, len(penalised), ROWS_AT_ONCE):
             self._penalise(x_SV, penalised[first : first + ROWS_AT_ONCE])
         biases: list[tuple[int, int, float]] = []
@@ -78,6 +106,8 @@ class LogitOptions:
             biases += [(index, token, bias) for token, bias in row.sampling.logit_bias.items()]
             if output_idx < row.sampling.min_tokens:
                 biases += [(index, token, -np.inf) for token in row.stop_ids]
+            if row.bad_words:
+                x_SV[index] += self._forbidden_words(plan, index, row, row.bad_words)
             if row.forbidden is not None:
                 x_SV[index].masked_fill_(row.forbidden, -torch.inf)
         if biases:
@@ -88,21 +118,44 @@ class LogitOptions:
 
     def append(self, plan: Plan, ids_S: Tensor) -> None:
         """Write the sampled tokens behind the others."""
-        penalised = self._penalised(plan)
-        if penalised:
-            indices, table_idxs, lengths = zip(*penalised, strict=True)
+        if kept := self._with_tokens(plan):
+            indices, table_idxs, lengths = zip(*kept, strict=True)
             at_M = (self._tensor(table_idxs, torch.int64), self._tensor(lengths, torch.int64))
             self._tokens_RL[at_M] = ids_S[self._tensor(indices, torch.int64)]
 
-    def _penalised(self, plan: Plan) -> list[tuple[int, int, int]]:
-        """(index into `sample_rows`, table row, number of tokens so far) of rows with penalties."""
+    def _with_tokens(self, plan: Plan) -> list[tuple[int, int, int]]:
+        """(index into `sample_rows`, table row, number of tokens so far) of the rows whose tokens
+        are kept."""
         found = []
         for index in plan.option_rows:
             table_idx = _table_idx(plan, index)
             row = self._rows[table_idx]
-            if row.sampling.has_penalties:
+            if row.keeps_tokens:
                 found.append((index, table_idx, row.num_prompt + plan.output_idxs[index]))
         return found
+
+    def _bad_words(self, sequences: tuple[tuple[int, ...], ...]) -> _BadWords | None:
+        if not sequences:
+            return None
+        longest = max(map(len, sequences)) - 1
+        padded = [[-1] * (longest + 1 - len(ids)) + list(ids[:-1]) for ids in sequences]
+        return _BadWords(
+            prefixes=torch.tensor(padded, dtype=torch.int32).to(self._device),
+            last=self._tensor([ids[-1] for ids in sequences], torch.int64),
+            lengths=self._tensor([len(ids) - 1 for ids in sequences], torch.int64),
+        )
+
+    def _forbidden_words(self, plan: Plan, index: int, row: _Row, words: _BadWords) -> Tensor:
+        """What is added to the logits of a row, float32 [V]. Only the output's tokens count."""
+        end = row.num_prompt + plan.output_idxs[index]
+        longest = words.prefixes.shape[1]
+        first = max(end - longest, 0)
+        tail_P = torch.full((longest,), -2, dtype=torch.int32, device=self._device)
+        tail_P[longest - (end - first) :] = self._tokens_RL[_table_idx(plan, index), first:end]
+        is_next_W = ((words.prefixes == tail_P) | (words.prefixes < 0)).all(1)
+        is_next_W &= words.lengths <= plan.output_idxs[index]
+        added_V = torch.zeros(self._vocab_size, device=self._device)
+        return added_V.index_put_((words.last,), FORBIDDEN * is_next_W.float(), accumulate=True)
 
     def _penalise(self, x_SV: Tensor, penalised: list[tuple[int, int, int]]) -> None:
         """Apply the penalties of these rows in place."""

@@ -17,6 +17,7 @@ import torch
 from minisgl.core.groups import CacheGroup
 from minisgl.distributed import DistributedCommunicator
 from minisgl.engine.config import EngineConfig
+from minisgl.engine.connect import resolve_kv_dtype
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
@@ -171,6 +172,7 @@ def plan_engine_memory(
                 "(max_position_embeddings and its rope scaling)"
             )
         max_seq_len = config.max_seq_len
+    kv_dtype = resolve_kv_dtype(config, dtype)
     skeleton = build_model(
         model,
         dtype=dtype,
@@ -186,7 +188,10 @@ def plan_engine_memory(
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
         groups=skeleton.layout.groups,
         group_page_bytes=[
-            sum(pool.page_bytes(number, config.page_size, dtype) for pool in skeleton.pools)
+            sum(
+                pool.page_bytes(number, config.page_size, dtype if pool.is_recurrent else kv_dtype)
+                for pool in skeleton.pools
+            )
             for number in range(len(skeleton.layout.groups))
         ],
         page_size=config.page_size,

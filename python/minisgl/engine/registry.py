@@ -7,7 +7,6 @@ import torch
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
-from minisgl.utils.arch import gpus_of_driver, too_few_gpus
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 
@@ -24,6 +23,8 @@ def create_device(name: str, index: int = 0, count: int = 1) -> Device:
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")
     if name == "cpu":
         return CpuDevice(count)
+    from minisgl.utils.gpus import gpus_of_driver, too_few_gpus
+
     if name == "auto" and not torch.cuda.is_available():
         if index == 0 and (num_unused := gpus_of_driver()):
             logger.warning(

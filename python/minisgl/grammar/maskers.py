@@ -13,10 +13,14 @@ from concurrent.futures import Future
 
 import llguidance
 import numpy as np
+from llguidance.numpy import fill_next_token_bitmask
 
 from minisgl.core.masker import Mask
 from minisgl.errors import InvalidSampling, shortened
 from minisgl.grammar.compile import LIMITS
+
+_Matcher = tuple[llguidance.LLMatcher, int]
+"""And the words of its masks."""
 
 
 class Maskers:
@@ -38,14 +42,13 @@ class Maskers:
 
     def create(self, grammar: str) -> GrammarMasker:
         """Return the masker of a new request; its grammar is compiled in the background."""
-        matcher: Future[llguidance.LLMatcher] = Future()
+        matcher: Future[_Matcher] = Future()
 
         def compile() -> None:
             try:
                 vocabulary = self._read_vocabulary()
-                matcher.set_result(
-                    llguidance.LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
-                )
+                made = llguidance.LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
+                matcher.set_result((made, -(-vocabulary.vocab_size // 32)))
             except Exception as error:
                 matcher.set_exception(error)
 
@@ -66,17 +69,18 @@ class Maskers:
 class GrammarMasker:
     """A `minisgl.core.masker.Masker`. Mutable: it matches the tokens that it is given."""
 
-    def __init__(self, matcher: Future[llguidance.LLMatcher], vocab_size: int) -> None:
+    def __init__(self, matcher: Future[_Matcher], vocab_size: int) -> None:
         self._matcher = matcher
         self._num_words = -(-vocab_size // 32)
         self._num_matched = 0
 
     def mask(self, output: Sequence[int]) -> Mask:
         """As `Masker`. Raises InvalidSampling if the grammar takes more work than `LIMITS`."""
-        matcher = self._matcher.result()
+        matcher, num_words = self._matcher.result()
         matcher.consume_tokens(list(output[self._num_matched :]))
         self._num_matched = len(output)
-        data = matcher.compute_bitmask()
+        words = np.empty((1, num_words), np.int32)
+        fill_next_token_bitmask(matcher, words)
         if matcher.is_error():
             reason = shortened(matcher.get_error().partition("\n")[0], 300)
             raise InvalidSampling(
@@ -84,4 +88,4 @@ class GrammarMasker:
                 f"{reason}; use a simpler schema, regex or grammar",
                 param="structured_outputs",
             )
-        return np.frombuffer(data, np.uint32)[: self._num_words]
+        return words[0, : self._num_words].view(np.uint32)

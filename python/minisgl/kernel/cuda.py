@@ -8,7 +8,8 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.kernel.thin import ThinProducts
+from minisgl.kernel.packed_skinny import PackedSkinny
+from minisgl.kernel.skinny import SkinnyGemms
 from minisgl.kernel.triton import (
     elementwise,
     embed,
@@ -32,9 +33,13 @@ class CudaOps(Ops):
 
     name = "triton"
 
-    def __init__(self, thin: ThinProducts | None = None) -> None:
-        """thin: None leaves products of more than two rows to cuBLAS."""
-        self._thin = thin
+    def __init__(
+        self, skinny: SkinnyGemms | None = None, packed_skinny: PackedSkinny | None = None
+    ) -> None:
+        """skinny: None leaves GEMMs of more than two rows to cuBLAS. packed_skinny: None leaves
+        those by packed weights to Triton."""
+        self._skinny = skinny
+        self.packed_skinny = packed_skinny
 
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
         return embed.embed_share(ids_T, weight_LD, share)
@@ -48,9 +53,9 @@ class CudaOps(Ops):
     ) -> Tensor:
         if x.dim() == 2 and gemv.reaches(*x.shape) and x.is_contiguous():
             return gemv.norm_linear(x, None, None, 0.0, weight, bias, gate)[0]
-        if self._thin and (form := self._thin.form(x, weight, gated=gate == "silu")):
-            y = self._thin.linear(x, weight, bias, form)
-            return self.gated(y, gate) if gate and not form.gated else y
+        if self._skinny and (config := self._skinny.config(x, weight, gated=gate == "silu")):
+            y = self._skinny.linear(x, weight, bias, config)
+            return self.gated(y, gate) if gate and not config.gated else y
         return super().linear(x, weight, bias, gate)
 
     def norm_linear(

@@ -1,5 +1,5 @@
-"""What `thin.py` and `grouped.py` have in common: products of our own on Hopper, as the host knows
-them. Their kernels share `csrc/cuda/hopper.cuh`."""
+"""The host side that our GEMMs on Hopper share (`skinny.py`, `grouped.py`). Their kernels share
+`csrc/cuda/hopper.cuh`."""
 
 from __future__ import annotations
 
@@ -56,14 +56,23 @@ class Kernels(Generic[Kind]):
     """The kernels of one source on the current device, each for a kind of product, and how the bulk
     copy engine finds weights. Mutable: what has been compiled and described."""
 
-    def __init__(self, name: str, cubin: Callable[[Kind], bytes], otherwise: str) -> None:
-        """name: the kernel's. otherwise: what the log says where one cannot be made.
+    def __init__(
+        self,
+        name: str,
+        cubin: Callable[[Kind], bytes],
+        otherwise: str,
+        *,
+        prefer_shared: bool = False,
+    ) -> None:
+        """name: the kernel's. otherwise: what the log says where one cannot be made. prefer_shared:
+        a multiprocessor's memory is all shared, for blocks that share one with the next kernel's.
 
         Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
         """
         torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
         self.library = load_library(CUDA)
         self._name, self._cubin, self._otherwise = name, cubin, otherwise
+        self._prefer_shared = prefer_shared
         self._made: dict[Kind, int | None] = {}
         self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
 
@@ -76,6 +85,8 @@ class Kernels(Generic[Kind]):
         module = self.library.cubin_load(self._cubin(kind))
         kernel: int = self.library.cubin_kernel(module, self._name)
         self.library.kernel_allow(kernel, SHARED_BYTES)
+        if self._prefer_shared:
+            self.library.kernel_prefer_shared(kernel)
         return kernel
 
     def get(self, kind: Kind) -> int | None:

@@ -147,7 +147,7 @@ class Ops:
         return weights_TK.contiguous(), ids_TE[:, :top_k].int().contiguous()
 
     def store_kv(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
-        """Write this step's keys and values into their slots, in place.
+        """Write this step's keys and values into their slots, in place. A pool of 8 bits quantises.
 
         slots_T: int32 token slots (page * page_size + offset), no duplicates; -1 skips (padding).
         Raises ValueError on a dtype or shape that is not the pool's. The slots' range is trusted:
@@ -155,9 +155,7 @@ class Ops:
         """
         check_store(k_TKH, v_TKH, slots_T, pool)
         taken = slots_T >= 0
-        slots = slots_T[taken]
-        pool.k.view(-1, *pool.k.shape[2:])[slots] = k_TKH[taken]
-        pool.v.view(-1, *pool.v.shape[2:])[slots] = v_TKH[taken]
+        pool.write(slots_T[taken], k_TKH[taken], v_TKH[taken])
 
     def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
         """Returns the ids of a step: a negative id (promised) among the first D becomes the last
@@ -227,7 +225,8 @@ class Ops:
 def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
     """Raises ValueError where `store_kv` cannot write these tensors into this pool."""
     for name, x, store in (("k", k_TKH, pool.k), ("v", v_TKH, pool.v)):
-        if x.dtype != store.dtype or x.shape[1:] != store.shape[2:]:
+        fits = x.dtype == store.dtype or store.dtype.itemsize == 1
+        if not fits or x.shape[1:] != store.shape[2:]:
             raise ValueError(
                 f"store_kv: {name} is {x.dtype} {tuple(x.shape)}, but the pool takes "
                 f"{store.dtype} (tokens, {store.shape[2]}, {store.shape[3]})"

@@ -1,8 +1,9 @@
 """Which GPU kernel multiplies by a packed weight: it follows the number of rows.
 
-One row: a GEMV that holds the weights in registers. Some rows: tiles of the weights
-are decoded on their way to the tensor cores. More: fp8 weights go to fp8 tensor cores, with
-activations rounded to fp8, where cuBLAS takes them; other weights are dequantised for this GEMM.
+Up to 8 rows by numbers of 4 bits: on Hopper our skinny GEMM (`packed_skinny`). Else one row: a GEMV
+that holds the weights in registers. Some rows: tiles of the weights are decoded on their way to the
+tensor cores. More: fp8 weights go to fp8 tensor cores, with activations rounded to fp8, where
+cuBLAS takes them; other weights are dequantised for this GEMM.
 
 Axes: M rows, D inputs, F outputs.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation, Ops
+from minisgl.kernel.packed_skinny import PackedSkinny
 from minisgl.kernel.triton import fp8, packed_gemv
 from minisgl.kernel.triton.packed import Packed, dense
 from minisgl.kernel.triton.packed_product import Cut, product
@@ -46,6 +48,7 @@ class PackedProducts:
 
     def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:
         self._ops, self._weight, self._dtype = ops, weight, dtype
+        self._skinny: PackedSkinny | None = getattr(ops, "packed_skinny", None)
         device = weight.numbers.device
         self._num_cores = 132
         if device.type == "cuda":
@@ -66,6 +69,11 @@ class PackedProducts:
         """See `Ops.linear`."""
         x_MD = x.reshape(-1, x.shape[-1]).contiguous()
         rows = len(x_MD)
+        done = self._skinny and self._skinny.norm_linear(
+            x_MD, None, None, 0.0, self._weight, bias, gate
+        )
+        if done:
+            return done[0].view(*x.shape[:-1], -1)
         if rows == 1 and x_MD.shape[1] <= packed_gemv.MAX_INPUTS:
             y = packed_gemv.norm_linear(x_MD, None, None, 0.0, self._weight, bias, gate)[0]
             return y.view(*x.shape[:-1], -1)
@@ -90,6 +98,11 @@ class PackedProducts:
         gate: Activation | None,
     ) -> tuple[Tensor, Tensor]:
         """See `Ops.norm_linear`."""
+        done = self._skinny and self._skinny.norm_linear(
+            x, residual, norm_weight, eps, self._weight, bias, gate
+        )
+        if done:
+            return done
         if x.shape[0] == 1 and x.dim() == 2 and x.shape[1] <= packed_gemv.MAX_INPUTS:
             weight = self._weight
             return packed_gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, gate)

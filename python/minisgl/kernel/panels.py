@@ -1,7 +1,6 @@
 """Weights of few bits for the CPU: the layout of `csrc/numbers.h`, and the products with them.
 
-Packing permutes a weight's bytes in their place, so it takes no memory beyond one weight's while it
-runs.
+Packing permutes a weight's bytes in their place, some panels at a time.
 
 Axes: O outputs, I inputs, G groups of inputs, P panels of 16 outputs.
 """
@@ -20,6 +19,7 @@ from minisgl.kernel.ops import Activation
 Kind = Literal["int8", "int4", "fp4", "fp8"]
 KINDS: Final[tuple[Kind, ...]] = ("int8", "int4", "fp4", "fp8")
 """As `csrc/numbers.cpp` numbers them."""
+PIECE_BYTES = 1 << 18  # packed at a time: what is made on the way is five times as many
 MOST = 128  # inputs of a block of integers, see csrc/numbers.cpp
 
 
@@ -91,13 +91,19 @@ def unpack_rows(values: Tensor) -> Tensor:
 
 def pack_bytes(numbers: Tensor, kind: Kind) -> None:
     """int8 or fp8 [..., O, I], in its place."""
-    bytes_ = numbers.view(torch.uint8).flatten(0, -2)
-    outputs, inputs = bytes_.shape
-    panels = bytes_.view(outputs // PANEL, PANEL, inputs // 2, 2).transpose(1, 2)
-    if kind == "fp8":
-        quads = bytes_.view(outputs // PANEL, 4, 4, inputs // 4, 2, 2)
-        panels = quads.permute(0, 3, 1, 4, 2, 5)
-    bytes_.copy_(panels.reshape(outputs, inputs))
+    for bytes_ in _pieces(numbers.view(torch.uint8)):
+        outputs, inputs = bytes_.shape
+        panels = bytes_.view(outputs // PANEL, PANEL, inputs // 2, 2).transpose(1, 2)
+        if kind == "fp8":
+            quads = bytes_.view(outputs // PANEL, 4, 4, inputs // 4, 2, 2)
+            panels = quads.permute(0, 3, 1, 4, 2, 5)
+        bytes_.copy_(panels.reshape(outputs, inputs))
+
+
+def _pieces(bytes_: Tensor) -> tuple[Tensor, ...]:
+    """Whole panels of [..., O, bytes], as views [some O, bytes] of about `PIECE_BYTES`."""
+    rows = bytes_.flatten(0, -2)
+    return torch.split(rows, max(PIECE_BYTES // (rows.shape[1] * PANEL), 1) * PANEL)
 
 
 def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
@@ -116,14 +122,15 @@ def pack_nibbles(packed: Tensor, *, offset: int) -> None:
 
     offset: 8 makes 0 to 15 two's complement of -8 to 7.
     """
-    half = packed.shape[-1]
-    quads = packed.view(-1, half // 4, 4) ^ (offset * 17)
-    even, odd = quads & 15, quads >> 4
-    words = torch.stack(
-        [side[..., i] | side[..., i + 1] << 4 for side in (even, odd) for i in (0, 2)], -1
-    )  # [O, I / 8, 4]: the bytes of an output's 32 bits
-    panels = words.view(-1, PANEL, half // 4, 4).transpose(1, 2)
-    packed.copy_(panels.reshape(packed.shape))
+    for rows in _pieces(packed):
+        half = rows.shape[-1]
+        quads = rows.view(-1, half // 4, 4) ^ (offset * 17)
+        even, odd = quads & 15, quads >> 4
+        words = torch.stack(
+            [side[..., i] | side[..., i + 1] << 4 for side in (even, odd) for i in (0, 2)], -1
+        )  # [O, I / 8, 4]: the bytes of an output's 32 bits
+        panels = words.view(-1, PANEL, half // 4, 4).transpose(1, 2)
+        rows.copy_(panels.reshape(rows.shape))
 
 
 def unpack_nibbles(packed: Tensor, *, offset: int) -> Tensor:

@@ -33,8 +33,12 @@ def _create_cuda_ops() -> Ops:
     from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU build of torch lacks
     from minisgl.kernel.hopper import on_hopper
     from minisgl.kernel.jit import begin_building
-    from minisgl.kernel.thin import ThinProducts
+    from minisgl.kernel.packed_skinny import PackedSkinny
+    from minisgl.kernel.skinny import SkinnyGemms
 
-    ops = CudaOps(on_hopper(ThinProducts, "skinny GEMMs are cuBLAS's"))
+    ops = CudaOps(
+        on_hopper(SkinnyGemms, "skinny GEMMs are cuBLAS's"),
+        on_hopper(PackedSkinny, "skinny GEMMs by packed weights are Triton's"),
+    )
     begin_building()  # the C++ for the prefix tree; a first start compiles more meanwhile
     return ops

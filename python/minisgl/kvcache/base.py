@@ -46,6 +46,13 @@ class BasePrefixCache(ABC):
         """Return the number of tokens that `match` would find. The LRU order stays."""
 
     @abstractmethod
+    def differs_at(self, ids: IdArray, namespace: str = "") -> int | None:
+        """Return the first position at which `ids` differ from the branch that has most of them.
+
+        Returns None if they do not: one of the two ends there, or nothing is cached.
+        """
+
+    @abstractmethod
     def num_common(self, a: IdArray, b: IdArray) -> int:
         """Return how many leading tokens `a` and `b` have in common, in whole pages."""
 

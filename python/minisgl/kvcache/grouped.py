@@ -10,14 +10,14 @@ and a node of the tree may lack them::
     state        | .  .  .  3 | .  .  .  .  .  9|
     rows         |            |                 |     never in the tree
 
-A request can resume where every group has the pages that the next token reads. The full group may
-have more: their tokens are computed again for the other groups, and the full group's pages are not
-written again (`Plan.stored`).
+A request can resume at a position for which every group has the pages that the next token reads.
+The full group may have cached more tokens. They are computed again for the other groups, and the
+pages of the full group are not written again (`Plan.stored`).
 
-A tail page belongs to one request, or to the tree, which counts the requests that hold it. The
-tree's pages that nobody holds wait in the order in which they were last held, and the oldest is
-evicted first. This order is the group's own: evicting a window page leaves the node in place. When
-the full group loses a page of a node, the tail groups lose theirs of that position as well.
+A tail page belongs to one request, or to the tree, which counts the requests that hold it. Each
+group has its own order of eviction (`minisgl.kvcache.tails`): evicting a window page leaves the
+node in place. When the full group loses a page of a node, the tail groups lose theirs of that
+position as well.
 """
 
 from __future__ import annotations
@@ -30,67 +30,8 @@ from minisgl.core.groups import CacheGroup
 from minisgl.core.plan import NewPage
 from minisgl.core.req import IdArray, Req
 from minisgl.kvcache.manager import CacheManager, Holding
-from minisgl.kvcache.pages import PageAllocator
 from minisgl.kvcache.radix import RadixHandle, RadixPrefixCache, _Node
-
-NO_PAGE = -1
-
-
-class _NoPages(PageAllocator):
-    """Stands for the full group of a model that has none: its pages take no memory."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def allocate(self, count: int) -> list[int] | None:
-        return [NO_PAGE] * count
-
-    def free(self, pages: list[int]) -> None:
-        pass
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A page of the tree. Mutable. step: the step that wrote it. holders: requests."""
-
-    node: _Node
-    step: int
-    holders: int = 1
-
-
-class _Tail:
-    """The pages of one window or state group. Mutable. `column` is its index in `_Node.tails`."""
-
-    def __init__(self, index: int, column: int, group: CacheGroup) -> None:
-        self.index, self.column, self.group = index, column, group
-        self.allocator = PageAllocator(group.num_pages)
-        self.entries: dict[int, _Entry] = {}  # the tree's pages
-        self.idle: dict[int, None] = {}  # those without holders, the least recently held first
-
-    @property
-    def num_available(self) -> int:
-        return self.allocator.num_free + len(self.idle)
-
-    def hold(self, page: int) -> None:
-        self.entries[page].holders += 1
-        self.idle.pop(page, None)
-
-    def let_go(self, page: int) -> None:
-        """A request gives up its own page, or its share in one of the tree's."""
-        entry = self.entries.get(page)
-        if entry is None:
-            self.allocator.free([page])
-            return
-        entry.holders -= 1
-        if entry.holders == 0:
-            self.idle[page] = None
-
-    def forget(self, page: int) -> None:
-        """The tree has lost an idle page."""
-        entry = self.entries.pop(page)
-        assert entry.holders == 0, f"page {page} is lost while {entry.holders} requests hold it"
-        del self.idle[page]
-        self.allocator.free([page])
+from minisgl.kvcache.tails import NO_PAGE, Entry, NoPages, Tail
 
 
 class GroupedPrefixCache(RadixPrefixCache):
@@ -110,7 +51,7 @@ class GroupedPrefixCache(RadixPrefixCache):
         self.shares = shares
         self.full = groups[0] if groups[0].kind == "full" else None
         tails = [(index, group) for index, group in enumerate(groups) if group.kind != "full"]
-        self.tails = [_Tail(index, column, group) for column, (index, group) in enumerate(tails)]
+        self.tails = [Tail(index, column, group) for column, (index, group) in enumerate(tails)]
 
     def find(self, ids: IdArray, namespace: str, step: int) -> tuple[RadixHandle, RadixHandle, int]:
         """Three positions on the path of `ids`: the end of the full group's match, where a row of
@@ -151,14 +92,14 @@ class GroupedPrefixCache(RadixPrefixCache):
             index = missing  # any position between reads the missing page as well
         return index * page_size
 
-    def _column(self, tail: _Tail, parts: list[tuple[_Node, int]]) -> list[int]:
+    def _column(self, tail: Tail, parts: list[tuple[_Node, int]]) -> list[int]:
         return [
             page
             for node, num_tokens in parts
             for page in node.tails[tail.column][: num_tokens // self.page_size]
         ]
 
-    def tail_pages(self, position: RadixHandle, tail: _Tail) -> list[int]:
+    def tail_pages(self, position: RadixHandle, tail: Tail) -> list[int]:
         """The group's pages from the first token to a position, `NO_PAGE` where one is missing."""
         parts: list[list[int]] = []
         node: _Node | None = position.node
@@ -167,10 +108,14 @@ class GroupedPrefixCache(RadixPrefixCache):
             node = node.parent
         return [page for part in reversed(parts) for page in part]
 
-    def insert_tails(self, end: RadixHandle, columns: list[list[int]], step: int) -> None:
+    def insert_tails(
+        self, end: RadixHandle, columns: list[list[int]], step: int, num_cached: int
+    ) -> None:
         """Give the tree the tail pages of the tokens before `end`, a list for each group: it takes
-        those that it lacks, and the caller holds them."""
+        those that it lacks, and the caller holds them. num_cached: where the caller resumed."""
         at = len(columns[0])
+        before = end.num_tokens // self.page_size - at
+        num_cached //= self.page_size
         node: _Node | None = end.node
         while at > 0:
             assert node is not None
@@ -185,14 +130,15 @@ class GroupedPrefixCache(RadixPrefixCache):
                     page = column[at + index]
                     if page >= 0 and held[index] < 0:
                         held[index] = page
-                        tail.entries[page] = _Entry(node, step)
+                        saved = before + at + index + 1 - num_cached
+                        tail.entries[page] = Entry(node, step, saved)
             node = node.parent
         assert at == 0, "the pages start inside a node"
 
-    def take(self, tail: _Tail, count: int) -> list[int]:
-        """Allocate tail pages. The tree loses its oldest idle ones where too few are free."""
+    def take(self, tail: Tail, count: int) -> list[int]:
+        """Allocate tail pages. The tree loses idle ones where too few are free."""
         while tail.allocator.num_free < count:
-            self._blank(tail, next(iter(tail.idle)))
+            self._blank(tail, tail.first_to_evict())
         pages = tail.allocator.allocate(count)
         assert pages is not None
         return pages
@@ -217,7 +163,7 @@ class GroupedPrefixCache(RadixPrefixCache):
                     self._blank(tail, page)
         return dropped
 
-    def _blank(self, tail: _Tail, page: int) -> None:
+    def _blank(self, tail: Tail, page: int) -> None:
         node = tail.entries[page].node
         pages = node.tails[tail.column]
         pages[pages.index(page)] = NO_PAGE
@@ -252,12 +198,15 @@ class GroupedPrefixCache(RadixPrefixCache):
 class _GroupedHolding(Holding):
     """Mutable. position: the end of what is locked. cursor: the end of what the request has shared,
     at or before it. tails: for each tail group, the page at each page index of the request,
-    `NO_PAGE` where it holds none. firsts: below these indices it holds none.
+    `NO_PAGE` where it holds none. firsts: below these indices it holds none. num_cached: tokens
+    before the position where it resumed. has_run: whether it has been planned since.
     """
 
     cursor: RadixHandle
     tails: list[list[int]]
     firsts: list[int]
+    num_cached: int
+    has_run: bool = False
 
 
 class GroupedCacheManager(CacheManager):
@@ -267,11 +216,12 @@ class GroupedCacheManager(CacheManager):
         """chunk: prompt tokens of a step at most."""
         super().__init__(tree.full.num_pages if tree.full else 0, tree)
         if tree.full is None:
-            self._allocator = _NoPages()
+            self._allocator = NoPages()
         self._tree = tree
         self._tails = tree.tails
         self._chunk = chunk
         intervals = [tail.group.interval for tail in tree.tails if tail.group.kind == "state"]
+        self._saves_states = bool(intervals)
         self._multiple = lcm(self.page_size, *intervals)
 
     @property
@@ -285,7 +235,7 @@ class GroupedCacheManager(CacheManager):
 
     @property
     def num_cached_pages(self) -> int:
-        idle = sum(len(tail.idle) for tail in self._tails)
+        idle = sum(tail.num_idle for tail in self._tails)
         return idle + (self._tree.num_evictable if self._tree.full else 0)
 
     def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
@@ -304,7 +254,9 @@ class GroupedCacheManager(CacheManager):
             for page in pages[first:]:
                 tail.hold(page)
             tails.append(pages)
-        req.handle = _GroupedHolding(position=end, cursor=resume, tails=tails, firsts=firsts)
+        req.handle = _GroupedHolding(
+            position=end, cursor=resume, tails=tails, firsts=firsts, num_cached=num_tokens
+        )
         req.pages = end.pages()
         req.num_stored = end.num_tokens if tree.full else 0
         return num_tokens
@@ -328,7 +280,7 @@ class GroupedCacheManager(CacheManager):
         return True
 
     def chunk_end(self, req: Req, start: int, end: int) -> int:
-        if self._multiple > self.page_size:  # a state is saved where prompts part
+        if self._saves_states:  # where prompts part
             holding: _GroupedHolding = req.handle
             parting = holding.position.num_tokens // self._multiple * self._multiple
             if start < parting < end:
@@ -354,6 +306,11 @@ class GroupedCacheManager(CacheManager):
         planned, and these run after them."""
         holding: _GroupedHolding = req.handle
         num_pages = self.pages_for(end)
+        if not holding.has_run:  # a request that did not get room has used nothing
+            holding.has_run = True
+            for tail, pages in zip(self._tails, holding.tails, strict=True):
+                if tail.group.kind == "state" and holding.num_cached:
+                    tail.count_use(pages[holding.num_cached // self.page_size - 1])
         wanted = []
         for tail, pages in zip(self._tails, holding.tails, strict=True):
             self._let_go_before(holding, tail, tail.group.first_page(start, self.page_size))
@@ -378,7 +335,7 @@ class GroupedCacheManager(CacheManager):
                 new_pages.append((tail.index, req.table_idx, index, page))
         return True
 
-    def _let_go_before(self, holding: _GroupedHolding, tail: _Tail, first: int) -> None:
+    def _let_go_before(self, holding: _GroupedHolding, tail: Tail, first: int) -> None:
         pages, column = holding.tails[tail.column], tail.column
         for index in range(holding.firsts[column], min(first, len(pages))):
             if pages[index] >= 0:
@@ -397,8 +354,8 @@ class GroupedCacheManager(CacheManager):
             holding.cursor, req.token_ids(start, end), req.pages[part], step
         )
         columns = [pages[part] for pages in holding.tails]
-        tree.insert_tails(position, columns, step)
-        # Those before the lock's end are the tree's own pages.
+        tree.insert_tails(position, columns, step, holding.num_cached)
+        # The pages before the locked position are those of the tree, not duplicates.
         num_own = max(holding.position.num_tokens - start, 0) // self.page_size
         holding.duplicates += duplicates[num_own:]
         holding.cursor = position
@@ -430,7 +387,7 @@ class GroupedCacheManager(CacheManager):
             everywhere = sorted([*tail.allocator.free_pages(), *tail.entries, *private])
             assert everywhere == list(range(tail.group.num_pages)), "pages lost or owned twice"
             assert held == {page: entry.holders for page, entry in tail.entries.items()}
-            assert set(tail.idle) == {page for page, count in held.items() if count == 0}
+            assert tail.num_idle == sum(count == 0 for count in held.values())
         in_nodes: list[dict[int, _Node]] = [{} for _ in self._tails]
         for node in self._tree._nodes():
             for found, pages in zip(in_nodes, node.tails, strict=True):

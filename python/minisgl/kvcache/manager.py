@@ -69,6 +69,10 @@ class CacheManager:
         """Return the number of tokens that `attach` would find."""
         return self._prefix_cache.num_cached(ids, req.namespace)
 
+    def differs_at(self, req: Req) -> int | None:
+        """Return the first position of the prompt that differs from the best cached branch."""
+        return self._prefix_cache.differs_at(req.prompt, req.namespace)
+
     def num_common(self, req: Req, other: Req) -> int:
         """Return the number of leading prompt tokens whose pages the two requests could share.
 
@@ -174,20 +178,6 @@ class CacheManager:
 
         `holders` are the requests that hold pages. Slow: for tests.
         """
-        held = dict(self._prefix_cache.held_pages())
-        locks = dict.fromkeys(held, 0)
-        private: list[int] = []
-        for req in holders:
-            holding: Holding = req.handle
-            for page in holding.position.pages():
-                locks[page] += 1
-            first_private = holding.position.num_tokens // self.page_size
-            private += req.pages[first_private:] + holding.duplicates
-        everywhere = sorted([*self._allocator.free_pages(), *held, *private])
-        assert everywhere == list(range(self._allocator.num_pages)), "pages lost or owned twice"
-        assert locks == held, "locks do not match their holders"
-        unlocked = sum(count == 0 for count in held.values())
-        assert unlocked == self._prefix_cache.num_evictable, (
-            unlocked,
-            self._prefix_cache.num_evictable,
-        )
+        from minisgl.kvcache.check import check_pages
+
+        check_pages(self._allocator, self._prefix_cache, holders)

@@ -31,6 +31,9 @@ class NaivePrefixCache(BasePrefixCache):
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return 0
 
+    def differs_at(self, ids: IdArray, namespace: str = "") -> int | None:
+        return None
+
     def num_common(self, a: IdArray, b: IdArray) -> int:
         return 0
 

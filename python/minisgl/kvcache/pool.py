@@ -11,6 +11,7 @@ Axes: L layers, 2 keys and values, P pages, Z page size, K local key/value heads
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,18 +20,30 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPool:
-    """One layer's cache. k, v: [P, Z, K, H], contiguous; token slot = page * Z + offset."""
+    """One layer's cache. k, v: [P, Z, K, H], contiguous; token slot = page * Z + offset.
+
+    k_scale, v_scale: of numbers of 8 bits, see `minisgl.kvcache.quantised`.
+    """
 
     k: Tensor
     v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """Store tokens in their slots, as the specification of `Ops.store_kv`."""
+        self.k.flatten(0, 1)[slots_T] = k_TKH
+        self.v.flatten(0, 1)[slots_T] = v_TKH
+
+    def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [tokens, K, H] of pages, float32."""
+        return self.k[pages].flatten(0, 1).float(), self.v[pages].flatten(0, 1).float()
 
 
 class BaseKVCachePool(ABC):
     """The interface of a pool for the engine and the attention backends."""
 
-    num_pages: int
     page_size: int
-    dtype: torch.dtype
 
     @abstractmethod
     def layer(self, layer_id: int) -> LayerPool:
@@ -38,7 +51,10 @@ class BaseKVCachePool(ABC):
 
 
 class MHAKVCache(BaseKVCachePool):
-    """Keys and values per head (multi-head, grouped-query and multi-query attention)."""
+    """Keys and values per head (multi-head, grouped-query and multi-query attention).
+
+    dtype: that of the activations; or int8 or float8_e4m3fn, see `minisgl.kvcache.quantised`.
+    """
 
     def __init__(
         self,
@@ -52,36 +68,18 @@ class MHAKVCache(BaseKVCachePool):
         device: torch.device,
         zeroed: bool = False,
     ) -> None:
-        self.num_pages = num_pages
         self.page_size = page_size
-        self.dtype = dtype
         shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
         create = torch.zeros if zeroed else torch.empty
-        self._layers = [LayerPool(k=k, v=v) for k, v in create(shape, dtype=dtype, device=device)]
+        make_layer: Callable[..., LayerPool] = LayerPool
+        if dtype.itemsize == 1:
+            from minisgl.kvcache.quantised import quantised_layer as make_layer
+        self._layers = [make_layer(k=k, v=v) for k, v in create(shape, dtype=dtype, device=device)]
 
     def layer(self, layer_id: int) -> LayerPool:
         return self._layers[layer_id]
 
 
-def create_kvcache_pool(
-    *,
-    num_layers: int,
-    num_pages: int,
-    page_size: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    zeroed: bool = False,
-) -> BaseKVCachePool:
-    """Return a pool for layers with `num_kv_heads` local key/value heads of size `head_dim`."""
-    return MHAKVCache(
-        num_layers=num_layers,
-        num_pages=num_pages,
-        page_size=page_size,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        device=device,
-        zeroed=zeroed,
-    )
+create_kvcache_pool = MHAKVCache
+"""Returns a pool for layers with `num_kv_heads` local key/value heads of size `head_dim`: there is
+one class."""

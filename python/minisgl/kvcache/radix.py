@@ -28,12 +28,16 @@ Models with window or state groups add their pages to the same nodes (`minisgl.k
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 
 from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
+
+MAX_BRANCHES = 64
+"""Of a node, the newest, with which a prompt is compared to say where it differs."""
 
 
 class _Node:
@@ -116,6 +120,19 @@ class RadixPrefixCache(BasePrefixCache):
 
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return sum(common for _, common in self._follow(ids, namespace))
+
+    def differs_at(self, ids: IdArray, namespace: str = "") -> int | None:
+        node, at = self._root(namespace), 0
+        for child, common in self._follow(ids, namespace):
+            if common < len(child.ids):
+                return self._differs_at(ids, at, (child,))
+            node, at = child, at + common
+        return self._differs_at(ids, at, islice(reversed(node.children.values()), MAX_BRANCHES))
+
+    def _differs_at(self, ids: IdArray, at: int, branches: Iterable[_Node]) -> int | None:
+        ends = [at + self._common_prefix(branch.ids, ids[at:]) for branch in branches]
+        end = max(ends, default=at)
+        return end if ends and end < len(ids) else None
 
     def num_common(self, a: IdArray, b: IdArray) -> int:
         common = self._common_prefix(a, b)

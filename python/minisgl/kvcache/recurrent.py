@@ -3,8 +3,14 @@
 The tensors of `minisgl.kernel.delta_rule`. State pages and rows belong to two cache groups. Neither
 is initialised: a step writes before a later one reads.
 
-Axes: P state pages, S row slots, N local value heads, K local key heads, H key dim, V value dim,
-D = 2 K H + N V inputs of the convolution, W its taps.
+A token's convolution reads the inputs of the W - 1 tokens before it, so a page of the rows group
+keeps the last inputs alone, in a ring: the token at index i of page p has entry p * R + i % R. A
+row of a step writes those of its last W - 1 tokens. W tokens in a row have entries of their own, so
+a token that is computed again, or too much, overwrites no input that the row before it needs.
+
+Axes: P state pages, L pages of the rows group, S its slots, R entries of a ring, N local value
+heads, K local key heads, H key dim, V value dim, D = 2 K H + N V inputs of the convolution, W its
+taps.
 """
 
 from __future__ import annotations
@@ -40,11 +46,14 @@ class RecurrentShape:
         matrix = 4 * self.num_heads * self.key_dim * self.value_dim
         return matrix + (self.taps - 1) * self.conv_width * self.dtype.itemsize
 
-    @property
-    def row_bytes(self) -> int:
-        """Of a token in one layer."""
-        numbers = 4 * self.num_heads * (self.value_dim + 1)
-        return numbers + (self.conv_width + self.key_width) * self.dtype.itemsize
+    def ring(self, page_size: int) -> int:
+        """Inputs of the convolution that a page keeps."""
+        return min(page_size, self.taps)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Of a page of rows in one layer."""
+        row = 4 * self.num_heads * (self.value_dim + 1) + self.key_width * self.dtype.itemsize
+        return page_size * row + self.ring(page_size) * self.conv_width * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +61,7 @@ class RecurrentLayer:
     """One layer's cache.
 
     states: float32 [P, N, H, V]. tails: [P, W - 1, D], the last inputs of the convolution before
-    the page's position. inputs: [S, D], keys: [S, K, H], updates: float32 [S, N, V], decays:
+    the page's position. inputs: [L * R, D], keys: [S, K, H], updates: float32 [S, N, V], decays:
     float32 [S, N]; see `minisgl.kernel.delta_rule.Rows`.
     """
 
@@ -71,17 +80,19 @@ class RecurrentPool:
         *,
         num_layers: int,
         num_states: int,
-        num_slots: int,
+        num_row_pages: int,
+        page_size: int,
         device: torch.device,
     ) -> None:
         def create(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
             return torch.empty(num_layers, *sizes, dtype=dtype, device=device)
 
+        num_slots = num_row_pages * page_size
         heads, key_dim, value_dim = shape.num_heads, shape.key_dim, shape.value_dim
         tensors = {
             "states": create(num_states, heads, key_dim, value_dim, dtype=torch.float32),
             "tails": create(num_states, shape.taps - 1, shape.conv_width),
-            "inputs": create(num_slots, shape.conv_width),
+            "inputs": create(num_row_pages * shape.ring(page_size), shape.conv_width),
             "keys": create(num_slots, shape.num_key_heads, key_dim),
             "updates": create(num_slots, heads, value_dim, dtype=torch.float32),
             "decays": create(num_slots, heads, dtype=torch.float32),

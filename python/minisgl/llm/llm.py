@@ -22,6 +22,7 @@ from minisgl.core.args import (
     DeviceName,
     DTypeName,
     EngineArgs,
+    KVCacheDType,
     ModelSource,
     Quantization,
     check_option,
@@ -73,6 +74,7 @@ class LLM:
         *,
         model_source: ModelSource = "huggingface",
         dtype: DTypeName = "auto",
+        kv_cache_dtype: KVCacheDType = "auto",
         quantization: Quantization | None = None,
         device: DeviceName = "auto",
         attn: str = "auto",
@@ -161,15 +163,21 @@ class LLM:
         n: int = 1,
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
     ) -> list[RequestOutput]:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
         n, cache_salt: as for `generate`. chat_template_kwargs: further variables for the
-        checkpoint's chat template.
+        checkpoint's chat template. tools: functions that the model may call, in OpenAI's form; with
+        a list, even an empty one, `RequestOutput` has reasoning and calls apart from the text.
+        tool_choice: "auto", "none", "required", or one of them as {"type": "function", "function":
+        {"name": ...}}.
         """
         from minisgl.llm.prompts import chat_records
 
-        ids = self._encode(*chat_records(messages, chat_template_kwargs or {}))
+        given = chat_template_kwargs or {}
+        ids = self._encode(*chat_records(messages, given, tools, tool_choice))
         return self._run(ids, sampling_params, n, cache_salt)
 
     def stream(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from minisgl.core import FinishReason
+from minisgl.message import TextReply
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.parse import ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +20,10 @@ class RequestOutput:
     logprobs: the log-probability of each output token, None unless `SamplingParams.logprobs`.
     top_logprobs: for each output token the most likely ids at its position and their
     log-probabilities, None unless `SamplingParams.top_logprobs`.
+    prompt_logprobs, prompt_top_logprobs: the same of the prompt's tokens, None unless
+    `SamplingParams.prompt_logprobs`. The first token has None and no ids.
+    reasoning, tool_calls: of a chat with `tools`; `text` is then the rest. The arguments of a call
+    are JSON as the model wrote it.
     stop_match: the stop string or stop token id that ended it; None for the model's own end or
     another `finish_reason`. num_cached_tokens: prompt tokens found in the prefix cache. Times are
     seconds: queued_s until the first step, prefill_s until the first token, decode_s until the end.
@@ -21,8 +31,6 @@ class RequestOutput:
 
     text: str
     token_ids: list[int]
-    logprobs: list[float] | None
-    top_logprobs: list[dict[int, float]] | None
     finish_reason: FinishReason
     stop_match: str | int | None
     num_prompt_tokens: int
@@ -31,3 +39,22 @@ class RequestOutput:
     queued_s: float
     prefill_s: float
     decode_s: float
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+def joined(replies: Sequence[TextReply]) -> dict[str, Any]:
+    """The text, the token ids and what else the pieces of an answer report, as fields."""
+    fields: dict[str, Any] = {
+        "text": "".join([reply.text for reply in replies]),
+        "token_ids": [id for reply in replies for id in reply.token_ids],
+    }
+    if any(reply.logprobs or reply.prompt or reply.parts for reply in replies):
+        from minisgl.llm.reports import reports
+
+        fields |= reports(replies)
+    return fields

@@ -39,11 +39,18 @@ def prompt_records(prompts: Any) -> Records:
     return records, len(batch)
 
 
-def chat_records(messages: Any, template_args: dict[str, Any]) -> Records:
+def chat_records(
+    messages: Any, template_args: dict[str, Any], tools: Any = None, tool_choice: Any = "auto"
+) -> Records:
     """Return the prompts of `LLM.chat`. Raises InvalidRequest."""
     batch = as_conversations(messages)
+    fields: dict[str, Any] = {}
+    if tools is not None or tool_choice != "auto":
+        from minisgl.llm.tools import prompt_fields
+
+        fields = prompt_fields(tools, tool_choice)
     records = (
-        ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args)
+        ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args, **fields)
         for turns in batch
     )
     return records, len(batch)

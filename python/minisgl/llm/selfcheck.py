@@ -23,8 +23,7 @@ import torch
 
 from minisgl.builtin import model_path
 from minisgl.core.args import EngineArgs, options_of
-from minisgl.core.sampling import SamplingParams
-from minisgl.core.stop_checks import MAX_TOP_LOGPROBS
+from minisgl.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.kernel.philox import gumbel_noise
 from minisgl.llm.engines import OwnEngine
@@ -231,7 +230,8 @@ class SelfCheck:
         with _overlap_disabled(name == "without overlap"), self._llm(**changes) as other:
             scheduler = other._engine.scheduler if isinstance(other._engine, OwnEngine) else None
             if scheduler and name == "retracted":  # start without room to grow
-                scheduler.config = replace(scheduler.config, watermark_tokens=0)
+                planner = scheduler._planner
+                planner.config = replace(planner.config, watermark_tokens=0)
             outputs = self._ask(other, everything, "")
             if scheduler and name == "retracted":
                 condition.note = f", {scheduler.stats.num_retractions} retractions"

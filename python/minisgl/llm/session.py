@@ -17,7 +17,7 @@ import msgspec
 
 from minisgl.core import Accepted, Event, Failed, Finished
 from minisgl.errors import ConfigError, EngineError, RequestError
-from minisgl.llm.output import RequestOutput
+from minisgl.llm.output import RequestOutput, joined
 from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, TextReply, UserMsg
 from minisgl.tokenizer import Detokenizer
 
@@ -44,10 +44,7 @@ class Call:
         self._num_choices = num_choices
         self._order = {request.uid: index for index, request in enumerate(requests)}
         self.open = set(self._order)
-        self.texts: dict[int, list[str]] = {uid: [] for uid in self._order}
-        self.ids: dict[int, list[int]] = {uid: [] for uid in self._order}
-        self.logprobs: dict[int, list[float]] = {}
-        self.tops: dict[int, list[dict[int, float]]] = {}
+        self.replies: dict[int, list[TextReply]] = {uid: [] for uid in self._order}
         self._finished: dict[int, Finished] = {}
 
     @property
@@ -58,13 +55,7 @@ class Call:
         """Keep a reply. Returns the number of its tokens."""
         match reply:
             case TextReply(uid=uid):
-                self.texts[uid].append(reply.text)
-                self.ids[uid] += reply.token_ids
-                if reply.logprobs:
-                    self.logprobs.setdefault(uid, []).extend(reply.logprobs)
-                    tops = [{id: logprob for id, _, logprob in t.top} for t in reply.tokens]
-                    if tops[0]:
-                        self.tops.setdefault(uid, []).extend(tops)
+                self.replies[uid].append(reply)
                 return len(reply.token_ids)
             case Finished(uid=uid):
                 self._finished[uid] = reply
@@ -89,10 +80,7 @@ class Call:
     def _output(self, uid: int) -> RequestOutput:
         reply = self._finished[uid]
         return RequestOutput(
-            text="".join(self.texts[uid]),
-            token_ids=self.ids[uid],
-            logprobs=self.logprobs.get(uid),
-            top_logprobs=self.tops.get(uid),
+            **joined(self.replies[uid]),
             finish_reason=reply.reason,
             stop_match=reply.stop_match,
             num_prompt_tokens=reply.num_prompt_tokens,

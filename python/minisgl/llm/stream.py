@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
-from minisgl.llm.output import RequestOutput
+from minisgl.llm.output import RequestOutput, joined
 from minisgl.llm.prompts import chat_records, prompt_records
 from minisgl.llm.session import Call, OnNews, Session
 
@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 class Delta:
     """New text of an answer, and its tokens. The text may be empty: a character is not complete.
 
-    logprobs, top_logprobs: as in `RequestOutput`, for these tokens.
+    logprobs, top_logprobs, prompt_logprobs, prompt_top_logprobs: as in `RequestOutput`, for these
+    tokens and the prompt's that have come.
     """
 
     text: str
     token_ids: list[int]
-    logprobs: list[float] | None
-    top_logprobs: list[dict[int, float]] | None
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
 
 
 class Left(Exception):
@@ -46,7 +49,7 @@ class Reader:
     def __init__(self, session: Session, call: Call) -> None:
         self._session, self._call = session, call
         (self._uid,) = (request.uid for request in call.requests)
-        self._num_texts = self._num_ids = 0
+        self._num_read = 0  # replies
 
     def news(self) -> tuple[Delta | None, bool]:
         """Return what has come since the last call, if anything, and whether the call is over."""
@@ -59,20 +62,11 @@ class Reader:
             self._session.abort(self._call, Left())
 
     def _delta(self) -> Delta | None:
-        call, uid = self._call, self._uid
-        texts, ids = call.texts[uid][self._num_texts :], call.ids[uid][self._num_ids :]
-        if not texts and not ids:
+        replies = self._call.replies[self._uid][self._num_read :]
+        if not replies:
             return None
-        logprobs, tops = call.logprobs.get(uid), call.tops.get(uid)
-        delta = Delta(
-            text="".join(texts),
-            token_ids=ids,
-            logprobs=logprobs[self._num_ids :] if logprobs else None,
-            top_logprobs=tops[self._num_ids :] if tops else None,
-        )
-        self._num_texts += len(texts)
-        self._num_ids += len(ids)
-        return delta
+        self._num_read += len(replies)
+        return Delta(**joined(replies))
 
 
 class Streams:

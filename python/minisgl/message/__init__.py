@@ -124,9 +124,11 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
 
 
 class WatchMsg(Record, frozen=True, kw_only=True):
-    """Let rank 0 send `WatchReply`s for so many seconds (`minisgl.scheduler.xray`)."""
+    """Let rank 0 send `WatchReply`s for so many seconds (`minisgl.scheduler.xray`). With `seq`: let
+    it send one, with the state of the replica (`minisgl.message.replica`), and the same seq."""
 
-    seconds: float
+    seconds: float = 0.0
+    seq: int | None = None
 
 
 # --- to the scheduler --------------------------------------------------------------------------
@@ -234,9 +236,10 @@ class ProfileReply(Record, frozen=True, kw_only=True):
 
 
 class WatchReply(Record, frozen=True, kw_only=True):
-    """frame: JSON, which goes to those who watch as it is."""
+    """frame: JSON, which goes to those who watch as it is. seq: see `WatchMsg`."""
 
     frame: bytes
+    seq: int | None = None
 
 
 class DetokenizeMsg(Record, frozen=True, kw_only=True):
@@ -265,12 +268,19 @@ class TokenText(Record, frozen=True, kw_only=True, omit_defaults=True):
     top: list[tuple[int, bytes, float]] = []
 
 
+class PromptToken(TokenText, frozen=True, kw_only=True):
+    """A token of the prompt. logprob: None for the first. offset: in the prompt's text."""
+
+    id: int
+    logprob: float | None = None
+
+
 class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
 
-    logprobs, tokens: one for each of `token_ids`; none unless the request asks for them. parts: of
-    an answer that is split, (kind, text) as in `minisgl.tokenizer.parse.answer`; `text` has the
-    content.
+    logprobs, tokens: one for each of `token_ids`; none unless the request asks for them. prompt:
+    the next tokens of the prompt, if their log-probabilities are asked for. parts: of an answer
+    that is split, (kind, text) as in `minisgl.tokenizer.parse.answer`; `text` has the content.
     """
 
     uid: Uid
@@ -278,6 +288,7 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: list[int]
     logprobs: list[float] | None = None
     tokens: list[TokenText] = []
+    prompt: list[PromptToken] = []
     parts: list[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = []
 
 

@@ -7,7 +7,7 @@ then `minisgl.models.decoder`.
 """
 
 from minisgl.layers import RotaryConfig
-from minisgl.models.build import build_model, check_model, load_model
+from minisgl.models.build import build_model, load_model
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import BaseLLMModel, Decoder
 from minisgl.models.registry import get_model_class, supported_architectures
@@ -25,7 +25,6 @@ __all__ = [
     "PoolSpec",
     "RotaryConfig",
     "build_model",
-    "check_model",
     "get_model_class",
     "layers_of",
     "load_model",

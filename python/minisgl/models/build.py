@@ -1,27 +1,21 @@
-"""The doors of this package: build a model on `meta`, load one, check a checkpoint."""
+"""Build a model on `meta`, or load one from a checkpoint."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from minisgl.layers import BuildContext
-from minisgl.layers.shard import vocab_share
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
-from minisgl.models.weight import Checkpoint, Progress, check_weight, load_dummy, load_weight
-from minisgl.quantization import Part
-from minisgl.utils.logger import get_logger
+from minisgl.models.weight import Checkpoint, Progress, load_weight
 
 if TYPE_CHECKING:
     from minisgl.core.args import Quantization
     from minisgl.distributed import DistributedCommunicator
     from minisgl.kernel.ops import Ops
-
-logger = get_logger(__name__)
 
 
 def build_model(
@@ -75,62 +69,26 @@ def load_model(
     """
     config = ModelConfig.from_folder(folder, quantization)
 
-    def build() -> BaseLLMModel:
-        return build_model(
-            config,
-            dtype=dtype,
-            ops=ops,
-            comm=comm,
-            max_context=max_context,
-            expert_parallel=expert_parallel,
-        )
+    checkpoint = None if dummy else open_checkpoint(folder, config)
+    names = {EMBEDDING, LM_HEAD}
+    if checkpoint and config.tie_word_embeddings and checkpoint.names.issuperset(names):
+        from minisgl.models.tied import untied_if_different
 
-    if dummy:
-        model = build()
+        config = untied_if_different(checkpoint, config, comm)
+    model = build_model(
+        config,
+        dtype=dtype,
+        ops=ops,
+        comm=comm,
+        max_context=max_context,
+        expert_parallel=expert_parallel,
+    )
+    if checkpoint:
+        load_weight(model, checkpoint, device=device, progress=progress)
+    else:
+        from minisgl.models.dummy import load_dummy
+
         load_dummy(model, device=device, seed=seed, progress=progress)
-        return _loaded(model, config, comm)
-    checkpoint = _open(folder, config)
-    if config.tie_word_embeddings and _heads_differ(checkpoint, config, comm):
-        logger.warning(
-            "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
-            "Hugging Face does",
-            config.fields.where,
-            LM_HEAD,
-            EMBEDDING,
-        )
-        config = dataclasses.replace(config, tie_word_embeddings=False)
-    model = build()
-    load_weight(model, checkpoint, device=device, progress=progress)
-    return _loaded(model, config, comm)
-
-
-def check_model(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    ops: Ops,
-    comm: DistributedCommunicator,
-    expert_parallel: bool = False,
-    quantization: Quantization | None = None,
-) -> None:
-    """Raise what `load_model` would raise before it reads a tensor.
-
-    A folder without weights is only logged; one with weights in another format is an error.
-    """
-    from minisgl.utils.formats import other_format
-
-    if not any(folder.glob("*.safetensors*")) and not other_format(folder):
-        logger.warning("%s has no weights yet, which a start needs", folder)
-        return
-    config = ModelConfig.from_folder(folder, quantization)
-    model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
-    check_weight(model, _open(folder, config))
-
-
-def _loaded(
-    model: BaseLLMModel, config: ModelConfig, comm: DistributedCommunicator
-) -> BaseLLMModel:
-    """Log which weights are dequantised. Returns the model."""
     if config.formats.names and comm.rank == 0:
         from minisgl.quantization.panelled import log_kernels
 
@@ -138,7 +96,8 @@ def _loaded(
     return model
 
 
-def _open(folder: Path, config: ModelConfig) -> Checkpoint:
+def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
+    """Return the tensors of the folder by the names that the layers declare."""
     if (folder / "model.gguf").exists():
         from minisgl.models.gguf import GgufCheckpoint
 
@@ -148,23 +107,3 @@ def _open(folder: Path, config: ModelConfig) -> Checkpoint:
     from minisgl.models.view import open_view
 
     return open_view(folder, config)
-
-
-def _heads_differ(
-    checkpoint: Checkpoint, config: ModelConfig, comm: DistributedCommunicator
-) -> bool:
-    """Whether embedding and LM head differ. Each rank compares its rows; all return the same."""
-    names = (EMBEDDING, LM_HEAD)
-    if not checkpoint.names.issuperset(names):
-        return False
-    shape = (config.vocab_size, config.hidden_size)
-    share = vocab_share(config.vocab_size, comm.size, comm.rank)
-    shapes = {checkpoint.shape(name) for name in names}
-    are_equal = len(shapes) == 1
-    if shapes == {shape}:  # loading refuses any other
-        tables = [
-            checkpoint.share(name, Part(name=name, shape=shape, axis=0, share=share))
-            for name in names
-        ]
-        are_equal = torch.equal(*tables)
-    return not comm.all_min(int(are_equal))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,10 +18,9 @@ from minisgl.models.view import interleaved
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
+    from minisgl.layers import BuildContext
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+    from minisgl.models.decoder import LayerBuild
 
 
 class LayerNormFused(RMSNormFused):
@@ -37,23 +35,9 @@ class LayerNormFused(RMSNormFused):
 class ParallelBlock(Block):
     """norm, then attention and MLP of the same input; their sum is added."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
-        self.attention_norm = LayerNormFused(
-            build,
-            size=spec.config.hidden_size,
-            eps=spec.config.norm_eps,
-            name=f"{layer.prefix}.input_layernorm.weight",
-        )
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.attention_norm = at.norm(LayerNormFused, "input_layernorm")
         self.mlp_norm = NoNorm()
 
     @classmethod

@@ -21,7 +21,6 @@ from minisgl.kernel.ops import Activation
 from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
 from minisgl.models.registry import get_model_class
 from minisgl.models.spec import Family
-from minisgl.models.weight import checkpoint_dtype
 from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import counted
@@ -142,7 +141,9 @@ class ModelConfig:
             raise config.error("architectures", "a list with one name, as in ['LlamaForCausalLM']")
         family = get_model_class(str(architectures[0]))
         named = {
-            ours: values[theirs] for theirs, ours in family.renames.items() if theirs in values
+            ours: value
+            for theirs, ours in family.renames.items()
+            if (value := values.get(theirs)) is not None
         }
         config = Fields({**family.defaults, **values, **named}, str(file))
 
@@ -162,8 +163,7 @@ class ModelConfig:
         num_layers = config.integer("num_hidden_layers")
         if num_layers > MAX_LAYERS:
             raise config.error("num_hidden_layers", f"at most {MAX_LAYERS}")
-        activation = config.values.get("hidden_act")
-        activation = "silu" if activation is None else str(activation)
+        activation = str(config._value("hidden_act", family.defaults.get("hidden_act", "silu")))
         if activation not in _ACTIVATIONS:
             raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
         stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
@@ -198,6 +198,8 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
             if str(value) not in _DTYPES:
                 raise config.error(name, f"one of {', '.join(_DTYPES)}")
             return _DTYPES[str(value)]
+    from minisgl.models.weight import checkpoint_dtype
+
     return checkpoint_dtype(folder)
 
 

@@ -10,7 +10,8 @@ Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
+
+Norm = TypeVar("Norm")
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
@@ -105,7 +108,17 @@ class Decoder(BaseLLMModel):
             mixture = mixture_builder(spec.moe, build, hidden_size)
         self.blocks = OPList(
             [
-                (layer.block or Block)(spec, layer, build, ropes[layer.rope], mixture, index, place)
+                (layer.block or Block)(
+                    LayerBuild(
+                        spec=spec,
+                        layer=layer,
+                        build=build,
+                        rope=ropes[layer.rope],
+                        mixture=mixture,
+                        index=index,
+                        place=place,
+                    )
+                )
                 for index, (layer, place) in enumerate(
                     zip(spec.layers, self.layout.places, strict=True)
                 )
@@ -149,6 +162,33 @@ class Decoder(BaseLLMModel):
         return self.lm_head.forward(x_SD, shared)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBuild:
+    """What one layer of a model is built from.
+
+    mixture: builds the experts of the layer with an index; None if no layer has experts. index: of
+    the layer in the model. place: its pool, and its index in the pool.
+    """
+
+    spec: ModelSpec
+    layer: LayerSpec
+    build: BuildContext
+    rope: RotaryEmbedding
+    mixture: Callable[[int], MoELayer] | None
+    index: int
+    place: tuple[int, int]
+
+    def norm(self, kind: Callable[..., Norm], name: str, size: int = 0) -> Norm:
+        """Return a norm of the layer. size: by default that of the hidden states."""
+        config = self.spec.config
+        name = f"{self.layer.prefix}.{name}.weight"
+        return kind(self.build, size=size or config.hidden_size, eps=config.norm_eps, name=name)
+
+    def head_norm(self, kind: Callable[..., Norm], name: str) -> Norm:
+        """Return a norm of the layer's queries or keys, per head."""
+        return self.norm(kind, f"self_attn.{name}", self.layer.head_dim)
+
+
 class Block(BaseOP):
     """norm, attention, norm, MLP or mixture of experts.
 
@@ -160,30 +200,16 @@ class Block(BaseOP):
     attention: Attention
     mlp: GatedMLP | MoELayer
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        """index: the layer's index in the model. place: its pool, and its index in the pool."""
+    def __init__(self, at: LayerBuild) -> None:
         super().__init__()
-        size, eps, prefix = spec.config.hidden_size, spec.config.norm_eps, layer.prefix
-        self.attention_norm = self.norm_type(
-            build, size=size, eps=eps, name=f"{prefix}.input_layernorm.weight"
-        )
-        self.attention = self.attention_type(spec, layer, build, rope, place)
-        self.mlp_norm = self.norm_type(
-            build, size=size, eps=eps, name=f"{prefix}.post_attention_layernorm.weight"
-        )
-        if spec.moe and mixture and spec.moe.is_sparse[index]:
-            self.mlp = mixture(index)
+        self.attention_norm = at.norm(self.norm_type, "input_layernorm")
+        self.attention = self.attention_type(at)
+        self.mlp_norm = at.norm(self.norm_type, "post_attention_layernorm")
+        moe = at.spec.moe
+        if moe and at.mixture and moe.is_sparse[at.index]:
+            self.mlp = at.mixture(at.index)
         else:
-            self.mlp = GatedMLP(spec, build, f"{prefix}.mlp")
+            self.mlp = GatedMLP(at.spec, at.build, f"{at.layer.prefix}.mlp")
 
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
@@ -212,15 +238,9 @@ class Block(BaseOP):
 class Attention(BaseOP):
     """Query/key/value projection, attention, output projection."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        place: tuple[int, int],
-    ) -> None:
+    def __init__(self, at: LayerBuild) -> None:
         super().__init__()
+        spec, layer, build = at.spec, at.layer, at.build
         config, prefix = spec.config, f"{layer.prefix}.self_attn"
         self.qkv = LinearQKVMerged(
             build,
@@ -233,23 +253,19 @@ class Attention(BaseOP):
         )
 
         def head_norm(name: str) -> RMSNorm | Identity:
-            if not spec.qk_norm:
-                return Identity()
-            return RMSNorm(
-                build, size=layer.head_dim, eps=config.norm_eps, name=f"{prefix}.{name}.weight"
-            )
+            return at.head_norm(RMSNorm, name) if spec.qk_norm else Identity()
 
         self.attend = AttentionLayer(
             AttnLayer(
-                pool=place[0],
-                layer_id=place[1],
+                pool=at.place[0],
+                layer_id=at.place[1],
                 num_q_heads=self.qkv.num_q_heads,
                 num_kv_heads=self.qkv.num_kv_heads,
                 head_dim=layer.head_dim,
                 scale=layer.scale or layer.head_dim**-0.5,
                 window=layer.window,
             ),
-            rope=rope,
+            rope=at.rope,
             q_norm=head_norm("q_norm"),
             k_norm=head_norm("k_norm"),
         )

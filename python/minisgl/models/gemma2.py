@@ -16,22 +16,14 @@ from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
-    from minisgl.layers import BuildContext, RotaryEmbedding
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+    from minisgl.models.decoder import LayerBuild
 
 
 class CappedAttention(Attention):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, place)
-        softcap = spec.config.fields.optional_number("attn_logit_softcapping")
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        softcap = at.spec.config.fields.optional_number("attn_logit_softcapping")
         self.attend.layer = replace(self.attend.layer, softcap=softcap)
 
 

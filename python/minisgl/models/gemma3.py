@@ -3,7 +3,6 @@ have a rotation of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,38 +15,21 @@ from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+    from minisgl.models.decoder import LayerBuild
 
 
 class Gemma3Block(SandwichBlock):
     pre_norm_type = GemmaNormFused
     post_norm_type = GemmaNorm
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
-        q_norm, k_norm = (
-            GemmaNorm(
-                build,
-                size=layer.head_dim,
-                eps=spec.config.norm_eps,
-                name=f"{layer.prefix}.self_attn.{name}.weight",
-            )
-            for name in ("q_norm", "k_norm")
-        )
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
         self.attention.attend = AttentionLayer(
-            self.attention.attend.layer, rope=rope, q_norm=q_norm, k_norm=k_norm
+            self.attention.attend.layer,
+            rope=at.rope,
+            q_norm=at.head_norm(GemmaNorm, "q_norm"),
+            k_norm=at.head_norm(GemmaNorm, "k_norm"),
         )
 
 

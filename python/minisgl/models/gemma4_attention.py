@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from minisgl.attention import AttnLayer
     from minisgl.core import Batch
     from minisgl.layers import BuildContext, RotaryEmbedding
+    from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
 
 
@@ -85,21 +86,16 @@ class ReadsAnother(AttentionLayer):
 class Gemma4Attention(Attention):
     """Keys are values where the field attention_k_eq_v says so, in layers without a window."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, place)
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        spec, layer, build = at.spec, at.layer, at.build
         config, prefix = spec.config, f"{layer.prefix}.self_attn"
-        size, eps, attn_layer = layer.head_dim, config.norm_eps, self.attend.layer
-        q_norm = RMSNorm(build, size=size, eps=eps, name=f"{prefix}.q_norm.weight")
+        attn_layer = self.attend.layer
+        q_norm = at.head_norm(RMSNorm, "q_norm")
         if layer.shares is not None:
-            self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment]
-            self.attend = ReadsAnother(attn_layer, rope=rope, q_norm=q_norm, k_norm=Identity())
+            # A layer that reads the keys of another projects queries alone.
+            self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment] # see above
+            self.attend = ReadsAnother(attn_layer, rope=at.rope, q_norm=q_norm, k_norm=Identity())
             return
         if layer.window is None and config.fields.flag("attention_k_eq_v", False):
             self.qkv = LinearQKVMerged(
@@ -107,16 +103,16 @@ class Gemma4Attention(Attention):
                 in_size=config.hidden_size,
                 num_q_heads=layer.num_heads,
                 num_kv_heads=layer.num_kv_heads,
-                head_dim=size,
+                head_dim=layer.head_dim,
                 bias=spec.qkv_bias,
                 names=(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.k_proj"),
             )
         self.attend = NormedValues(
             attn_layer,
-            rope=rope,
+            rope=at.rope,
             q_norm=q_norm,
-            k_norm=RMSNorm(build, size=size, eps=eps, name=f"{prefix}.k_norm.weight"),
-            v_norm=UnitNorm(build, size=size, eps=eps),
+            k_norm=at.head_norm(RMSNorm, "k_norm"),
+            v_norm=UnitNorm(build, size=layer.head_dim, eps=config.norm_eps),
         )
 
 

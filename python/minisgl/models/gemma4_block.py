@@ -6,7 +6,6 @@ Axes: T tokens of this step, S rows that sample, D hidden size, L layers, P widt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -24,9 +23,9 @@ from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
-    from minisgl.models.spec import LayerSpec, ModelSpec
+    from minisgl.layers import BuildContext
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import ModelSpec
 
 
 class LayerInput(BaseOP):
@@ -52,21 +51,14 @@ class Gemma4Block(SandwichBlock):
     attention_type = Gemma4Attention
     layer_scalar: Tensor
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
+    def __init__(self, at: LayerBuild) -> None:
+        spec, layer, build = at.spec, at.layer, at.build
         fields, prefix = spec.config.fields, layer.prefix
         if layer.shares is not None and fields.flag("use_double_wide_mlp", False):
             wide = replace(spec.config, intermediate_size=2 * spec.config.intermediate_size)
             spec = replace(spec, config=wide)
-        super().__init__(spec, layer, build, rope, mixture, index, place)
+            at = replace(at, spec=spec)
+        super().__init__(at)
         self.entry = Identity()
         self.declare("layer_scalar", build.dtype, Part.whole(f"{prefix}.layer_scalar", 1))
         width = fields.integer("hidden_size_per_layer_input", minimum=0)
@@ -74,15 +66,9 @@ class Gemma4Block(SandwichBlock):
         self.experts: Gemma4Experts | None = None
         if isinstance(self.mlp, Gemma4Experts):
             self.experts, self.mlp = self.mlp, GatedMLP(spec, build, f"{prefix}.mlp")
-            size, eps = spec.config.hidden_size, spec.config.norm_eps
-            self.of_mlp, self.before_experts, self.of_experts = (
-                RMSNorm(build, size=size, eps=eps, name=f"{prefix}.{name}.weight")
-                for name in (
-                    "post_feedforward_layernorm_1",
-                    "pre_feedforward_layernorm_2",
-                    "post_feedforward_layernorm_2",
-                )
-            )
+            self.of_mlp = at.norm(RMSNorm, "post_feedforward_layernorm_1")
+            self.before_experts = at.norm(RMSNorm, "pre_feedforward_layernorm_2")
+            self.of_experts = at.norm(RMSNorm, "post_feedforward_layernorm_2")
 
     def whole(
         self, h_TD: Tensor, part_TP: Tensor | None, batch: Batch, rows_S: Tensor | None

@@ -8,7 +8,7 @@ from minisgl.attention.names import SINKS
 from minisgl.layers.moe import ExpertNames
 from minisgl.models.decoder import Block
 from minisgl.models.layer_types import layer_types, layers_of_types
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import mixture_in_each_layer
 from minisgl.models.sinks import SinkAttention
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.models.stacked_view import StackedExperts
@@ -24,7 +24,6 @@ class GptOssBlock(Block):
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    num_experts, top_k = read_experts(config, "num_local_experts")
     bias = fields.flag("attention_bias", True)
     gate = ClampedGate(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
     return ModelSpec(
@@ -33,16 +32,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         qkv_bias=bias,
         o_bias=bias,
         attention=(SINKS,),
-        moe=MoeSpec(
-            num_experts=num_experts,
-            top_k=top_k,
-            inner_size=config.intermediate_size,
-            renormalise=True,
-            is_sparse=(True,) * config.num_layers,
-            names=_names,
-            activation=gate,
-            bias=True,
-        ),
+        moe=mixture_in_each_layer(config, _names, activation=gate, bias=True),
     )
 
 

@@ -14,30 +14,17 @@ from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from minisgl.core import Batch
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+    from minisgl.models.decoder import LayerBuild
 
 
 class GraniteBlock(Block):
     """A block whose attention and MLP are scaled before the residual addition."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
-        self.multiplier = spec.config.fields.number("residual_multiplier", 1.0)
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.multiplier = at.spec.config.fields.number("residual_multiplier", 1.0)
 
     def forward(
         self,

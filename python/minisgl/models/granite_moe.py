@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
 from minisgl.models import granite
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import mixture_in_each_layer
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    num_experts, top_k = read_experts(config, "num_local_experts")
-    mixture = MoeSpec(
-        num_experts=num_experts,
-        top_k=top_k,
-        inner_size=config.intermediate_size,
-        renormalise=True,
-        is_sparse=(True,) * config.num_layers,
-        names=_names,
-    )
-    return replace(granite.spec(config), moe=mixture)
+    return replace(granite.spec(config), moe=mixture_in_each_layer(config, _names))
 
 
 def _names(layer: int) -> ExpertNames:

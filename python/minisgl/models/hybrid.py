@@ -18,47 +18,36 @@ from minisgl.layers.gated_attention import LinearGatedQKV
 from minisgl.models.decoder import Attention, Block
 from minisgl.models.gemma import GemmaNorm, GemmaNormFused
 from minisgl.models.recurrent import INTERVAL, DeltaSpec
-from minisgl.models.spec import LayerSpec, ModelSpec
+from minisgl.models.spec import LayerSpec
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
-    from minisgl.layers import BuildContext, RotaryEmbedding
     from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import LayerBuild
 
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
 class GatedAttention(Attention):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, place)
-        prefix = f"{layer.prefix}.self_attn"
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        spec, layer = at.spec, at.layer
         self.gated_qkv = LinearGatedQKV(
-            build,
+            at.build,
             in_size=spec.config.hidden_size,
             num_q_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
             bias=spec.qkv_bias,
-            prefix=prefix,
+            prefix=f"{layer.prefix}.self_attn",
         )
         del self.qkv
-        q_norm, k_norm = (
-            GemmaNorm(
-                build,
-                size=layer.head_dim,
-                eps=spec.config.norm_eps,
-                name=f"{prefix}.{name}.weight",
-            )
-            for name in ("q_norm", "k_norm")
+        self.attend = AttentionLayer(
+            self.attend.layer,
+            rope=at.rope,
+            q_norm=at.head_norm(GemmaNorm, "q_norm"),
+            k_norm=at.head_norm(GemmaNorm, "k_norm"),
         )
-        self.attend = AttentionLayer(self.attend.layer, rope=rope, q_norm=q_norm, k_norm=k_norm)
 
     def forward(
         self,
@@ -86,17 +75,11 @@ class DeltaBlock(Block):
     norm_type = GemmaNormFused
 
     @staticmethod
-    def attention_type(
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        place: tuple[int, int],
-    ) -> GatedDeltaNet:
-        delta = layer.recurrent
+    def attention_type(at: LayerBuild) -> GatedDeltaNet:
+        spec, layer, delta = at.spec, at.layer, at.layer.recurrent
         assert isinstance(delta, DeltaSpec)
         return GatedDeltaNet(
-            build,
+            at.build,
             prefix=f"{layer.prefix}.linear_attn",
             hidden_size=spec.config.hidden_size,
             num_heads=layer.num_heads,
@@ -107,7 +90,7 @@ class DeltaBlock(Block):
             interval=INTERVAL,
             norm_eps=spec.config.norm_eps,
             projections=FusedProjections if delta.fused else Projections,
-            place=place,
+            place=at.place,
         )
 
 

@@ -16,13 +16,10 @@ from minisgl.models.rotation import rope_fields
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from minisgl.attention import AttnLayer
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
+    from minisgl.layers import RotaryEmbedding
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+    from minisgl.models.decoder import LayerBuild
 
 
 class ScaledQueries(SplitAttentionLayer):
@@ -40,21 +37,12 @@ class ScaledQueries(SplitAttentionLayer):
 
 
 class Ministral3Block(Block):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
         self.attention.attend = ScaledQueries(
             self.attention.attend.layer,
-            rope,
-            beta=rope_fields(spec.config).number("llama_4_scaling_beta"),
+            at.rope,
+            beta=rope_fields(at.spec.config).number("llama_4_scaling_beta"),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import ExpertNames
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
@@ -13,20 +13,11 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    fields = config.fields
-    num_experts, top_k = read_experts(config, "num_local_experts")
-    window = fields.optional_integer("sliding_window")
+    window = config.fields.optional_integer("sliding_window")
     return ModelSpec(
         config=config,
         layers=layers_of(config, (window,) * config.num_layers),
-        moe=MoeSpec(
-            num_experts=num_experts,
-            top_k=top_k,
-            inner_size=config.intermediate_size,
-            renormalise=True,
-            is_sparse=(True,) * config.num_layers,
-            names=_names,
-        ),
+        moe=mixture_in_each_layer(config, _names),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl.errors import ConfigError
 from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
@@ -64,6 +64,23 @@ def read_experts(
     if config.activation != activation:
         raise fields.error("hidden_act", f"{activation} in a mixture of experts")
     return num_experts, top_k
+
+
+def mixture_in_each_layer(
+    config: ModelConfig, names: Callable[[int], ExpertNames], **more: Any
+) -> MoeSpec:
+    """Returns a mixture of `num_local_experts` in each layer. Each expert is as wide as config.json
+    says of the MLP, and a token's weights sum to 1. more: further fields of `MoeSpec`."""
+    num_experts, top_k = read_experts(config, "num_local_experts")
+    return MoeSpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner_size=config.intermediate_size,
+        renormalise=True,
+        is_sparse=(True,) * config.num_layers,
+        names=names,
+        **more,
+    )
 
 
 def mixture_builder(

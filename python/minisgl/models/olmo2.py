@@ -11,18 +11,16 @@ from torch import Tensor
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.shard import split_heads, times
 from minisgl.layers.split_attention import SplitAttentionLayer
+from minisgl.models.decoder import Attention
 from minisgl.models.post_norm import PostNormBlock
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from minisgl.attention import AttnLayer
     from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+    from minisgl.models.decoder import LayerBuild
 
 
 class WideNorm(BaseOP):
@@ -74,49 +72,35 @@ class WideNormLayer(SplitAttentionLayer):
         return q_TNH, k_TKH, v_TKH
 
 
-def wide_norms(
-    spec: ModelSpec,
-    layer: LayerSpec,
-    build: BuildContext,
-    rope: RotaryEmbedding,
-    attn_layer: AttnLayer,
-) -> WideNormLayer:
-    shares = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)
-    own = shares[build.comm.rank]
+class WideNormAttention(Attention):
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        build, layer = at.build, at.layer
+        shares = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)
+        own = shares[build.comm.rank]
 
-    def norm(name: str, heads: range, num_heads: int, num_copies: int) -> WideNorm:
-        return WideNorm(
-            build,
-            heads=heads,
-            num_heads=num_heads,
-            num_copies=num_copies,
-            head_dim=layer.head_dim,
-            eps=spec.config.norm_eps,
-            name=f"{layer.prefix}.self_attn.{name}.weight",
+        def norm(name: str, heads: range, num_heads: int, num_copies: int) -> WideNorm:
+            return WideNorm(
+                build,
+                heads=heads,
+                num_heads=num_heads,
+                num_copies=num_copies,
+                head_dim=layer.head_dim,
+                eps=at.spec.config.norm_eps,
+                name=f"{layer.prefix}.self_attn.{name}.weight",
+            )
+
+        num_copies = sum(share.kv == own.kv for share in shares)
+        self.attend = WideNormLayer(
+            self.attend.layer,
+            at.rope,
+            norm("q_norm", own.q, layer.num_heads, 1),
+            norm("k_norm", own.kv, layer.num_kv_heads, num_copies),
         )
-
-    num_copies = sum(share.kv == own.kv for share in shares)
-    return WideNormLayer(
-        attn_layer,
-        rope,
-        norm("q_norm", own.q, layer.num_heads, 1),
-        norm("k_norm", own.kv, layer.num_kv_heads, num_copies),
-    )
 
 
 class Olmo2Block(PostNormBlock):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
-        self.attention.attend = wide_norms(spec, layer, build, rope, self.attention.attend.layer)
+    attention_type = WideNormAttention
 
 
 def spec(config: ModelConfig) -> ModelSpec:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.decoder import Block
-from minisgl.models.olmo2 import wide_norms
+from minisgl.models.olmo2 import WideNormAttention
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.layers.moe import MoELayer
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class OlmoeBlock(Block):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
-        self.attention.attend = wide_norms(spec, layer, build, rope, self.attention.attend.layer)
+    attention_type = WideNormAttention
 
 
 def spec(config: ModelConfig) -> ModelSpec:

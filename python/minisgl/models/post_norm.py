@@ -11,7 +11,6 @@ Axes: T tokens of this step, S rows that sample, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,15 +23,14 @@ from minisgl.layers import (
     Identity,
     RMSNorm,
     RMSNormFused,
-    RotaryEmbedding,
     StateLessOP,
 )
 from minisgl.models.decoder import Block
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
-    from minisgl.layers.moe import MoELayer
-    from minisgl.models.spec import LayerSpec, ModelSpec
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import ModelSpec
 
 
 class AllReduce(StateLessOP):
@@ -62,27 +60,17 @@ class SandwichBlock(Block):
     pre_norm_type: ClassVar[type[RMSNormFused]] = RMSNormFused
     post_norm_type: ClassVar[type[RMSNorm]] = RMSNorm
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
         # The first block gets the embedding, which is a partial sum.
-        self.entry = Identity() if index else AllReduce(build)
-        self.all_reduce = AllReduce(build)
-        size, eps = spec.config.hidden_size, spec.config.norm_eps
-        first, second, third, fourth = (f"{layer.prefix}.{x}.weight" for x in self.norm_names)
-        pre, post = self.pre_norm_type, self.post_norm_type
-        self.attention_norm = pre(alone(build), size=size, eps=eps, name=first)
-        self.attention_post_norm = post(build, size=size, eps=eps, name=second)
-        self.mlp_norm = pre(alone(build), size=size, eps=eps, name=third)
-        self.mlp_post_norm = post(build, size=size, eps=eps, name=fourth)
+        self.entry = Identity() if at.index else AllReduce(at.build)
+        self.all_reduce = AllReduce(at.build)
+        first, second, third, fourth = self.norm_names
+        whole = replace(at, build=alone(at.build))
+        self.attention_norm = whole.norm(self.pre_norm_type, first)
+        self.attention_post_norm = at.norm(self.post_norm_type, second)
+        self.mlp_norm = whole.norm(self.pre_norm_type, third)
+        self.mlp_post_norm = at.norm(self.post_norm_type, fourth)
 
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
@@ -112,7 +100,7 @@ def alone(build: BuildContext) -> BuildContext:
 class NoNorm(RMSNormFused):
     """In the place of a norm, for a projection that takes its input as it is."""
 
-    weight = None  # type: ignore[assignment]
+    weight = None  # type: ignore[assignment] # `Ops.norm_linear` takes None for no norm
     eps = 0.0
 
     def __init__(self) -> None:
@@ -130,17 +118,8 @@ class NoNorm(RMSNormFused):
 class PostNormBlock(SandwichBlock):
     """attention, norm, add; MLP, norm, add."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        mixture: Callable[[int], MoELayer] | None,
-        index: int,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, mixture, index, place)
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
         self.attention_norm = self.mlp_norm = NoNorm()
 
     def forward(

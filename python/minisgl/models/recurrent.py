@@ -91,4 +91,4 @@ class RecurrentPoolSpec(PoolSpec):
         shape = self.shape(dtype)
         if group == self.state_group:
             return self.num_layers * shape.state_bytes
-        return self.num_layers * page_size * shape.row_bytes if group == self.group else 0
+        return self.num_layers * shape.page_bytes(page_size) if group == self.group else 0

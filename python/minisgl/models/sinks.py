@@ -14,8 +14,8 @@ from minisgl.models.decoder import Attention
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
-    from minisgl.layers import RotaryEmbedding
-    from minisgl.models.spec import LayerSpec, ModelSpec
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec
 
 
 class HeadSinks(BaseOP):
@@ -31,14 +31,7 @@ class HeadSinks(BaseOP):
 
 
 class SinkAttention(Attention):
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: LayerSpec,
-        build: BuildContext,
-        rope: RotaryEmbedding,
-        place: tuple[int, int],
-    ) -> None:
-        super().__init__(spec, layer, build, rope, place)
-        self.sinks = HeadSinks(build, layer)
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.sinks = HeadSinks(at.build, at.layer)
         self.attend.layer = replace(self.attend.layer, sinks=self.sinks)

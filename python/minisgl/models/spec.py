@@ -105,8 +105,11 @@ class PoolSpec:
         return replace(self, num_kv_heads=len(heads.kv))
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
-        """The bytes of a page of a cache group in this pool, over all its layers."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        """The bytes of a page of a cache group in this pool, over all its layers. dtype: see
+        `minisgl.kvcache.pool.MHAKVCache`."""
+        # An integer's scale is a float32 for each token and head.
+        head_bytes = self.head_dim * dtype.itemsize + 4 * (not dtype.is_floating_point)
+        per_token = 2 * self.num_layers * self.num_kv_heads * head_bytes
         return per_token * page_size if group == self.group else 0
 
 
@@ -160,7 +163,7 @@ class ModelSpec:
         """Elements that a token takes between a block's norm and its sum, at most."""
         widths = [3 * self.config.intermediate_size]
         if self.moe:
-            pair = 2 * self.moe.inner_size + self.config.hidden_size
+            pair = 2 * self.moe.inner_size + max(self.moe.inner_size, self.config.hidden_size)
             widths.append(self.moe.top_k * pair + 3 * self.moe.shared_size)
         return max(widths)
 

@@ -26,19 +26,19 @@ from minisgl.utils.text import counted
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes) after each parameter."""
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_QUANTISED = {
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+QUANTISED = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.int32: "I32",
 }
 """A tensor of such a dtype is read as it is; any other is converted."""
-# Old exports saved the rotary table, which is computed here.
-_NO_PARAMETER = re.compile(r"\.rotary_emb\.inv_freq$")
-# Hugging Face's `initializer_range`: with it, random activations keep their scale over the layers.
-_DUMMY_STD = 0.02
-
+# Old exports saved the rotary table, which is computed here. Scales of a KV cache are read by
+# `minisgl.models.kv_scales`, if they are needed.
+_NO_PARAMETER = re.compile(
+    r"\.rotary_emb\.inv_freq$|\.self_attn\.([qkv]_proj\.)?([qkv]_scale|output_scale)$"
+)
 MAX_TOLD = 30  # misfitting tensors that an error names
 
 READERS = 4
@@ -123,7 +123,7 @@ def checkpoint_dtype(folder: Path) -> torch.dtype:
     if any(folder.glob("*.safetensors")):
         checkpoint = Checkpoint(folder)
         for name in sorted(checkpoint.names):
-            if (dtype := _DTYPES.get(checkpoint.dtype(name))) not in (None, torch.float64):
+            if (dtype := DTYPES.get(checkpoint.dtype(name))) not in (None, torch.float64):
                 return dtype
     return torch.float32
 
@@ -141,7 +141,7 @@ def load_weight(
     anything is read.
     """
     parameters = list(model.parameters())
-    names = _join(parameters, checkpoint)
+    names = join_names(parameters, checkpoint)
 
     def fill(parameter: Parameter) -> Tensor:
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -157,38 +157,7 @@ def load_weight(
         return tensor
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="read-weights") as readers:
-        _fill(model, parameters, readers.map(fill, parameters), device, progress)
-
-
-def check_weight(model: TensorOwner, checkpoint: Checkpoint) -> None:
-    """Raise what `load_weight` would raise before it reads a tensor."""
-    _join(list(model.parameters()), checkpoint)
-
-
-def load_dummy(
-    model: TensorOwner, *, device: torch.device, seed: int = 0, progress: Progress | None = None
-) -> None:
-    """Fill with random weights, for benchmarks: equal for equal seeds, shapes and devices.
-
-    So equal shares of several ranks hold equal values. Together they are not one rank's model.
-    """
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def fill(parameter: Parameter) -> Tensor:
-        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        if parameter.dtype == torch.int32:
-            return tensor.zero_()  # numbers of groups
-        if parameter.dtype in (torch.int8, torch.uint8):
-            return tensor.random_(0, 128, generator=generator)
-        if parameter.dtype in _QUANTISED:
-            drawn = torch.empty(parameter.shape, device=device)
-            return tensor.copy_(drawn.normal_(0, _DUMMY_STD, generator=generator))
-        if len(parameter.shape) > 1:
-            return tensor.normal_(0, _DUMMY_STD, generator=generator)
-        return tensor.fill_(0 if parameter.attr == "bias" else 1)
-
-    parameters = list(model.parameters())
-    _fill(model, parameters, map(fill, parameters), device, progress)
+        fill_parameters(model, parameters, readers.map(fill, parameters), device, progress)
 
 
 def _copy(source: Tensor, target: Tensor) -> None:
@@ -206,7 +175,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
         torch.cuda.current_stream(target.device).synchronize()  # other readers go on meanwhile
 
 
-def _fill(
+def fill_parameters(
     model: TensorOwner,
     parameters: list[Parameter],
     tensors: Iterable[Tensor],
@@ -226,7 +195,7 @@ def _fill(
         torch.cuda.synchronize(device)  # steps run on a stream of their own
 
 
-def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]:
+def join_names(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]:
     """Returns the name in the files of each declared name. Raises CheckpointError."""
     in_files = checkpoint.names
     extra = {name for name in in_files if not _NO_PARAMETER.search(name)}
@@ -234,8 +203,8 @@ def _join(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]
     problems: list[str] = []
     declared = ((part, parameter.dtype) for parameter in parameters for part in parameter.parts)
     for part, dtype in declared:
-        quantised = _QUANTISED.get(part.stored or dtype)
-        dtypes = [quantised] if quantised else list(_DTYPES)
+        quantised = QUANTISED.get(part.stored or dtype)
+        dtypes = [quantised] if quantised else list(DTYPES)
         shapes = {part.name: part.shape}
         if part.alias:
             shapes[part.alias] = part.shape

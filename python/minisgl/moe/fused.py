@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minisgl.kernel.grouped import GroupedProducts
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import moe
+from minisgl.kernel.triton import moe, moe_few
 from minisgl.kernel.triton.moe import Gate, Product, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
@@ -84,13 +84,13 @@ class FusedMoeBackend(BaseMoeBackend):
     ) -> Tensor:
         weights = (experts.gate_up_LGD, experts.down_LDF)
         if len(x_TD) <= FEW_TOKENS:
-            return moe.experts_of_few(
+            return moe_few.experts_of_few(
                 x_TD,
                 *weights,
                 weights_TK,
                 ids_TK,
                 experts.first,
-                gate=_gate(experts),
+                gate=gate_of(experts),
                 up_bias_LG=experts.gate_up_bias,
                 down_bias_LD=experts.down_bias,
             )
@@ -110,7 +110,7 @@ class FusedMoeBackend(BaseMoeBackend):
             return self._grouped.product, self._grouped.product
         up, down = self._cut(x_TD, experts, mean)
         return (
-            partial(moe.product, tile=up, gate=_gate(experts), bias=experts.gate_up_bias),
+            partial(moe.product, tile=up, gate=gate_of(experts), bias=experts.gate_up_bias),
             partial(moe.product, tile=down, bias=experts.down_bias),
         )
 
@@ -125,7 +125,8 @@ class FusedMoeBackend(BaseMoeBackend):
         return next((cut for most, cut in cuts if mean <= most), cuts[-1][1])
 
 
-def _gate(experts: Experts) -> Gate:
+def gate_of(experts: Experts) -> Gate:
+    """The activation as the kernels take it."""
     if isinstance(experts.activation, ClampedGate):
         return Gate(alpha=experts.activation.alpha, limit=experts.activation.limit)
     return Gate(is_gelu=experts.activation == "gelu_tanh")

@@ -8,33 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import elementwise, moe, packed_gemv
+from minisgl.kernel.triton import moe, packed_gemv
+from minisgl.kernel.triton.moe_gate import activate_pairs
 from minisgl.kernel.triton.packed import Packed
 from minisgl.kernel.triton.packed_product import Cut, expert_product
 from minisgl.moe.base import BaseMoeBackend, Experts, TorchMoeBackend
-from minisgl.moe.fused import FusedMoeBackend
-
-FEW_TOKENS = 2
-"""Up to so many, a program reads an expert's weights for one token alone."""
+from minisgl.moe.fused import FEW_TOKENS, gate_of
 
 
 class PackedMoeBackend(BaseMoeBackend):
-    """Experts of a format without such kernels go through the loop over experts. Those that are not
-    plain (gpt-oss's) are dequantised whole in each step, as these kernels have no biases."""
-
-    def __init__(self, ops: Ops) -> None:
-        super().__init__(ops)
-        self._dense = FusedMoeBackend(ops)
+    """Few tokens and numbers of 4 bits go to our skinny GEMMs (`minisgl.kernel.packed_skinny`),
+    others to Triton. Experts of a format without kernels go through the loop over experts."""
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
-        if not experts.is_plain:
-            return self._dense.routed(x_TD, weights_TK, ids_TK, experts)
         gate_up = getattr(experts.gate_up, "packed_stack", None)
         down = getattr(experts.down, "packed_stack", None)
         if gate_up is None or down is None:
             return TorchMoeBackend(self.ops).routed(x_TD, weights_TK, ids_TK, experts)
-        if len(x_TD) <= FEW_TOKENS:
+        skinny = getattr(self.ops, "packed_skinny", None)
+        biases = (experts.gate_up_bias, experts.down_bias)
+        of_pairs = skinny and skinny.experts(
+            x_TD, gate_up, down, weights_TK, ids_TK, experts.first, gate_of(experts), biases
+        )
+        if of_pairs is not None:
+            return moe.total(of_pairs, weights_TK, ids_TK, experts.first, experts.count)
+        if len(x_TD) <= FEW_TOKENS and experts.is_plain:
             return packed_gemv.experts_of_few(
                 x_TD, gate_up, down, weights_TK, ids_TK, experts.first
             )
@@ -44,7 +42,8 @@ class PackedMoeBackend(BaseMoeBackend):
         stacks: tuple[Any, Any] = (gate_up, down)
         return moe.experts(
             x_TD, *stacks, weights_TK, ids_TK, experts.first, counts_L,
-            up=partial(_up, mean=mean), down=partial(_down, mean=mean),
+            up=partial(_up, mean=mean, ids_TK=ids_TK, experts=experts),
+            down=partial(_down, mean=mean), down_bias_LD=experts.down_bias,
         )  # fmt: skip
 
 
@@ -56,12 +55,15 @@ def choose_cut(weight: Packed, mean: float) -> Cut:
 
 
 def _up(
-    x: Tensor, weight: Any, counts_L: Tensor, rows_LT: Tensor, _: None, out: Tensor, *, mean: float
-) -> None:
-    """silu(gate) * up, in place."""
+    x: Tensor, weight: Any, counts_L: Tensor, rows_LT: Tensor, _: None, out: Tensor,
+    *, mean: float, ids_TK: Tensor, experts: Experts,
+) -> None:  # fmt: skip
+    """Gate and up with their biases and activation, in place."""
     both = torch.empty((len(out), 2 * out.shape[1]), dtype=out.dtype, device=out.device)
     expert_product(x, weight, counts_L, rows_LT, None, both, choose_cut(weight, mean))
-    elementwise.gated(both, silu=True, out=out)
+    held = range(experts.first, experts.first + experts.count)
+    bias_LG = experts.gate_up_bias
+    activate_pairs(both, ids_TK, held, out, gate=gate_of(experts), bias_LG=bias_LG)
 
 
 def _down(

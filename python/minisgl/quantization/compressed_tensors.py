@@ -11,7 +11,11 @@ from minisgl.quantization.weight import PLAIN, Format
 
 def read_compressed_tensors(config: Section) -> list[Rule]:
     """Ignored modules first, then modules by name, then by class."""
-    config.check("kv_cache_scheme", None)
+    if config.get("kv_cache_scheme") is not None:  # `--kv-cache-dtype` says whether it is used
+        scheme = config.section("kv_cache_scheme")
+        scheme.check("type", "float")
+        scheme.check("num_bits", 8)
+        scheme.check("symmetric", None, True)
     if config.get("sparsity_config"):
         config.section("sparsity_config").check("format", None, "dense")
     ignored = config.names("ignore")

@@ -124,7 +124,7 @@ def _mxfp4(config: Section) -> list[Rule]:
 
 
 def _modelopt(config: Section) -> list[Rule]:
-    """A KV cache of its own format stays in the model's dtype. Names may have wildcards."""
+    """The KV cache's format is `--kv-cache-dtype`. Names may have wildcards."""
     formats: dict[str, Format] = {
         "FP8": scaled_format("fp8", (ALL, ALL)),
         "FP8_PER_CHANNEL_PER_TOKEN": scaled_format("fp8", (1, ALL), flat=True),

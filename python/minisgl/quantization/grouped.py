@@ -244,7 +244,11 @@ def _bytes(packed: Tensor) -> Tensor:
 def _unpack(packed: Tensor, bits: int) -> Tensor:
     """int32 [n, m] -> uint8 [n, m * 32 / bits], the low bits first."""
     numbers = _bytes(packed)
-    return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2) if bits == 4 else numbers
+    if bits != 4:
+        return numbers
+    if packed.is_meta:  # the shape alone counts; `stack` would import sympy and torch's compiler
+        return numbers.new_empty(*numbers.shape[:-1], 2 * numbers.shape[-1])
+    return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 
 
 def _packed_rows(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -255,6 +259,8 @@ def _packed_rows(packed: Tensor, bits: int, count: int) -> Tensor:
 def _awq_order(packed: Tensor) -> Tensor:
     """int32 [n, m / 8] -> uint8 [n, m] in the order of the columns."""
     numbers = _unpack(packed, 4)
+    if packed.is_meta:
+        return numbers
     order = [8 * (column // 8) + AWQ_ORDER[column % 8] for column in range(numbers.shape[1])]
     return numbers[:, torch.tensor(order, dtype=torch.long, device=numbers.device)]
 
@@ -262,7 +268,7 @@ def _awq_order(packed: Tensor) -> Tensor:
 def _awq_numbers(packed: Tensor) -> Tensor:
     """int32 [I, O / 8] -> uint8 [O, I / 2]."""
     numbers = _awq_order(packed).t()
-    return numbers[:, ::2] | numbers[:, 1::2] << 4
+    return numbers[:, ::2] if packed.is_meta else numbers[:, ::2] | numbers[:, 1::2] << 4
 
 
 def _gptq_numbers(packed: Tensor) -> Tensor:
@@ -275,4 +281,6 @@ def _zeros(packed: Tensor, bits: int, spelling: Spelling) -> Tensor:
     if spelling == "awq":
         return _awq_order(packed).t()
     zeros = _unpack(packed, bits).t()
-    return (zeros + 1) & ((1 << bits) - 1) if spelling == "gptq" else zeros
+    if spelling != "gptq" or packed.is_meta:
+        return zeros
+    return (zeros + 1) & ((1 << bits) - 1)

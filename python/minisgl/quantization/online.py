@@ -13,7 +13,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -41,6 +41,10 @@ MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
 GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
 """Of recurrent layers: a few rows that say how a state fades and what it takes."""
+
+PIECE: Final = 1 << 15
+"""Numbers that are quantised at a time. What is made on the way takes 30 bytes for each: of a whole
+matrix, in each of the threads that read, it was ten layers' bytes."""
 
 Kind = Literal["fp8", "int8", "int4"]
 
@@ -176,8 +180,28 @@ def _scale_part(part: Part, kind: Kind) -> Part:
     return replace(part, stored=torch.float32, rearrange=partial(_scales, kind=kind))
 
 
+def _pieces(shape: Sequence[int], kind: Kind) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of whole units, of about `PIECE` numbers."""
+    height, width = UNITS[kind][0], UNITS[kind][1] or max(shape[1], 1)
+    columns = min(max(PIECE // (height * width), 1) * width, -(-shape[1] // width) * width)
+    rows = max(PIECE // (height * max(columns, 1)), 1) * height
+    for top in range(0, shape[0], rows):
+        for left in range(0, shape[1], columns):
+            yield slice(top, top + rows), slice(left, left + columns)
+
+
 def _scales(values: Tensor, kind: Kind) -> Tensor:
     """[O, I] of any float dtype -> a scale for each unit, 1 where all of it is 0."""
+    height, width = UNITS[kind][0], UNITS[kind][1] or max(values.shape[1], 1)
+    scales = torch.empty(entries(values.shape, UNITS[kind]), device=values.device)
+    for rows, columns in () if values.is_meta else _pieces(values.shape, kind):
+        made = _piece_scales(values[rows, columns], kind)
+        top, left = rows.start // height, columns.start // width
+        scales[top : top + len(made), left : left + made.shape[1]] = made
+    return scales
+
+
+def _piece_scales(values: Tensor, kind: Kind) -> Tensor:
     unit = UNITS[kind]
     rows, columns = entries(values.shape, unit)
     height, width = unit[0], unit[1] or values.shape[1]
@@ -190,28 +214,34 @@ def _scales(values: Tensor, kind: Kind) -> Tensor:
 
 
 def _ratio(values: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Values over their scales, and the scales [O, I] or [O, 1]."""
-    scales = spread(_scales(values, kind), values.shape, [len(values)], UNITS[kind])
+    """Values of a piece over their scales, and the scales [O, I] or [O, 1]."""
+    scales = spread(_piece_scales(values, kind), values.shape, [len(values)], UNITS[kind])
     return values.float() / scales, scales
 
 
 def _numbers(values: Tensor, kind: Kind, loss: Loss) -> Tensor:
     """[O, I] of any float dtype -> fp8 or int8."""
-    start = time.perf_counter()
-    ratio, scales = _ratio(values, kind)
-    numbers = (ratio.round() if kind == "int8" else ratio).to(NUMBERS[kind])
-    if not values.is_meta:
-        loss.add(values.float(), numbers.float() * scales, time.perf_counter() - start)
-    return numbers
+    made = torch.empty(values.shape, dtype=NUMBERS[kind], device=values.device)
+    for piece in () if values.is_meta else _pieces(values.shape, kind):
+        start = time.perf_counter()
+        ratio, scales = _ratio(values[piece], kind)
+        made[piece] = numbers = (ratio.round() if kind == "int8" else ratio).to(NUMBERS[kind])
+        loss.add(values[piece].float(), numbers.float() * scales, time.perf_counter() - start)
+    return made
 
 
 def _packed(values: Tensor, loss: Loss) -> Tensor:
     """[O, I] of any float dtype -> uint8 [O, I / 2]: numbers of -7 to 7, plus 8."""
-    start = time.perf_counter()
-    ratio, scales = _ratio(values, "int4")
-    numbers = ratio.round()
-    even = torch.nn.functional.pad(numbers + 8, (0, values.shape[1] % 2)).to(torch.uint8)
-    packed = even[:, ::2] | even[:, 1::2] << 4
-    if not values.is_meta:
-        loss.add(values.float(), numbers * scales, time.perf_counter() - start)
-    return packed
+    width = -(-values.shape[1] // 2)
+    made = torch.empty((len(values), width), dtype=torch.uint8, device=values.device)
+    for rows, columns in () if values.is_meta else _pieces(values.shape, "int4"):
+        start = time.perf_counter()
+        piece = values[rows, columns]
+        ratio, scales = _ratio(piece, "int4")
+        numbers = ratio.round()
+        even = torch.nn.functional.pad(numbers + 8, (0, piece.shape[1] % 2)).to(torch.uint8)
+        packed = even[:, ::2] | even[:, 1::2] << 4
+        left = columns.start // 2
+        made[rows, left : left + packed.shape[1]] = packed
+        loss.add(piece.float(), numbers * scales, time.perf_counter() - start)
+    return made

@@ -133,6 +133,14 @@ class RuntimeArgs(EngineArgs):
         metavar="FILE",
         nodes="first",
     )
+    xray_text: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "the page's X-ray shows the first words of each prefix in the prefix cache, of anybody's "
+        "prompts, and --record FILE keeps them",
+        nodes="first",
+    )
     profile_dir: str = option(
         "minisgl-profiles",
         text("a folder's name"),

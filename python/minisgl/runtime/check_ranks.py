@@ -11,7 +11,7 @@ from typing import Any
 
 from minisgl.errors import ConfigError
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.utils.arch import num_gpus, too_few_gpus
+from minisgl.utils.gpus import num_gpus, too_few_gpus
 from minisgl.utils.hf import read_json
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl import env
 from minisgl.attention import create_attention_backend
@@ -28,7 +29,8 @@ from minisgl.message import (
     WatchMsg,
     WatchReply,
 )
-from minisgl.models import ModelConfig, build_model, check_model
+from minisgl.models import ModelConfig, build_model
+from minisgl.models.check import check_model
 from minisgl.quantization import UNQUANTISED
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
@@ -103,16 +105,29 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
 
+    text_of = load_tokenizer(folder).decode if args.xray_text and leads else None
+
     def send_frame(frame: bytes) -> None:
         outbox.pass_on(WatchReply(frame=frame))
 
     def on_control(message: Control) -> None:
         if isinstance(message, WatchMsg):
-            if leads:
-                watch(meter, message.seconds, send_frame)
+            if leads and message.seq is not None:
+                outbox.pass_on(WatchReply(frame=replica_state(), seq=message.seq))
+            elif leads:
+                watch(meter, message.seconds, send_frame, text_of)
             return
         with status.quiet(PROFILE_S):
             outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
+
+    @cache
+    def reporter() -> Any:
+        from minisgl.scheduler.replica import ReplicaReport
+
+        return ReplicaReport(scheduler, meter, engine.tuning.step_times)
+
+    def replica_state() -> bytes:
+        return bytes(reporter()())
 
     inbox = SourceInbox(source, on_control)
     listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
@@ -120,7 +135,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         listeners += [StatusLine(), *([step_log.flush] if step_log else [])]
     meter = WatchedLoopMeter(
         status.pulse,
-        engine.tuning,
+        engine.tuning.step_times,
         rank=rank,
         on_report=listeners,
         on_step=step_log,
@@ -136,7 +151,9 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         recorder = Recorder(Path(args.record))
         loop_inbox = RecordedInbox(inbox, recorder)
         loop_outbox = RecordedOutbox(outbox, recorder)
-        meter.watcher = XRay(send_frame, meter.epoch, recorder.frame)
+        meter.watcher = XRay(send_frame, meter.epoch, recorder.frame, text_of)
+    if leads and args.nnodes == 1:
+        executor, loop_outbox = _costed(engine, args.num_local, executor, loop_outbox)
     is_torn = False
     try:
         eos_ids = end_of_sequence_ids(folder, load_tokenizer(folder))
@@ -175,28 +192,49 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             recorder.close()
 
 
-def watch(meter: LoopMeter, seconds: float, send: Callable[[bytes], None]) -> None:
+def watch(
+    meter: LoopMeter,
+    seconds: float,
+    send: Callable[[bytes], None],
+    text_of: Callable[[list[int]], str] | None,
+) -> None:
     """Let `send` have frames of what the loop does, for so many seconds from now."""
     from minisgl.scheduler.xray import XRay
 
     if not isinstance(meter.watcher, XRay):
-        meter.watcher = XRay(send, meter.epoch)
+        meter.watcher = XRay(send, meter.epoch, text_of=text_of)
     meter.watcher.watch(seconds)
+
+
+def _costed(
+    engine: Engine, num_local: int, executor: Executor, outbox: Outbox
+) -> tuple[Executor, Outbox]:
+    """Let the ends of requests say what they cost, where the devices' energy can be read."""
+    from minisgl.runtime.energy import meter_of
+
+    meter = meter_of(engine.device.torch_device, num_local, env.powercap())
+    if meter is None:
+        return executor, outbox
+    from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
+
+    ledger = Ledger(meter)
+    return CostedExecutor(executor, ledger), CostedOutbox(outbox, ledger)
 
 
 def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
     """`--max-stall-ms`, or what the default chunk takes."""
-    tuning = engine.tuning
-    bound_s = args.max_stall_ms / 1e3 if args.max_stall_ms else tuning.default_stall_s
+    times = engine.tuning.step_times
+    assert times is not None, "an engine that serves measures its steps"
+    bound_s = args.max_stall_ms / 1e3 if args.max_stall_ms else times.default_stall_s
     if rank == 0:
-        largest, chunk = engine.max_prefill_tokens, tuning.default_chunk
+        largest, chunk = engine.max_prefill_tokens, times.default_chunk
         logger.info(
             "prefill runs at %s tokens/s in chunks of %s, at %s in chunks of %s; the prompts of a "
             "step hold up running streams for at most %.1f ms (--max-stall-ms), and have at most "
             "%s tokens (--max-prefill-length)",
-            f"{tuning.rate(largest):,.0f}",
+            f"{times.rate(largest):,.0f}",
             f"{largest:,}",
-            f"{tuning.rate(chunk):,.0f}",
+            f"{times.rate(chunk):,.0f}",
             f"{chunk:,}",
             bound_s * 1e3,
             f"{largest:,}",

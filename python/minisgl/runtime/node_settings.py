@@ -7,9 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from minisgl import __version__, env
+from minisgl import env
 from minisgl.core.args import options_of
 from minisgl.runtime.args import RuntimeArgs
+from minisgl.version import __version__
 
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 

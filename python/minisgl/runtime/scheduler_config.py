@@ -38,7 +38,7 @@ def scheduler_config(
         eos_ids=eos_ids,
         max_prefill_tokens=engine.max_prefill_tokens,
         max_stall_s=max_stall_s,
-        tuning=engine.tuning,
+        step_times=engine.tuning.step_times,
         max_running=engine.max_running,
         max_queued=max_queued,
         cache=args.cache,

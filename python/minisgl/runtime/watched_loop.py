@@ -1,7 +1,7 @@
 """Tells the heartbeat thread of a rank what the scheduler's loop does.
 
 A turn of the loop waits for the steps that are in flight. It may take `SLACK` times as long as the
-model of a step's time says (`Tuning.step_s`), so a long prefill on a slow CPU is no hang.
+model of a step's time says (`StepTimes.step_s`), so a long prefill on a slow CPU is no hang.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Final
 
 from minisgl.core.plan import Plan
-from minisgl.core.tuning import Tuning
+from minisgl.core.step_times import StepTimes
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.utils.heartbeat import Pulse
@@ -23,13 +23,13 @@ SLACK: Final = 20.0
 class WatchedLoopMeter(LoopMeter):
     """A `LoopMeter` that counts turns in `pulse`. Mutable.
 
-    tuning: without measured times (offline) no turn is too long; only silence is then a hang.
+    step_times: without them (offline) no turn is too long; only silence is then a hang.
     """
 
-    def __init__(self, pulse: Pulse, tuning: Tuning, **options: Any) -> None:
+    def __init__(self, pulse: Pulse, step_times: StepTimes | None, **options: Any) -> None:
         super().__init__(**options)
         self._pulse = pulse
-        self._tuning = tuning
+        self._step_times = step_times
         self._in_flight: deque[Plan] = deque()
         pulse.allowed_s = self._allowed_s
 
@@ -54,12 +54,12 @@ class WatchedLoopMeter(LoopMeter):
 
     def _allowed_s(self) -> float:
         """Called by the heartbeat thread."""
-        if not self._tuning.prompt_us:
+        if self._step_times is None:
             return math.inf
-        return SLACK * sum(step_s(self._tuning, plan) for plan in list(self._in_flight))
+        return SLACK * sum(step_s(self._step_times, plan) for plan in list(self._in_flight))
 
 
-def step_s(tuning: Tuning, plan: Plan) -> float:
+def step_s(times: StepTimes, plan: Plan) -> float:
     """Return the seconds that the step of `plan` takes by the model."""
     decodes = plan.num_decodes
     chunks = [
@@ -68,6 +68,6 @@ def step_s(tuning: Tuning, plan: Plan) -> float:
     ]
     num_tokens = sum(length for length, _ in chunks)
     pairs = sum(length * start for length, start in chunks)
-    return tuning.step_s(decodes, sum(plan.ends[:decodes]), num_tokens) + tuning.attend_ns * (
+    return times.step_s(decodes, sum(plan.ends[:decodes]), num_tokens) + times.attend_ns * (
         pairs * 1e-9
     )

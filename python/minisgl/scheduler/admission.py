@@ -41,7 +41,8 @@ def admissible_max_tokens(
         if config.max_seq_len <= config.num_pool_tokens
         else ("KV cache", " (or serve with a higher --num-pages or --memory-ratio)")
     )
-    if num_prompt >= limit:
+    least = 0 if asked == 0 and config.max_seq_len < config.num_pool_tokens else 1
+    if num_prompt > limit - least:
         raise PromptTooLong(
             f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit} and at "
             f"least one must be left for the answer; shorten the prompt{remedy}",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from minisgl.core.args import CacheKind
 from minisgl.core.groups import CacheGroup
-from minisgl.core.tuning import Tuning
 from minisgl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minisgl.core.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class SchedulerConfig:
     with their pages, instead of num_pages. page_size: tokens per page, in all groups. max_seq_len:
     the most prompt and output tokens of one request. max_prefill_tokens: the most prompt tokens in
     one step; decode rows come on top. max_stall_s: how long the prompts of a step may delay its
-    decode rows, as predicted by `tuning`; None for no bound. eos_ids: the model's end-of-sequence
+    decode rows, as `step_times` predict it; None for no bound. eos_ids: the model's end-of-sequence
     tokens. max_queued: the most waiting requests, None for no limit. watermark_tokens: a request
     starts only if the pool then still has room for this many more tokens of each running request;
     otherwise a full pool would start a request and retract it at the next page boundary.
@@ -32,7 +35,7 @@ class SchedulerConfig:
     eos_ids: frozenset[int]
     max_prefill_tokens: int
     max_stall_s: float | None = None
-    tuning: Tuning | None = None
+    step_times: StepTimes | None = None
     max_running: int = 256
     max_queued: int | None = None
     cache: CacheKind = "radix"
@@ -50,8 +53,8 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_stall_s is not None and not self.max_stall_s > 0:
             raise ConfigError(f"max_stall_s must be above 0 or None, got {self.max_stall_s}")
-        if self.max_stall_s is not None and self.tuning is None:
-            raise ConfigError("max_stall_s needs a tuning, which predicts the time of a step")
+        if self.max_stall_s is not None and self.step_times is None:
+            raise ConfigError("max_stall_s needs step_times, which predict the time of a step")
         _ = self.num_pool_tokens  # raises ConfigError for a group that no request fits
 
     @property

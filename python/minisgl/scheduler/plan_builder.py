@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 
 import numpy as np
 
-from minisgl.core.plan import History, NewPage, Plan
+from minisgl.core.plan import History, NewPage, Plan, Scored
 from minisgl.core.req import IdArray, Req
 from minisgl.core.sampling import SamplingParams
 
 
+class RowNeeds:
+    """Which rows of the request tables need more than a token. Mutable.
+
+    late: those that are sampled late. with_logprobs: those that report log-probabilities. tops:
+    `SamplingParams.top_logprobs` by row. with_options: those whose options change the logits.
+    """
+
+    def __init__(self) -> None:
+        self.late: set[int] = set()
+        self.with_logprobs: set[int] = set()
+        self.tops: dict[int, int] = {}
+        self.with_options: set[int] = set()
+
+    def add(self, req: Req) -> None:
+        """Note what a request with a row needs."""
+        row, sampling = req.table_idx, req.sampling
+        if req.masker:
+            self.late.add(row)
+        if sampling.logprobs:
+            self.with_logprobs.add(row)
+        if sampling.top_logprobs:
+            self.tops[row] = sampling.top_logprobs
+        if sampling.changes_logits:
+            self.with_options.add(row)
+
+    def discard(self, row: int) -> None:
+        """Forget a row, whose request leaves it."""
+        for rows in (self.late, self.with_logprobs, self.with_options):
+            rows.discard(row)
+        self.tops.pop(row, None)
+
+
 class PlanBuilder:
-    """Lists that grow row by row. Short-lived and mutable; `Scheduler` appends decodes itself.
+    """Lists that grow row by row. Short-lived and mutable; `Planner` appends decodes itself.
+    Attributes that are named as a field of `Plan` become that field.
 
     unfinished: running requests with more than one token left to compute, in order. with_chunk:
     uids that have a chunk in this step. is_full: no waiting request may start in this step.
-    late, with_logprobs: table rows of the requests that are sampled late, and of those that ask for
-    log-probabilities. tops: table row to `SamplingParams.top_logprobs`, if it is not 0.
-    with_options: table rows of the requests with options that change the logits.
     """
 
-    def __init__(
-        self,
-        step: int,
-        *,
-        late: Set[int],
-        with_logprobs: Set[int],
-        tops: Mapping[int, int],
-        with_options: Set[int],
-    ) -> None:
+    def __init__(self, step: int, needs: RowNeeds) -> None:
         self.step = step
-        self._late = late
-        self._with_logprobs = with_logprobs
-        self._tops = tops
-        self._with_options = with_options
+        self._needs = needs
         self.histories: list[History] = []
         self.uids: list[int] = []
         self.table_idxs: list[int] = []
@@ -46,6 +65,7 @@ class PlanBuilder:
         self.output_idxs: list[int] = []
         self.new_pages: list[NewPage] = []
         self.stored: list[tuple[int, int]] = []
+        self.scored: list[Scored] = []
         self.begins: list[tuple[int, SamplingParams]] = []
         self.unfinished: list[Req] = []
         self.with_chunk: set[int] = set()
@@ -62,6 +82,9 @@ class PlanBuilder:
             self.output_idxs.append(len(req.output))
         if start < req.num_stored:
             self.stored.append((len(self.uids), req.num_stored))
+        if max(start, req.num_scored) < (scored_end := min(end, req.num_prompt - 1)):
+            next_ids = req.prompt[start + 1 : scored_end + 1]
+            self.scored.append((len(self.uids), next_ids, req.sampling.prompt_logprobs or 0))
         self.with_chunk.add(req.uid)
         self.uids.append(req.uid)
         self.table_idxs.append(req.table_idx)
@@ -71,27 +94,19 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         decode_ids = np.array(self.decode_ids, np.int32)
-        top_rows = self._samples_of(self._tops.keys())
-        counts = [self._tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
+        needs = self._needs
+        top_rows = self._samples_of(needs.tops.keys())
+        counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
+        same = {name: value for name, value in vars(self).items() if name in Plan.__slots__}
         return Plan(
-            step=self.step,
-            uids=self.uids,
-            table_idxs=self.table_idxs,
-            starts=self.starts,
-            ends=self.ends,
+            **same,
             token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
             num_decodes=len(self.decode_ids),
-            sample_rows=self.sample_rows,
-            output_idxs=self.output_idxs,
-            late_rows=self._samples_of(self._late),
-            logprob_rows=self._samples_of(self._with_logprobs),
+            late_rows=self._samples_of(needs.late),
+            logprob_rows=self._samples_of(needs.with_logprobs),
             top_rows=top_rows,
             num_top=max(counts, default=0),
-            option_rows=self._samples_of(self._with_options),
-            histories=self.histories,
-            new_pages=self.new_pages,
-            stored=self.stored,
-            begins=self.begins,
+            option_rows=self._samples_of(needs.with_options),
         )
 
     def _samples_of(self, table_idxs: Set[int]) -> list[int]:

@@ -176,6 +176,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.top_rows,
         plan.num_top,
         plan.option_rows,
+        [(row, len(ids), num_top) for row, ids, num_top in plan.scored],
         plan.histories,
         plan.new_pages,
         plan.stored,

@@ -2,14 +2,14 @@
 
 A frame is sent every `EVERY_S`, or as much later as keeps the time that frames take at `SHARE` of
 the loop's. The steps between two frames are all in it, up to `MAX_STEPS`; the rest is as it is when
-the frame is made. Frames have no texts and no token ids.
+the frame is made. Frames have no token ids, and no texts unless `--xray-text` asks for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -22,11 +22,13 @@ from minisgl.scheduler.meter import StepRecord
 from minisgl.scheduler.scheduler import Scheduler
 
 EVERY_S: Final = 0.1
-SHARE: Final = 0.01
+SHARE: Final = 0.003
 MAX_STEPS: Final = 1000
 MAX_ROWS: Final = 64  # rows of a step that are named
 MAX_REQUESTS: Final = 300
 MAX_NODES: Final = 300
+TEXT_TOKENS: Final = 32  # of a node's, those that its text is of
+MAX_TEXTS: Final = 2000  # kept
 MAX_CELLS: Final = (
     4096  # of the map of pages; with more pages, a cell stands for several, the busiest
 )
@@ -63,7 +65,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
     page_map: owner and number of cells, alternately; a cell is pages_per_cell pages.
     tree: for each node the index of its parent in the list (-1: a root), its pages, and how many
-    requests hold it; parents come first.
+    requests hold it; parents come first. texts: how each of these nodes begins, if asked for.
     """
 
     now_s: float
@@ -80,6 +82,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     pages_per_cell: int
     page_map: list[int]
     tree: list[tuple[int, int, int]]
+    texts: list[str]
     num_nodes: int
     num_retractions: int
     num_prompt_tokens: int
@@ -94,13 +97,17 @@ class XRay:
         send: Callable[[bytes], None],
         epoch: float,
         record: Callable[[bytes], None] | None = None,
+        text_of: Callable[[list[int]], str] | None = None,
     ) -> None:
-        """epoch: of the meter's records. record: gets all frames, also while nobody watches."""
+        """epoch: of the meter's records. record: gets all frames, also while nobody watches.
+        text_of: of token ids; None if frames have no texts."""
         self._send, self._epoch, self._record = send, epoch, record
         self._steps: list[tuple[StepRecord, Plan]] = []
         self._num_skipped = 0
         self._until = self._due = 0.0
         self._encode = msgspec.json.Encoder().encode
+        self._text_of = text_of
+        self._texts: dict[bytes, str] = {}
 
     def watch(self, seconds: float) -> None:
         """Go on for so many seconds from now."""
@@ -128,9 +135,10 @@ class XRay:
     def _frame(self, scheduler: Scheduler, now: float) -> Frame:
         steps, self._steps = self._steps, []
         num_skipped, self._num_skipped = self._num_skipped, 0
-        requests = sorted(scheduler._requests.values(), key=lambda req: req.order)
-        cells, pages_per_cell = _page_map(scheduler, requests)
-        tree, num_nodes = _tree(scheduler)
+        requests = sorted(scheduler.requests.by_uid.values(), key=lambda req: req.order)
+        nodes = _nodes(scheduler)
+        latest, tree = _tree(nodes)
+        cells, pages_per_cell = _page_map(scheduler, requests, nodes)
         clock = scheduler._clock()
         return Frame(
             now_s=round(now - self._epoch, 6),
@@ -140,18 +148,30 @@ class XRay:
             num_requests=len(requests),
             num_waiting=len(scheduler.waiting),
             num_running=scheduler.num_running,
-            page_size=scheduler._cache.page_size,
+            page_size=scheduler.requests.cache.page_size,
             num_pages=scheduler.num_pages,
             num_used_pages=scheduler.num_used_pages,
             num_cached_pages=scheduler.num_cached_pages,
             pages_per_cell=pages_per_cell,
             page_map=cells,
             tree=tree,
-            num_nodes=num_nodes,
+            texts=self._texts_of(latest),
+            num_nodes=len(nodes),
             num_retractions=scheduler.stats.num_retractions,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
             num_cached_tokens=scheduler.stats.num_cached_tokens,
         )
+
+    def _texts_of(self, nodes: list[Any]) -> list[str]:
+        if self._text_of is None:
+            return []
+        if len(self._texts) > MAX_TEXTS:
+            self._texts.clear()
+        keys = [node.ids[:TEXT_TOKENS].tobytes() for node in nodes]
+        for key, node in zip(keys, nodes, strict=True):
+            if key not in self._texts:
+                self._texts[key] = self._text_of(node.ids[:TEXT_TOKENS].tolist())
+        return [self._texts[key] for key in keys]
 
 
 def _step(record: StepRecord, plan: Plan) -> Step:
@@ -206,46 +226,44 @@ def _state(req: Req, clock: float) -> RequestState:
     )
 
 
-def _page_map(scheduler: Scheduler, requests: list[Req]) -> tuple[list[int], int]:
+def _page_map(scheduler: Scheduler, requests: list[Req], nodes: list[Any]) -> tuple[list[int], int]:
     """Return the run lengths of the pages' owners, and the pages of a cell."""
     owners = np.zeros(scheduler.num_pages, np.int32)
-    nodes = _nodes(scheduler)
-    for node in nodes:
-        owners[node.pages] = CACHED
-    for req in requests:
-        pages = np.asarray(req.pages, np.int64)
-        owners[pages[pages >= 0]] = req.uid % (2**30) + FIRST_UID
-        if req.handle is not None:
-            owners[req.handle.duplicates] = req.uid % (2**30) + FIRST_UID
-    for node in nodes:
-        if node.locks > 1:
-            owners[node.pages] = SHARED
+    owners[_joined([node.pages for node in nodes])] = CACHED
+    held: list[Sequence[int]] = [req.pages for req in requests]
+    held += [req.handle.duplicates if req.handle is not None else () for req in requests]
+    pages = _joined(held)
+    uids = np.array([req.uid % (2**30) + FIRST_UID for req in requests] * 2, np.int32)
+    uids = np.repeat(uids, [len(one) for one in held])
+    owners[pages[pages >= 0]] = uids[pages >= 0]
+    owners[_joined([node.pages for node in nodes if node.locks > 1])] = SHARED
     per_cell = -(-len(owners) // MAX_CELLS) or 1
     padded = np.pad(owners, (0, -len(owners) % per_cell))
     return _run_lengths(padded.reshape(-1, per_cell).max(axis=1)), per_cell
 
 
+def _joined(lists: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(lists), np.int64)
+
+
 def _run_lengths(owners: npt.NDArray[np.int32]) -> list[int]:
-    edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
-    runs: list[int] = []
-    for start, end in pairwise(edges):
-        if end > start:
-            runs += (int(owners[start]), end - start)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    lengths = np.diff(starts, append=len(owners))
+    runs: list[int] = np.column_stack((owners[starts], lengths)).ravel().tolist()
     return runs
 
 
-def _tree(scheduler: Scheduler) -> tuple[list[tuple[int, int, int]], int]:
-    """Return the nodes that were used last, parents first, and the number of all."""
-    nodes = _nodes(scheduler)
-    nodes.reverse()
+def _tree(nodes: list[Any]) -> tuple[list[Any], list[tuple[int, int, int]]]:
+    """Return the nodes that were used last, parents first, and what a frame says of them."""
     # A node is used whenever one below it is, so a prefix of this order is a tree.
-    latest = sorted(nodes, key=lambda node: -node.last_used)[:MAX_NODES]
+    parents_first = nodes[::-1]
+    latest = sorted(parents_first, key=lambda node: -node.last_used)[:MAX_NODES]
     index = {id(node): at for at, node in enumerate(latest)}
     tree = [(index.get(id(node.parent), -1), len(node.pages), node.locks) for node in latest]
-    return tree, len(nodes)
+    return latest, tree
 
 
 def _nodes(scheduler: Scheduler) -> list[Any]:
     """The nodes of the prefix tree, children before parents; none without a prefix cache."""
-    list_nodes = getattr(scheduler._cache._prefix_cache, "_nodes", None)
+    list_nodes = getattr(scheduler.requests.cache._prefix_cache, "_nodes", None)
     return list(list_nodes()) if list_nodes else []

@@ -31,7 +31,7 @@ from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
 from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
-from minisgl.server.telemetry import metrics, profile, xray
+from minisgl.server.telemetry import metrics, profile, replica, xray
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -71,6 +71,7 @@ def create_app(
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
     app.include_router(xray.router(frontend))
+    app.include_router(replica.router(frontend, model))
     app.include_router(page.router())
 
     @app.get("/health")

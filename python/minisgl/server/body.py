@@ -88,12 +88,13 @@ async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
             status=415,
             code="unsupported_media_type",
         )
-    parsed = parse(await _read_bytes(request), kind)
+    parsed = parse(await read_bytes(request), kind)
     parsed.refuse_unsupported()
     return parsed
 
 
-async def _read_bytes(request: Request) -> bytes:
+async def read_bytes(request: Request) -> bytes:
+    """Return the body. Raises InvalidRequest if it is too long or does not come."""
     body, stream = bytearray(), aiter(request.stream())
     while True:
         try:

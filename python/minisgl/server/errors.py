@@ -142,14 +142,15 @@ def install(app: FastAPI, observer: Observer) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    async def answer_nobody(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nginx's code for a client that has gone
+    async def answer_client_gone(request: Request, error: Exception) -> Response:
+        # Nobody reads it, but the access log has the status: 499 is nginx's for a client that left.
+        return Response(status_code=499)
 
     handlers: tuple[tuple[type[Exception], Any], ...] = (
         (RequestError, answer),
         (EngineError, answer),
         (HTTPException, answer_http),
-        (ClientDisconnect, answer_nobody),  # within its body
+        (ClientDisconnect, answer_client_gone),  # while its body was read
         (Exception, answer),
     )
     for kind, handler in handlers:

@@ -11,10 +11,10 @@ import difflib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NoReturn
 
-from minisgl import __version__
 from minisgl.core.args import SWITCH, Option, Rule, options_of, whole
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs, conflict
+from minisgl.version import __version__
 
 GROUPS: Final = ("model", "server", "access", "scheduling", "engine", "many devices", "running")
 """The headings of `--help`, in order."""

@@ -291,7 +291,9 @@ class Frontend:
             for reply in replies:
                 if isinstance(reply, StatusReply):
                     self.observer.status[reply.rank] = reply
-                elif isinstance(reply, PongMsg | ProfileReply | CodecReply):
+                elif isinstance(reply, PongMsg | ProfileReply | CodecReply) or (
+                    isinstance(reply, WatchReply) and reply.seq is not None
+                ):
                     self.round_trips.deliver(reply)
                 elif isinstance(reply, WatchReply):
                     self.watchers.deliver(reply.frame)

@@ -59,7 +59,7 @@ class _Protocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # the base class takes any transport
         super().connection_made(transport)
         self._await_head()
 

@@ -11,6 +11,7 @@ from minisgl.errors import RequestError
 from minisgl.server.errors import error_response, refusal
 from minisgl.server.keys import Key, KeyRing
 from minisgl.server.telemetry.observe import Observer
+from minisgl.server.telemetry.replica import PREFIX_HEADER
 
 OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
 """Paths that need no key: probes have none, and the pages ask their user for one."""
@@ -26,7 +27,8 @@ shows the requests of all keys."""
 class KeyGuard:
     """Answers a request without a key with 401, one above its key's limits with 429.
 
-    The key of a request that passes is `scope["api_key"]`. POST requests count as requests.
+    The key of a request that passes is `scope["api_key"]`. POST requests count as requests, except
+    for those that ask only for a prompt's prefixes.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, observer: Observer) -> None:
@@ -67,5 +69,5 @@ class KeyGuard:
                     code="not_permitted",
                 )
         elif scope["method"] == "POST":
-            key.admit()
+            key.admit(counts=PREFIX_HEADER not in headers)
         return key

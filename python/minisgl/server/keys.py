@@ -109,8 +109,8 @@ class Key:
             return old if per_minute else None
         return Bucket(per_minute, self._clock())
 
-    def admit(self) -> None:
-        """Count a request. Raises RateLimited.
+    def admit(self, *, counts: bool = True) -> None:
+        """Count a request, or with counts=False only check the limits. Raises RateLimited.
 
         Tokens are counted as they come, so the last request that is admitted may exceed its limit;
         the next one then waits for longer.
@@ -124,14 +124,16 @@ class Key:
                     f"again in {wait_s:.1f} s",
                     retry_after_s=wait_s,
                 )
-        self.num_requests += 1
+        self.num_requests += counts
         if self._requests:
-            self._requests.take(1, now)
+            self._requests.take(int(counts), now)
 
     def begin(self, prompt: Prompt, params: SamplingParams, *, counts_prompt: bool = True) -> Job:
         """A request of this key, which is about to be sent. `end` of the result must be called."""
         num_bytes = len(msgspec.msgpack.encode(prompt)) if counts_prompt else 0
-        cost = num_bytes // BYTES_PER_TOKEN + (params.max_tokens or USUAL_OUTPUT)
+        cost = num_bytes // BYTES_PER_TOKEN + (
+            USUAL_OUTPUT if params.max_tokens is None else params.max_tokens
+        )
         return Job(self, self._share, cost, counts_prompt)
 
     def charge(self, *, prompt: int = 0, output: int = 0) -> None:

@@ -33,12 +33,14 @@ def operation(
     *chunks: type[msgspec.Struct],
     error: type[msgspec.Struct] = ErrorBody,
     stream: str = "text/event-stream",
+    other: type[msgspec.Struct] | None = None,
 ) -> dict[str, Any]:
     """Arguments of a route that document its body, its answer, a stream's events and its errors.
 
-    stream: the media type of a stream.
+    stream: the media type of a stream. other: another form of the answer.
     """
-    content: dict[str, Any] = {"application/json": {"schema": _ref(response)}}
+    answer = {"anyOf": [_ref(response), _ref(other)]} if other else _ref(response)
+    content: dict[str, Any] = {"application/json": {"schema": answer}}
     if chunks:
         refs = [_ref(chunk) for chunk in chunks]
         schema = {"anyOf": refs} if len(refs) > 1 else refs[0]

@@ -1,7 +1,8 @@
-"""What to write here instead of the flags of vLLM, SGLang and llama.cpp.
+"""What to write here instead of the flags of vLLM, SGLang, llama.cpp and TGI.
 
-The names are those of `vllm serve --help`, SGLang's page "Server Arguments" and llama.cpp's
-tools/server/README.md.
+The names are those of `vllm serve --help`, SGLang's page "Server Arguments", llama.cpp's
+tools/server/README.md and TGI's page "Text-generation-launcher arguments". A flag of theirs that is
+in no table here concerns a part of their engine that this one does not have.
 """
 
 from __future__ import annotations
@@ -9,32 +10,59 @@ from __future__ import annotations
 from typing import Final
 
 OURS: Final[dict[str, tuple[str, ...]]] = {
-    "--model": ("--model-path", "-m"),
+    "--model": (
+        "--model-path", "-m", "--model-id", "--hf-repo", "-hf", "-hfr", "--tokenizer-path",
+        "--tokenizer",
+    ),
     "--served-model-name": ("--alias", "-a"),
-    "--tp": ("--tensor-parallel-size", "--tp-size", "-tp"),
+    "--dtype": ("--torch-dtype",),
+    "--tp": (
+        "--tensor-parallel-size", "--tp-size", "-tp", "--num-shard", "--sharded",
+        "--tensor-split", "-ts", "--split-mode", "-sm",
+    ),
     "--ep": ("--enable-expert-parallel", "--ep-size", "--expert-parallel-size", "-ep"),
-    "--quantization": ("-q",),
-    "--max-seq-len": ("--max-model-len", "--context-length", "--ctx-size", "-c"),
-    "--memory-ratio": ("--gpu-memory-utilization", "--mem-fraction-static"),
-    "--max-running-requests": ("--max-num-seqs", "--parallel", "-np"),
+    "--quantization": ("-q", "--quantize", "--load-in-4bit"),
+    "--kv-cache-dtype": ("--cache-type-k", "-ctk", "--cache-type-v", "-ctv"),
+    "--host": ("--hostname",),
+    "--max-seq-len": (
+        "--max-model-len", "--context-length", "--ctx-size", "-c", "--max-input-tokens",
+        "--max-input-length",
+    ),
+    "--memory-ratio": (
+        "--gpu-memory-utilization", "--mem-fraction-static", "--cuda-memory-fraction",
+    ),
+    "--max-running-requests": ("--max-num-seqs", "--parallel", "-np", "--max-batch-size"),
+    "--max-queued-requests": ("--max-concurrent-requests",),
     "--max-prefill-length": (
-        "--max-num-batched-tokens", "--chunked-prefill-size",
-        "--batch-size", "-b", "--ubatch-size", "-ub",
+        "--max-num-batched-tokens", "--chunked-prefill-size", "--max-prefill-tokens",
+        "--max-batch-prefill-tokens", "--batch-size", "-b", "--ubatch-size", "-ub",
     ),
     "--page-size": ("--block-size",),
-    "--num-pages": ("--num-gpu-blocks-override", "--max-total-tokens"),
-    "--attn": ("--attention-backend", "--flash-attn", "-fa"),
+    "--num-pages": (
+        "--num-gpu-blocks-override", "--max-total-tokens", "--max-batch-total-tokens",
+    ),
+    "--attn": ("--attention-backend", "--flash-attn", "-fa", "--prefill-attention-backend",
+               "--decode-attention-backend"),
     "--cache naive": ("--no-enable-prefix-caching", "--disable-radix-cache", "--no-cache-prompt"),
+    "--cuda-graph-max-bs": ("--cuda-graphs", "--cuda-graph-bs", "--cudagraph-capture-sizes"),
     "--cuda-graph-max-bs 0": ("--enforce-eager", "--disable-cuda-graph"),
     "--dummy-weight": ("--load-format",),
-    "--device": ("--n-gpu-layers", "--gpu-layers", "-ngl"),
-    "--dist-init-addr HOST:PORT": ("--master-addr", "--master-port"),
-    "--cors-origin": ("--allowed-origins",),
+    "--device": ("--n-gpu-layers", "--gpu-layers", "-ngl", "-dev"),
+    "--dist-init-addr HOST:PORT": ("--master-addr", "--master-port", "--nccl-init-addr"),
+    "--disable-pynccl": ("--disable-custom-all-reduce",),
+    "--cors-origin": ("--allowed-origins", "--cors-allow-origin"),
     "--log-requests": ("--enable-log-requests",),
-    "--log-level": ("--uvicorn-log-level", "--log-verbosity"),
+    "--log-steps FILE": ("--decode-log-interval", "--enable-request-time-stats-logging"),
+    "--log-level": (
+        "--uvicorn-log-level", "--log-verbosity", "--log-level-http", "--verbosity", "-lv",
+        "--verbose", "-v", "--log-disable",
+    ),
+    "--log-format json": ("--json-output",),
     "--ssl-certfile": ("--ssl-cert-file",),
     "--ssl-keyfile": ("--ssl-key-file",),
     "--otlp-endpoint": ("--otlp-traces-endpoint",),
+    "--hang-timeout": ("--watchdog-timeout",),
+    "--num-tokenizer": ("--tokenizer-worker-num", "--tokenizer-pool-size", "--threads-http"),
     "minisgl chat": ("--shell-mode", "--conversation", "-cnv"),
 }  # fmt: skip
 """Their flags by ours."""
@@ -42,19 +70,75 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
 NONE: Final[dict[str, tuple[str, ...]]] = {
     "it is always on here: leave it out": (
         "--enable-prefix-caching", "--enable-chunked-prefill", "--cont-batching", "-cb",
-        "--cache-prompt", "--metrics", "--enable-metrics", "--jinja",
+        "--cache-prompt", "--metrics", "--enable-metrics", "--jinja", "--enable-mixed-chunk",
+        "--async-scheduling", "--enable-auto-tool-choice", "--slots", "--props", "--webui",
+        "--enable-cache-report", "--enable-prefill-logprobs", "--enable-prompt-tokens-details",
+        "--flash-attention",
+    ),
+    "nothing of the kind is done here: leave it out": (
+        "--disable-log-requests", "--disable-log-stats", "--no-warmup", "--skip-server-warmup",
+        "--no-webui", "--no-context-shift", "--usage-stats", "--disable-fastapi-docs",
     ),
     "the code of a checkpoint is never run here: leave it out": ("--trust-remote-code",),
-    "a model is divided by --tp alone here": (
+    "the template, the tokenizer and the sampling defaults are the checkpoint's: change its files":
+        ("--chat-template", "--chat-template-file", "--tokenizer-mode", "--generation-config",
+         "--override-generation-config", "--tokenizer-config-path", "--hf-overrides",
+         "--json-model-override-args", "--rope-scaling", "--rope-theta", "--rope-freq-base",
+         "--rope-freq-scale", "--rope-factor"),
+    "thinking is found by the model's format; a request sets enable_thinking and "
+    "reasoning_effort": (
+        "--reasoning-parser", "--reasoning-format", "--reasoning-budget", "--enable-reasoning",
+    ),
+    "a model is divided by --tp alone here, and minisgl route spreads requests over servers": (
         "--pipeline-parallel-size", "--pp-size", "-pp",
-        "--data-parallel-size", "--dp-size", "-dp",
+        "--data-parallel-size", "--dp-size", "-dp", "--enable-dp-attention", "--api-server-count",
+    ),
+    "there is no speculative decoding here: leave it out": (
+        "--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path",
+        "--speculative-num-steps", "--speculative-num-draft-tokens", "--speculative-eagle-topk",
+        "--speculate", "--model-draft", "-md", "--draft", "--draft-max", "--draft-min",
+    ),
+    "adapters are not loaded here: merge them into the checkpoint": (
+        "--enable-lora", "--lora-modules", "--lora-paths", "--lora-adapters", "--lora",
+        "--lora-scaled", "--max-loras", "--max-lora-rank", "--max-loras-per-batch",
+    ),
+    "only text is read and written here": (
+        "--mmproj", "--limit-mm-per-prompt", "--enable-multimodal", "--embedding", "--embeddings",
+        "--reranking", "--rerank", "--is-embedding", "--task", "--runner",
+    ),
+    "weights and KV cache stay on the device here; a smaller --memory-ratio, fewer --num-pages or "
+    "--quantization save memory": (
+        "--cpu-offload-gb", "--swap-space", "--kv-offloading-size", "--enable-hierarchical-cache",
+        "--hicache-ratio", "--hicache-size", "--n-cpu-moe", "--cpu-moe", "--no-kv-offload", "-nkvo",
+    ),
+    "set the environment variable HF_HUB_CACHE or HF_TOKEN": (
+        "--download-dir", "--huggingface-hub-cache", "--hf-token", "-hft",
+    ),
+    "give the folder of that download as MODEL": (
+        "--revision", "--tokenizer-revision", "--code-revision", "--hf-file", "-hff",
+    ),
+    "structured output needs no flag here": (
+        "--guided-decoding-backend", "--structured-outputs-config", "--grammar-backend",
+        "--grammar", "--grammar-file", "--json-schema", "-j", "--disable-grammar-support",
     ),
     "sampling settings are fields of a request; `minisgl chat` and `minisgl run` take "
     "--set NAME=VALUE": (
-        "--temp", "--temperature", "--top-p", "--top-k", "--min-p", "--max-tokens", "--seed",
-        "--n-predict", "-n",
+        "--temp", "--temperature", "--top-p", "--top-k", "--min-p", "--max-tokens", "--seed", "-s",
+        "--random-seed", "--n-predict", "-n", "--predict", "--repeat-penalty",
+        "--presence-penalty", "--frequency-penalty", "--samplers", "--max-best-of",
+        "--max-stop-sequences", "--max-top-n-tokens", "--max-logprobs",
     ),
-    "set the environment variable OMP_NUM_THREADS": ("--threads", "-t"),
+    "set the environment variable OMP_NUM_THREADS": ("--threads", "-t", "--threads-batch", "-tb"),
+    "set the environment variable CUDA_VISIBLE_DEVICES": (
+        "--base-gpu-id", "--gpu-id-step", "--main-gpu", "-mg", "--device-ids",
+    ),
+    "set the environment variable MINISGL_DISABLE_OVERLAP_SCHEDULING=1": (
+        "--disable-overlap-schedule", "--no-async-scheduling",
+    ),
+    "the priority is a field of a request": ("--scheduling-policy", "--schedule-policy"),
+    "put the server behind a proxy that cuts the folder off": (
+        "--root-path", "--api-prefix", "--fastapi-root-path",
+    ),
 }  # fmt: skip
 """Their flags that have no counterpart, by what to do."""
 

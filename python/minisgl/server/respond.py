@@ -23,13 +23,14 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
-from minisgl.message import Prompt, TextReply, TokenText
+from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.structured import rename
 from minisgl.server.errors import DeadlineExceeded, error_body
 from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
 from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.telemetry.observe import Observer
+from minisgl.server.telemetry.replica import PREFIX_HEADER, prefix_answer
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.tokenizer.parse.answer import Kind, SplitAnswer, collect
 
@@ -40,6 +41,9 @@ ERROR_READ_S: Final = 2.0
 
 DONE: Final = b"data: [DONE]\n\n"
 
+WARNING: Final = "x-minisgl-warning"
+"""The header of an answer that says what of the request was left out."""
+
 _STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
@@ -48,12 +52,14 @@ _STREAM_HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One prompt's whole answer. logprobs, tokens: empty unless the request asks for them."""
+    """One prompt's whole answer. logprobs, tokens, prompt: as in `TextReply`, empty unless the
+    request asks for them."""
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
     tokens: list[TokenText]
+    prompt: list[PromptToken]
     end: Finished
     parts: list[tuple[Kind, str]]
 
@@ -131,20 +137,24 @@ async def respond(
     num_choices: int = 1,
     is_clamped: bool = False,
     timeout_s: float | None = None,
+    warning: str = "",
 ) -> Response:
     """Submit `prompts` and answer in `shape`. Raises the refusal if one of them is refused.
 
     timeout_s: after this time the call ends with DeadlineExceeded, wherever it is.
     num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
     names: the request's names of what a refusal can name, by the workers' names. is_clamped:
-    `max_tokens` is lowered to what the context leaves.
+    `max_tokens` is lowered to what the context leaves. warning: of the answer's header, ASCII.
     """
+    if PREFIX_HEADER in request.headers:
+        return await prefix_answer(request, frontend, prompts, cache_salt or "")
     origin = Origin(
         request_id=request.scope["request_id"],
         path=request.scope["path"],
         traceparent=request.headers.get("traceparent"),
         tracestate=request.headers.get("tracestate"),
         key=request.scope.get("api_key"),
+        address=request.client.host if request.client else "",
     )
     prompts = [prompt for prompt in prompts for _ in range(num_choices)]
     call = frontend.submit(
@@ -161,11 +171,12 @@ async def respond(
     try:
         await call.accepted()
         if stream:
-            events = EventStream(call, shape, frontend.observer, deadline)
+            events = EventStream(call, shape, frontend.observer, deadline, warning)
             deadline = None
             return events
         whole = shape.whole(await _collect(call, len(prompts)))
-        return Response(msgspec.json.encode(whole), media_type="application/json")
+        headers = {WARNING: warning} if warning else None
+        return Response(msgspec.json.encode(whole), 200, headers, "application/json")
     except RequestError as error:
         call.abort()
         rename(error, names)
@@ -203,9 +214,15 @@ class EventStream(Response):
     """Sends a call's replies as they come. A failure after the start is the last event."""
 
     def __init__(
-        self, call: Call, shape: Shape, observer: Observer, deadline: Deadline | None = None
+        self,
+        call: Call,
+        shape: Shape,
+        observer: Observer,
+        deadline: Deadline | None = None,
+        warning: str = "",
     ) -> None:
         super().__init__()
+        self._warning = warning
         self._deadline = deadline
         self._observer = observer
         self._call = call
@@ -217,6 +234,8 @@ class EventStream(Response):
 
         try:
             headers = [(b"content-type", self._shape.media_type), *_STREAM_HEADERS]
+            if self._warning:
+                headers.append((WARNING.encode(), self._warning.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             lead = self._shape.opening(
                 self._call.num_prompt_tokens
@@ -254,6 +273,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
     ids: list[list[int]] = [[] for _ in range(num_prompts)]
     logprobs: list[list[float]] = [[] for _ in range(num_prompts)]
     tokens: list[list[TokenText]] = [[] for _ in range(num_prompts)]
+    prompt: list[list[PromptToken]] = [[] for _ in range(num_prompts)]
     parts: list[list[tuple[Kind, str]]] = [[] for _ in range(num_prompts)]
     ends: dict[int, Finished] = {}
     async for batch in call:
@@ -265,6 +285,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
                 ids[index] += reply.token_ids
                 logprobs[index] += reply.logprobs or ()
                 tokens[index] += reply.tokens
+                prompt[index] += reply.prompt
                 parts[index] += reply.parts
     return [
         Output(
@@ -272,6 +293,7 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
             token_ids=ids[index],
             logprobs=logprobs[index],
             tokens=tokens[index],
+            prompt=prompt[index],
             end=ends[index],
             parts=parts[index],
         )

@@ -10,11 +10,11 @@ from typing import Final, Literal
 
 from minisgl.core import Failed
 from minisgl.errors import EngineError
-from minisgl.message import PingMsg, ProfileMsg, ProfileReply, Prompt
+from minisgl.message import PingMsg, ProfileMsg, ProfileReply, Prompt, WatchMsg, WatchReply
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg, PongMsg
 from minisgl.utils.zmq import PushQueue
 
-Answer = PongMsg | ProfileReply | CodecReply
+Answer = PongMsg | ProfileReply | CodecReply | WatchReply
 
 CODEC_TIMEOUT_S: Final = 60.0
 """A tokenizer encodes one prompt a turn: before this one, those that wait."""
@@ -61,6 +61,14 @@ class RoundTrips:
             for rank in range(self._num_ranks)
         ]
 
+    async def replica_state(self, timeout_s: float) -> bytes:
+        """JSON of a `ReplicaState`, made by rank 0. Raises EngineError."""
+        message = WatchMsg(seq=next(self._seqs))
+        answers = await self._ask(message, self._tokenizers[:1], 1, timeout_s)
+        if not answers or not isinstance(answers[0], WatchReply):
+            raise EngineError(f"no answer from the engine within {timeout_s:g} s")
+        return answers[0].frame
+
     async def encode(self, prompt: Prompt, *, is_plain: bool = False) -> CodecReply:
         """The ids of `prompt`. is_plain: no special tokens. Raises RequestError, EngineError."""
         return await self._codec(EncodeMsg(seq=next(self._seqs), prompt=prompt, is_plain=is_plain))
@@ -80,7 +88,7 @@ class RoundTrips:
 
     def deliver(self, answer: Answer) -> None:
         """Hand an answer to the call that waits for it. A late answer is dropped."""
-        waiting = self._waiting.get(answer.seq)
+        waiting = self._waiting.get(answer.seq) if answer.seq is not None else None
         if waiting is not None:
             waiting.put_nowait(answer)
 
@@ -92,7 +100,7 @@ class RoundTrips:
 
     async def _ask(
         self,
-        message: PingMsg | ProfileMsg | EncodeMsg | DecodeMsg,
+        message: PingMsg | ProfileMsg | EncodeMsg | DecodeMsg | WatchMsg,
         tokenizers: Sequence[PushQueue],
         num_answers: int,
         timeout_s: float,
@@ -100,8 +108,10 @@ class RoundTrips:
         """The answers that come in time, at most `num_answers`. Raises EngineError after `fail`."""
         if self._failure:
             raise self._failure
+        seq = message.seq
+        assert seq is not None
         arrived: asyncio.Queue[Answer | EngineError] = asyncio.Queue()
-        self._waiting[message.seq] = arrived
+        self._waiting[seq] = arrived
         answers: list[Answer] = []
         try:
             for tokenizer in tokenizers:
@@ -115,4 +125,4 @@ class RoundTrips:
                         answers.append(answer)
             return answers
         finally:
-            del self._waiting[message.seq]
+            del self._waiting[seq]

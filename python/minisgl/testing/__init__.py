@@ -4,7 +4,7 @@ What it is for: tests and overhead benchmarks. What it does not know: torch. The
 imports it. Read next: `tests/scheduler`.
 """
 
-from minisgl.testing.fake_executor import FakeExecutor, InstantExecutor, fake_next_id
+from minisgl.testing.fake_executor import FakeExecutor, InstantExecutor, fake_logprob, fake_next_id
 from minisgl.testing.paced_executor import PacedExecutor
 from minisgl.testing.queues import ListInbox, ListOutbox
 
@@ -14,5 +14,6 @@ __all__ = [
     "ListInbox",
     "ListOutbox",
     "PacedExecutor",
+    "fake_logprob",
     "fake_next_id",
 ]

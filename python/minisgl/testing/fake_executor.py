@@ -20,7 +20,7 @@ import numpy.typing as npt
 from minisgl.core.executor import Flight
 from minisgl.core.groups import FULL, CacheGroup
 from minisgl.core.masker import Mask
-from minisgl.core.plan import PROMISED, Plan, StepFailed, StepOutcome, StepResult
+from minisgl.core.plan import PROMISED, Plan, Score, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import IdArray
 from minisgl.errors import EngineError
 
@@ -66,6 +66,11 @@ def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
     return state
 
 
+def fake_logprob(ids: IdArray, next_id: int) -> float:
+    """The fake log-probability of a prompt's token after these ids."""
+    return -float(hash((ids.tobytes(), int(next_id))) % 1000)
+
+
 @dataclass(frozen=True, slots=True)
 class _Done(Flight):
     outcome: StepOutcome
@@ -85,6 +90,7 @@ class _FakeFlight(Flight):
 
     sample: Callable[[dict[int, Mask]], list[int]]
     late_rows: list[int]
+    scores: list[Score]
     next_ids: list[int] | None = None
 
     def sample_late(self, masks: Sequence[Mask]) -> None:
@@ -93,7 +99,7 @@ class _FakeFlight(Flight):
 
     def wait(self) -> StepOutcome:
         assert self.next_ids is not None, "the late rows are not sampled"
-        return StepResult(next_ids=self.next_ids)
+        return StepResult(next_ids=self.next_ids, scores=self.scores)
 
 
 class FakeExecutor:
@@ -148,7 +154,10 @@ class FakeExecutor:
         ids_of_rows = self._ids(plan)
         self._write(plan, ids_of_rows)
         states = self._update_states(plan, ids_of_rows)
-        flight = _FakeFlight(lambda masks: self._sample(plan, states, masks), plan.late_rows)
+        scores = [self._score(plan, *scored) for scored in plan.scored]
+        flight = _FakeFlight(
+            lambda masks: self._sample(plan, states, masks), plan.late_rows, scores
+        )
         if plan.late_rows:
             sampled = [plan.table_idxs[row] for row in plan.sample_rows]
             self._last_token[sampled] = _UNWRITTEN
@@ -176,6 +185,14 @@ class FakeExecutor:
             self._last_token[table_idx] = token
             next_ids.append(token)
         return next_ids
+
+    def _score(self, plan: Plan, row: int, next_ids: IdArray, num_top: int) -> Score:
+        """The scores of a row, from the ids that the first group shows, which must be full."""
+        assert self.groups[0].kind == "full"
+        ends = range(plan.starts[row] + 1, plan.starts[row] + 1 + len(next_ids))
+        ids = self._read(0, plan.table_idxs[row], 0, ends[-1])
+        logprobs = [fake_logprob(ids[:end], id) for end, id in zip(ends, next_ids, strict=True)]
+        return logprobs, [[(end, 0.0)] * num_top for end in ends]
 
     def _grow_tables(self, index: int) -> None:
         missing = index + 1 - self._page_table.shape[2]

@@ -16,7 +16,7 @@ import msgspec
 
 from minisgl.core import SamplingParams
 from minisgl.core.structured import json_text
-from minisgl.errors import InvalidRequest
+from minisgl.errors import InvalidRequest, InvalidSampling
 from minisgl.grammar.calls import Tool
 from minisgl.grammar.compile import compiled
 from minisgl.message import ChatPrompt, ids_to_bytes
@@ -61,6 +61,11 @@ class AnswerPlan:
 
         Raises InvalidSampling for a grammar that cannot be compiled.
         """
+        if self.form and (sampling.echo or sampling.prompt_logprobs is not None):
+            name = "echo" if sampling.echo else "prompt_logprobs"
+            raise InvalidSampling(
+                f"{name} cannot be combined with tools: the answer is split into parts", param=name
+            )
         form = "" if self.form is None else msgspec.json.encode(self.form).decode()
         must_call = self.choice != "auto"
         if self.form is None or not (

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
+from minisgl.core.event import PromptLogprobs
 from minisgl.message import StopMsg, TextReply, TokenText
 from minisgl.tokenizer.stream import TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -67,8 +68,9 @@ class Output:
         """The stop string that was found, or None. The text is cut before it."""
         return self.matcher.match if self.matcher else None
 
-    def add(self, token: Token) -> bool:
+    def add(self, token: Token | PromptLogprobs) -> bool:
         """Add the token's text. Returns whether it completes a stop string."""
+        assert isinstance(token, Token), "only a `PromptOutput` takes what there is of the prompt"
         self.num_tokens += 1
         self.token_ids.append(token.id)
         if token.logprob is not None:
@@ -132,7 +134,7 @@ class Detokenizer:
         for event in events:
             output = self._outputs.get(event.uid)
             try:
-                if isinstance(event, Token):
+                if isinstance(event, Token | PromptLogprobs):
                     if output is None or output.stop_match is not None:
                         continue  # computed by a step that was launched before the end was known
                     touched[event.uid] = output
@@ -150,7 +152,7 @@ class Detokenizer:
                 self._outputs.pop(event.uid, None)
                 touched.pop(event.uid, None)
                 replies.append(Failed.of(event.uid, error))
-                if isinstance(event, Accepted | Token):  # the scheduler still runs it
+                if not isinstance(event, Finished | Failed):  # the scheduler still runs it
                     num_tokens = output.num_tokens if output else 0
                     stops.append(StopMsg(uid=event.uid, num_tokens=num_tokens))
         replies += [output.take(uid) for uid, output in touched.items() if output.has_news]
@@ -158,6 +160,10 @@ class Detokenizer:
 
     def _open(self, event: Accepted) -> Output:
         matcher = _matcher(event.sampling)
+        if event.prompt_ids:
+            from minisgl.tokenizer.prompt_output import prompt_output
+
+            return prompt_output(event, self._tokenizer, matcher)
         if event.form:
             from minisgl.tokenizer.split import split_output
 
@@ -191,4 +197,5 @@ def _last_replies(event: Finished | Failed, output: Output | None) -> list[Reque
         return [event]
     event = output.closed(event)
     rest = output.take(event.uid)
-    return [rest, event] if rest.token_ids or rest.text or rest.parts else [event]
+    is_empty = not (rest.token_ids or rest.text or rest.parts or rest.prompt)
+    return [event] if is_empty else [rest, event]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from minisgl.core import Accepted, Finished, Token
+from minisgl.core.event import PromptLogprobs
 from minisgl.message import TextReply
 from minisgl.tokenizer.detokenize import Output
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser
@@ -29,7 +30,7 @@ class SplitOutput(Output):
     def has_news(self) -> bool:
         return bool(self.parts)
 
-    def add(self, token: Token) -> bool:
+    def add(self, token: Token | PromptLogprobs) -> bool:
         was_reasoning = self.parser.is_reasoning
         stops = Output.add(self, token)
         self._split()

@@ -85,6 +85,10 @@ class PromptEncoder:
     ) -> UserMsg:
         """The record for the scheduler. Raises InvalidSampling for a grammar that is no good."""
         grammar = form = ""
+        if sampling.bad_words:
+            from minisgl.tokenizer.bad_words import with_bad_words_ids
+
+            sampling = with_bad_words_ids(sampling, self.tokenizer)
         if type(ids) is not bytes or sampling.structured_outputs is not None:
             from minisgl.tokenizer.answers import plan_of
 

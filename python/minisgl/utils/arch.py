@@ -1,12 +1,8 @@
-"""The instructions of this machine's CPU, and the number of its GPUs."""
+"""The instructions of this machine's CPU."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 from functools import cache
-from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def slow_dtype_advice(dtype: Any) -> str | None:
-    """Return a sentence if this CPU computes slowly in `dtype` (a torch dtype), else None."""
+    """Return a sentence if this CPU has no instructions for `dtype` (a torch dtype), else None."""
     flags = cpu_flags()
     native = {
         "torch.bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
@@ -35,47 +31,6 @@ def slow_dtype_advice(dtype: Any) -> str | None:
         return None
     short = str(dtype).removeprefix("torch.")
     return (
-        f"this CPU has no {short} instructions: {short} halves the memory of weights but computes "
-        "slowly here; --dtype float32 is likely faster"
-    )
-
-
-def num_gpus() -> int:
-    """The number of NVIDIA GPUs that torch may find here, without importing it; 0 if unknown."""
-    return 0 if version("torch").endswith("+cpu") else gpus_of_driver()
-
-
-def gpus_of_driver() -> int:
-    """The number of NVIDIA GPUs that the driver gives to this process; 0 if unknown.
-
-    It asks the driver's management library, as torch does, because a process that has initialized
-    CUDA can no longer fork.
-    """
-    count = ctypes.c_uint()
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return 0
-    except (OSError, AttributeError):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return count.value
-
-    def is_device(name: str) -> bool:
-        if name.isdecimal():
-            return int(name) < count.value
-        return name.startswith(("GPU-", "MIG-"))
-
-    # CUDA ignores the names after the first that is not a GPU.
-    return len(list(takewhile(is_device, map(str.strip, visible.split(",")))))
-
-
-def too_few_gpus(num_ranks: int, num_gpus: int) -> str | None:
-    """Return a sentence if this machine has GPUs, but fewer than ranks; else None."""
-    if not 0 < num_gpus < num_ranks:
-        return None
-    return (
-        f"{num_ranks} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower "
-        "--tp, spread the ranks with --nnodes, look at CUDA_VISIBLE_DEVICES, or say --device cpu"
+        f"this CPU has no {short} instructions: {short} halves the bytes of weights and KV "
+        "cache, but long prompts compute slowly; --dtype float32 computes them faster"
     )

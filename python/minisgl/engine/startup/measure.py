@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.core import Plan
-from minisgl.core.tuning import Tuning
+from minisgl.core.step_times import StepTimes
 from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ CONTEXT_ROWS = 3  # below `MIN_SHARED_ROWS`: rows that read one common prefix ar
 START_PAGES_TOKENS = 4096  # cached before a prompt chunk; at most half of the context
 
 
-def measure_step_times(engine: Engine, tuning: Tuning) -> Tuning:
-    """Return `tuning` with the times of this engine's steps. All ranks get the slowest rank's."""
+def measure_step_times(engine: Engine) -> StepTimes:
+    """Return the times of this engine's steps. All ranks get the slowest rank's."""
     prompt_us = _prompt_times(engine)
     num_tokens = prompt_us[-1][0]
     rows = min(DECODE_ROWS, engine.max_running)
@@ -48,8 +47,7 @@ def measure_step_times(engine: Engine, tuning: Tuning) -> Tuning:
     if deep:
         context_ns = max(deep[0] - few_us, 0) * 1e3 / (few * start)
         attend_ns = max(deep[1] - prompt_us[-1][1], 0) * 1e3 / (num_tokens * start)
-    return replace(
-        tuning,
+    return StepTimes(
         prompt_us=tuple(prompt_us),
         decode_us=one,
         row_us=max(many - one, 0) / (rows - 1) if rows > 1 else 0.0,

@@ -52,7 +52,7 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
     if measure_steps:
         from minisgl.engine.startup.measure import measure_step_times
 
-        tuning = measure_step_times(engine, tuning)
+        tuning = replace(tuning, step_times=measure_step_times(engine))
         engine.apply(tuning)
     clock.lap("measuring")
     if engine.runner.decode_sizes:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl import __version__, env, kernel
+from minisgl import env, kernel
 from minisgl.core import Plan, SamplingParams
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
 from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
 from minisgl.utils.logger import get_logger
+from minisgl.version import __version__
 
 if TYPE_CHECKING:
     from minisgl.engine.engine import Engine

@@ -13,6 +13,9 @@
 // by memory; a larger one converts each block to float32, keys transposed, and runs as two small
 // matrix products, limited by arithmetic.
 //
+// The cache has the inputs' type T, or numbers of 8 bits (quantised.h): P. A key's scale multiplies its
+// score, a value's its weight.
+//
 // Axes: M query vectors of a tile, H head dim, j keys of a block.
 #include <omp.h>
 
@@ -20,8 +23,8 @@
 #include <cmath>
 #include <vector>
 
+#include "quantised.h"
 #include "rows.h"
-#include "tensor.h"
 
 namespace {
 
@@ -34,10 +37,14 @@ constexpr int DIRECT = 8;      // query vectors that read the cache in place: he
 constexpr int MIN_SPAN = 256;  // keys: a shorter span costs more to merge than it saves
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
-template <class T>
+template <class T, class P>
 struct Step {
+  static constexpr bool QUANTISED = !std::is_same_v<T, P>;
   const T* q;
-  T *out, *k_pool, *v_pool;
+  T* out;
+  P *k_pool, *v_pool;
+  float *k_scales, *v_scales;  // where QUANTISED, of slot s and head k at [s * scale_stride + k]
+  int64_t scale_stride;        // 0: all slots share the scales of their head
   int64_t q_stride, table_stride;  // elements between tokens, rows
   const int32_t *slots, *table, *table_idxs, *starts, *ends;
   int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
@@ -69,8 +76,8 @@ struct Scratch {
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 // Of a tile whose first query is at `position`.
-template <class T>
-int first_key(const Step<T>& s, int position) {
+template <class T, class P>
+int first_key(const Step<T, P>& s, int position) {
   return s.window ? std::max(0, position - s.window + 1) : 0;
 }
 
@@ -84,8 +91,8 @@ INLINE __m512bh load_pairs(const bf16* p, int n) {
 #endif
 
 // scores[m][j] for GB query vectors and W / GB keys.
-template <int GB, class T>
-INLINE void dot_block(const float* q, const T* q_raw, int q_stride, const T* const* keys, int H,
+template <int GB, class T, class P>
+INLINE void dot_block(const float* q, const T* q_raw, int q_stride, const P* const* keys, int H,
                       float* scores) {
   constexpr int KB = W / GB;
   VF acc[W] = {};
@@ -129,9 +136,9 @@ INLINE void prefetch(const void* p, int bytes) {
 }
 
 // acc[m][0:HB * W] += p[m][j] * values[j][0:HB * W] over n keys, for GB query vectors.
-template <int GB, int HB, class T>
-INLINE void add_values(const float* p, const T* const* values, int h, int n, float* acc, int ld,
-                       const T* const* next_keys, int ahead) {
+template <int GB, int HB, class P>
+INLINE void add_values(const float* p, const P* const* values, int h, int n, float* acc, int ld,
+                       const P* const* next_keys, int ahead) {
   VF sums[GB][HB];
   for (int g = 0; g < GB; g++)
     for (int i = 0; i < HB; i++) sums[g][i] = load(acc + g * ld + h + i * W);
@@ -148,9 +155,9 @@ INLINE void add_values(const float* p, const T* const* values, int h, int n, flo
     for (int i = 0; i < HB; i++) store(acc + g * ld + h + i * W, sums[g][i]);
 }
 
-template <int GB, class T>
-void direct_scores(const float* q, const T* q_raw, int q_stride, const T* const* keys, int H, int n,
-                   float* scores, const T* const* values, int ahead) {
+template <int GB, class T, class P>
+void direct_scores(const float* q, const T* q_raw, int q_stride, const P* const* keys, int H, int n,
+                   float* scores, const P* const* values, int ahead) {
   constexpr int KB = W / GB;
   for (int j = 0; j < n; j += KB) {
     for (int i = 0; i < KB; i++) prefetch(values[j + i], ahead);
@@ -158,9 +165,9 @@ void direct_scores(const float* q, const T* q_raw, int q_stride, const T* const*
   }
 }
 
-template <int GB, class T>
-void direct_values(const float* p, const T* const* values, int H, int n, float* acc, int ld,
-                   const T* const* next_keys, int ahead) {
+template <int GB, class P>
+void direct_values(const float* p, const P* const* values, int H, int n, float* acc, int ld,
+                   const P* const* next_keys, int ahead) {
   constexpr int HB = GB == 4 ? 4 : 8;
   int h = 0;
   for (; h + HB * W <= H; h += HB * W, ahead = 0)
@@ -198,8 +205,8 @@ INLINE void product(const float* a, int lda, const float* b, int ldb, float* c, 
 }
 
 // keys_HJ[h][j], float32, from BLOCK rows.
-template <class T>
-void transpose_keys(const T* const* keys, int H, float* keys_HJ) {
+template <class P>
+void transpose_keys(const P* const* keys, int H, float* keys_HJ) {
   for (int j = 0; j < BLOCK; j += W)
     for (int h = 0; h < H; h += W) {
       VF rows[W];
@@ -213,7 +220,8 @@ void transpose_keys(const T* const* keys, int H, float* keys_HJ) {
 #if defined(__AVX512BF16__)
 // The same two for bfloat16, whose pairs along H multiply and add in one instruction: exact
 // products, float32 sums. A pair is one 32-bit element of a vector here.
-void transpose_pairs(const bf16* const* keys, int H, float* pairs_HJ) {
+template <class P>
+void transpose_pairs(const P* const* keys, int H, float* pairs_HJ) {
   for (int j = 0; j < BLOCK; j += W)
     for (int h = 0; h < H; h += 2 * W) {
       VF rows[W];
@@ -244,8 +252,8 @@ INLINE void pair_product(const bf16* a, int lda, const float* b, int ldb, float*
 #endif
 
 // scores[m][j] of padded_M query vectors and BLOCK keys; room holds BLOCK * ld floats.
-template <class T>
-void tiled_scores(const float* q, const T* q_raw, int ld, const T* const* keys, int H, int padded_M,
+template <class T, class P>
+void tiled_scores(const float* q, const T* q_raw, int ld, const P* const* keys, int H, int padded_M,
                   float* room, float* scores) {
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bf16>) {
@@ -262,8 +270,8 @@ void tiled_scores(const float* q, const T* q_raw, int ld, const T* const* keys, 
       product<NR, false>(q + m * ld, ld, room + j, BLOCK, scores + m * BLOCK + j, BLOCK, H);
 }
 
-template <class T>
-void widen_values(const T* const* values, int H, int ld, float* values_JH) {
+template <class P>
+void widen_values(const P* const* values, int H, int ld, float* values_JH) {
   for (int j = 0; j < BLOCK; j++)
     for (int h = 0; h < H; h += W)
       store(values_JH + j * ld + h,
@@ -272,33 +280,46 @@ void widen_values(const T* const* values, int H, int ld, float* values_JH) {
 
 // --- one item -----------------------------------------------------------------------------------
 
-// Addresses of BLOCK keys and values from position `begin` on; past `end`, the last one again, so
-// that every address is one that was written: unwritten memory may hold NaN.
-template <class T>
-void locate(const Step<T>& s, const Item& item, int begin, int end, const T** keys,
-            const T** values) {
+// The keys and values of a block: where they are, and their scales.
+template <class P>
+struct Block {
+  const P *keys[BLOCK], *values[BLOCK];
+  float key_scales[BLOCK], value_scales[BLOCK];
+};
+
+// A block from position `begin` on; past `end`, the last key and value again, so that every address is
+// one that was written: unwritten memory may hold NaN.
+template <class T, class P>
+void locate(const Step<T, P>& s, const Item& item, int begin, int end, Block<P>& block) {
   const int32_t* pages = s.table + s.table_idxs[item.row] * s.table_stride;
   int64_t stride = int64_t(s.num_kv_heads) * s.H, head = int64_t(item.kv_head) * s.H;
   int page = begin / s.page_size, offset = begin % s.page_size;
-  int64_t at = 0;
+  int64_t slot = 0;
   for (int j = 0; j < BLOCK; j++) {
     if (begin + j < end) {
-      at = (int64_t(pages[page]) * s.page_size + offset) * stride + head;
+      slot = int64_t(pages[page]) * s.page_size + offset;
       if (++offset == s.page_size) offset = 0, page++;
     }
-    keys[j] = s.k_pool + at;
-    values[j] = s.v_pool + at;
+    block.keys[j] = s.k_pool + slot * stride + head;
+    block.values[j] = s.v_pool + slot * stride + head;
+    if constexpr (Step<T, P>::QUANTISED) {
+      block.key_scales[j] = s.k_scales[slot * s.scale_stride + item.kv_head];
+      block.value_scales[j] = s.v_scales[slot * s.scale_stride + item.kv_head];
+    }
   }
 }
 
 // Scores of one query vector become weights, in place; returns their sum. Keys outside [low, high)
 // of the block are hidden. `top` is the largest score so far; the caller's sums shrink by `shrink`.
-// softcap: x becomes softcap * tanh(x / softcap), unless it is 0.
-INLINE float soften(float* scores, float scale, float softcap, int low, int high, float& top,
-                    float& shrink) {
+// softcap: x becomes softcap * tanh(x / softcap), unless it is 0. block: where the cache is QUANTISED,
+// the scales of its keys, and of its values, which multiply the weights but not their sum.
+template <bool QUANTISED, class P>
+INLINE float soften(float* scores, float scale, float softcap, const Block<P>& block, int low,
+                    int high, float& top, float& shrink) {
   VF x[BLOCK / W], largest = splat(LOWEST);
   for (int i = 0; i < BLOCK / W; i++) {
     x[i] = load(scores + i * W) * scale;
+    if constexpr (QUANTISED) x[i] *= load(block.key_scales + i * W);
     if (softcap > 0) x[i] = softcap * tanh(x[i] / softcap);
     if (low > 0 || high < BLOCK) {
       VI j = lanes() + i * W;
@@ -310,16 +331,17 @@ INLINE float soften(float* scores, float scale, float softcap, int low, int high
   VF total = {};
   for (int i = 0; i < BLOCK / W; i++) {
     VF weights = exp(x[i] - new_top);
-    store(scores + i * W, weights);
     total += weights;
+    if constexpr (QUANTISED) weights *= load(block.value_scales + i * W);
+    store(scores + i * W, weights);
   }
   shrink = new_top == top ? 1.0f : exp(splat(top - new_top))[0];
   top = new_top;
   return sum(total);
 }
 
-template <class T>
-void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial) {
+template <class T, class P>
+void attend(const Step<T, P>& s, const Item& item, Scratch& scratch, float* partial) {
   const int H = s.H, G = s.group, M = item.num_queries * G, padded_M = round_up(M, MR);
   const int ld = round_up(H, 32);  // 32: a vector of bfloat16 pairs
   const bool direct = M <= DIRECT;
@@ -350,14 +372,14 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
       store(q + m * ld + h, h + W <= H ? load(from + h) : load_first(from + h, H - h));
   }
 
-  const T *addresses[2][2][BLOCK] = {}, **keys = addresses[0][0], **values = addresses[0][1];
-  const T **next_keys = addresses[1][0], **next_values = addresses[1][1];
-  locate(s, item, item.key_begin, item.key_end, keys, values);
+  Block<P> blocks[2] = {}, *block = &blocks[0], *next = &blocks[1];
+  locate(s, item, item.key_begin, item.key_end, *block);
   for (int begin = item.key_begin; begin < item.key_end; begin += BLOCK) {
     const int n = std::min(BLOCK, item.key_end - begin);
     const bool more = begin + BLOCK < item.key_end;
-    if (more) locate(s, item, begin + BLOCK, item.key_end, next_keys, next_values);
-    const int ahead = more ? H * sizeof(T) : 0;  // bytes of a key to ask for
+    if (more) locate(s, item, begin + BLOCK, item.key_end, *next);
+    const P *const *keys = block->keys, *const *values = block->values;
+    const int ahead = more ? H * sizeof(P) : 0;  // bytes of a key to ask for
     if (direct) {
       int m = 0;
       for (; m + 4 <= M; m += 4)
@@ -378,7 +400,8 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
       int i = item.position + m / G;
       int low = s.window ? i - s.window + 1 - begin : 0, high = std::min(i + 1 - begin, n);
       float shrink;
-      float total = soften(scores + m * BLOCK, s.scale, s.softcap, low, high, tops[m], shrink);
+      float total = soften<Step<T, P>::QUANTISED>(scores + m * BLOCK, s.scale, s.softcap, *block,
+                                                  low, high, tops[m], shrink);
       totals[m] = totals[m] * shrink + total;
       if (shrink != 1.0f)
         for (int h = 0; h < H; h += W) store(acc + m * ld + h, load(acc + m * ld + h) * shrink);
@@ -386,11 +409,11 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
     if (direct) {
       int m = 0;
       for (; m + 4 <= M; m += 4)
-        direct_values<4>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next_keys, ahead);
+        direct_values<4>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next->keys, ahead);
       for (; m + 2 <= M; m += 2)
-        direct_values<2>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next_keys, ahead);
+        direct_values<2>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next->keys, ahead);
       for (; m < M; m++)
-        direct_values<1>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next_keys, ahead);
+        direct_values<1>(scores + m * BLOCK, values, H, n, acc + m * ld, ld, next->keys, ahead);
     } else {
       for (int m = 0; m < M; m += MR) {
         int h = 0;
@@ -400,8 +423,7 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
           product<1, true>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n);
       }
     }
-    std::swap(keys, next_keys);
-    std::swap(values, next_values);
+    std::swap(block, next);
   }
 
   if (partial) {  // [M][ld] sums, then tops, then totals
@@ -421,8 +443,8 @@ void attend(const Step<T>& s, const Item& item, Scratch& scratch, float* partial
 }
 
 // Adds up the spans of a tile: each counts e**(its top - the overall top).
-template <class T>
-void merge(const Step<T>& s, const Merge& work, const std::vector<float*>& partials) {
+template <class T, class P>
+void merge(const Step<T, P>& s, const Merge& work, const std::vector<float*>& partials) {
   const Item& tile = work.tile;
   const int H = s.H, G = s.group, M = tile.num_queries * G, ld = round_up(H, 32);
   for (int m = 0; m < M; m++) {
@@ -447,10 +469,10 @@ void merge(const Step<T>& s, const Merge& work, const std::vector<float*>& parti
 
 // --- all items ----------------------------------------------------------------------------------
 
-// prepare(t, key slot, value slot) makes token t's query and fills its slots, which are null for a
+// prepare(t, keys, values) makes token t's query, and its keys and values [K, H], which are null for a
 // token whose key and value are in a page of the prefix cache already (slot -1).
-template <class T, class Prepare>
-void run(const Step<T>& s, int num_threads, Prepare prepare) {
+template <class T, class P, class Prepare>
+void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
   const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
   std::vector<Item> tiles;
   double work = 0;  // query vectors x keys
@@ -508,13 +530,24 @@ void run(const Step<T>& s, int num_threads, Prepare prepare) {
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
     static thread_local Scratch scratch;
+    std::vector<T> made(Step<T, P>::QUANTISED ? 2 * width : 0);
 #pragma omp for schedule(static)
     for (int t = 0; t < s.num_tokens; t++) {
-      const int64_t at = s.slots[t] * width;
-      if (at >= 0)
-        prepare(t, s.k_pool + at, s.v_pool + at);
-      else
+      const int64_t slot = s.slots[t], at = slot * width;
+      if (slot < 0) {
         prepare(t, nullptr, nullptr);
+      } else if constexpr (Step<T, P>::QUANTISED) {
+        T *keys = made.data(), *values = keys + width;
+        prepare(t, keys, values);
+        float *k_scales = s.k_scales + slot * s.scale_stride,
+              *v_scales = s.v_scales + slot * s.scale_stride;
+        for (int k = 0, h = 0; k < s.num_kv_heads; k++, h += s.H) {
+          quantise_row(keys + h, s.k_pool + at + h, s.H, k_scales + k);
+          quantise_row(values + h, s.v_pool + at + h, s.H, v_scales + k);
+        }
+      } else {
+        prepare(t, s.k_pool + at, s.v_pool + at);
+      }
     }
     // The barrier here keeps the contract: everything is stored before anything attends.
 #pragma omp for schedule(dynamic)
@@ -527,21 +560,31 @@ void run(const Step<T>& s, int num_threads, Prepare prepare) {
 
 bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype().bits == 32; }
 
+using Scales = tvm::ffi::Optional<TensorView>;
+
+// One for each head, or for each slot and head.
+float* scales_of(const Scales& scales, int64_t num_slots, int64_t K, bool of_slots) {
+  CHECK(scales && (*scales).dtype().code == kDLFloat && (*scales).dtype().bits == 32 &&
+            (*scales).IsContiguous() && (*scales).numel() == (of_slots ? num_slots * K : K),
+        "attention: a pool of 8 bits needs float32 scales, of each head (e4m3) or of each token and "
+        "head (int8)");
+  return data<float>(*scales);
+}
+
 // What both doors share. rows [3, B]: table indices, starts, ends.
-template <class T>
-Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
-                  const TensorView& v_pool, const TensorView& slots, const TensorView& page_table,
-                  const TensorView& rows, const TensorView& out,
-                  const tvm::ffi::Optional<TensorView>& sinks, double scale, double softcap,
-                  int64_t window) {
+template <class T, class P>
+Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
+                     const TensorView& v_pool, const Scales& k_scales, const Scales& v_scales,
+                     const TensorView& slots, const TensorView& page_table, const TensorView& rows,
+                     const TensorView& out, const tvm::ffi::Optional<TensorView>& sinks,
+                     double scale, double softcap, int64_t window) {
   const int64_t K = k_pool.size(2);
   CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
         "attention: the pools must be contiguous [pages, page size, heads, head dim]");
   CHECK(k_pool.size(3) == H && N % K == 0, "attention: " << N << " query heads of " << H
                                                          << " do not fit a pool of " << K
                                                          << " heads of " << k_pool.size(3));
-  CHECK(k_pool.dtype() == out.dtype() && v_pool.dtype() == out.dtype(),
-        "attention: the inputs and the pool must share a dtype");
+  CHECK(v_pool.dtype() == k_pool.dtype(), "attention: keys and values must share a dtype");
   CHECK(is_int32(slots) && slots.IsContiguous() && slots.size(0) == num_tokens &&
             is_int32(page_table) && page_table.stride(1) == 1 && is_int32(rows) &&
             rows.IsContiguous() && out.IsContiguous(),
@@ -549,9 +592,17 @@ Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_
   CHECK(!sinks || ((*sinks).numel() == N && (*sinks).dtype().code == kDLFloat &&
                    (*sinks).dtype().bits == 32 && (*sinks).IsContiguous()),
         "attention: sinks must be float32, one per query head");
-  Step<T> s;
+  Step<T, P> s;
   s.q = s.out = data<T>(out), s.q_stride = N * H;
-  s.k_pool = data<T>(k_pool), s.v_pool = data<T>(v_pool);
+  s.k_pool = data<P>(k_pool), s.v_pool = data<P>(v_pool);
+  s.k_scales = s.v_scales = nullptr, s.scale_stride = 0;
+  if constexpr (Step<T, P>::QUANTISED) {
+    const bool of_slots = std::is_same_v<P, i8>;
+    const int64_t num_slots = k_pool.size(0) * k_pool.size(1);
+    s.k_scales = scales_of(k_scales, num_slots, K, of_slots);
+    s.v_scales = scales_of(v_scales, num_slots, K, of_slots);
+    s.scale_stride = of_slots ? K : 0;
+  }
   s.slots = data<int32_t>(slots), s.table = data<int32_t>(page_table);
   s.table_stride = page_table.stride(0);
   s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
@@ -570,10 +621,11 @@ Step<T> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_
 }  // namespace
 
 // q [T, N, H] and k, v [T, K, H]: tokens may be apart, heads are packed. out [T, N, H], pools
-// [pages, page size, K, H], all of one dtype. slots [T], page_table [R, P], rows [3, B]: int32.
-// sinks float32 [N] or None. softcap 0, window 0: none.
+// [pages, page size, K, H], all of one dtype; or pools of int8 with scales float32 [pages, page size,
+// K], or of e4m3 with scales [K]. slots [T], page_table [R, P], rows [3, B]: int32. sinks float32 [N]
+// or None. softcap 0, window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
-                     TensorView slots, TensorView page_table, TensorView rows, TensorView out,
+                     Scales k_scales, Scales v_scales, TensorView slots, TensorView page_table, TensorView rows, TensorView out,
                      tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
                      int64_t window, int64_t num_threads) {
   for (const TensorView& x : {q, k, v})
@@ -585,14 +637,17 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
         "attention: " << k.size(1) << " key heads do not fit a pool of " << k_pool.size(2));
   with_dtype(q.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Step<T> s = make_step<T>(q.size(0), q.size(1), q.size(2), k_pool, v_pool, slots, page_table,
-                             rows, out, sinks, scale, softcap, window);
-    s.q = data<T>(q), s.q_stride = q.stride(0);
-    const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
-    run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
-      if (!k_slot) return;
-      std::memcpy(k_slot, data<T>(k) + t * k.stride(0), bytes);
-      std::memcpy(v_slot, data<T>(v) + t * v.stride(0), bytes);
+    with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
+      using P = std::remove_pointer_t<decltype(pool_type)>;
+      auto s = make_step<T, P>(q.size(0), q.size(1), q.size(2), k_pool, v_pool, k_scales, v_scales,
+                               slots, page_table, rows, out, sinks, scale, softcap, window);
+      s.q = data<T>(q), s.q_stride = q.stride(0);
+      const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
+      run(s, num_threads, [&](int64_t t, T* keys, T* values) {
+        if (!keys) return;
+        std::memcpy(keys, data<T>(k) + t * k.stride(0), bytes);
+        std::memcpy(values, data<T>(v) + t * v.stride(0), bytes);
+      });
     });
   });
 }
@@ -602,8 +657,9 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
 // positions int32 [T]. Queries wait in `out` until their tile is written over them.
 void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
                    tvm::ffi::Optional<TensorView> k_weight, double eps, TensorView cos_sin,
-                   TensorView positions, TensorView k_pool, TensorView v_pool, TensorView slots,
-                   TensorView page_table, TensorView rows, TensorView out,
+                   TensorView positions, TensorView k_pool, TensorView v_pool, Scales k_scales,
+                   Scales v_scales, TensorView slots, TensorView page_table, TensorView rows,
+                   TensorView out,
                    tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
                    int64_t window, int64_t num_threads) {
   CHECK(k_pool.ndim() == 4 && qkv.ndim() == 2 && out.ndim() == 2, "attention: wrong axes");
@@ -620,23 +676,26 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
   check_rotary(H, R);
   with_dtype(qkv.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Step<T> s = make_step<T>(qkv.size(0), N, H, k_pool, v_pool, slots, page_table, rows, out,
-                             sinks, scale, softcap, window);
     const T* weights[] = {q_weight ? data<T>(*q_weight) : nullptr,
                           k_weight ? data<T>(*k_weight) : nullptr};
-    run(s, num_threads, [&](int64_t t, T* k_slot, T* v_slot) {
-      const T* row = data<T>(qkv) + t * qkv.stride(0);
-      Angles<T> angles(data<float>(cos_sin) + data<int32_t>(positions)[t] * R, R);
-      for (int64_t head = 0; head < (k_slot ? N + K : N); head++) {
-        const T* from = row + head * H;
-        T* to = head < N ? s.out + (t * N + head) * H : k_slot + (head - N) * H;
-        if (const T* weight = weights[head >= N]) {
-          norm_row(from, weight, to, H, eps);
-          from = to;
+    with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
+      using P = std::remove_pointer_t<decltype(pool_type)>;
+      auto s = make_step<T, P>(qkv.size(0), N, H, k_pool, v_pool, k_scales, v_scales, slots,
+                               page_table, rows, out, sinks, scale, softcap, window);
+      run(s, num_threads, [&](int64_t t, T* keys, T* values) {
+        const T* row = data<T>(qkv) + t * qkv.stride(0);
+        Angles<T> angles(data<float>(cos_sin) + data<int32_t>(positions)[t] * R, R);
+        for (int64_t head = 0; head < (keys ? N + K : N); head++) {
+          const T* from = row + head * H;
+          T* to = head < N ? s.out + (t * N + head) * H : keys + (head - N) * H;
+          if (const T* weight = weights[head >= N]) {
+            norm_row(from, weight, to, H, eps);
+            from = to;
+          }
+          rotate_row(from, angles, to, H);
         }
-        rotate_row(from, angles, to, H);
-      }
-      if (v_slot) std::memcpy(v_slot, row + (N + K) * H, K * H * sizeof(T));
+        if (values) std::memcpy(values, row + (N + K) * H, K * H * sizeof(T));
+      });
     });
   });
 }

@@ -50,6 +50,13 @@ Row row_of(const Step<T>& s, int r, int first) {
   return row;
 }
 
+// Where the convolution's input of the token at a slot is (minisgl/kvcache/recurrent.py).
+template <class T>
+INLINE T* ring_at(const Step<T>& s, int64_t slot) {
+  const int ring = std::min(s.page_size, s.taps);
+  return s.inputs + (slot / s.page_size * ring + slot % s.page_size % ring) * s.D;
+}
+
 // Where the rows group has an old token.
 template <class T>
 INLINE int64_t slot_of(const Step<T>& s, const Row& row, int position) {
@@ -62,7 +69,7 @@ INLINE int64_t slot_of(const Step<T>& s, const Row& row, int position) {
 template <class T>
 const T* input_at(const Step<T>& s, const Row& row, int position) {
   if (position >= row.start) return s.x + (row.first + position - row.start) * s.x_stride;
-  if (position >= row.base) return s.inputs + slot_of(s, row, position) * s.D;
+  if (position >= row.base) return ring_at(s, slot_of(s, row, position));
   if (!row.base) return nullptr;
   return s.tails + (row.state * (s.taps - 1) + position - row.base + s.taps - 1) * s.D;
 }
@@ -81,8 +88,6 @@ void convolve(const Step<T>& s, const Row& row, int position) {
     store_until(out, i, s.D, silu_of(round_to<T>(sum)));
   });
   const size_t bytes = s.D * sizeof(T);
-  if (position >= row.newest && s.slots[token] >= 0)
-    std::memcpy(s.inputs + int64_t(s.slots[token]) * s.D, from[s.taps - 1], bytes);
   if (row.new_state < 0 || position + 1 != row.end) return;
   for (int i = 0; i + 1 < s.taps; i++) {  // the inputs before the new state
     T* to = s.tails + (row.new_state * (s.taps - 1) + i) * s.D;
@@ -90,6 +95,16 @@ void convolve(const Step<T>& s, const Row& row, int position) {
       std::memcpy(to, x, bytes);
     else
       std::memset(to, 0, bytes);
+  }
+}
+
+// Keeps the inputs of the row's last tokens, when no token reads older ones any more.
+template <class T>
+void keep_inputs(const Step<T>& s, const Row& row) {
+  for (int position = std::max({row.start, row.newest, row.end - s.taps + 1}); position < row.end; position++) {
+    const int64_t token = row.first + position - row.start;
+    if (s.slots[token] >= 0)
+      std::memcpy(ring_at(s, s.slots[token]), s.x + token * s.x_stride, s.D * sizeof(T));
   }
 }
 
@@ -386,6 +401,8 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
         const Row& row = all[owners[t]];
         convolve(s, row, row.start + int(t) - row.first);
       }
+#pragma omp for schedule(static) nowait
+      for (int i = 0; i < s.num_rows; i++) keep_inputs(s, all[i]);
       Scratch scratch{std::vector<float>(need)};
 #pragma omp for schedule(dynamic) collapse(2)
       for (int i = 0; i < s.num_rows; i++)

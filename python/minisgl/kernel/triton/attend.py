@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.quantised import FP8, INT8, PLAIN
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Scores are scaled by it, as exp2 is what the hardware has."""
@@ -26,8 +27,10 @@ def block_h_of(head_dim: int) -> int:
 
 
 def scaled(scale: float, softcap: float | None) -> tuple[float, float]:
-    """Returns (scale, SOFTCAP) of the kernels: what multiplies q @ k, and what multiplies tanh of
-    that, 0 without a softcap. Scores are in base 2."""
+    """Return the kernels' (scale, SOFTCAP), for scores in base 2.
+
+    scale multiplies q @ k. SOFTCAP multiplies tanh of the result; it is 0 without a softcap.
+    """
     if softcap is None:
         return scale * LOG2_E.value, 0.0
     return scale / softcap, softcap * LOG2_E.value
@@ -35,7 +38,8 @@ def scaled(scale: float, softcap: float | None) -> tuple[float, float]:
 
 @triton.jit
 def tanh(x):
-    """Near 0 the polynomial of Cephes' tanhf (Moshier), where the difference would lose digits."""
+    """Return tanh(x). Near 0 it uses the polynomial of Cephes' tanhf (Moshier), because there the
+    difference would lose digits."""
     z = x * x
     p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z) + 1.33314422036e-1
     near = (p * z - 3.33332819422e-1) * z * x + x
@@ -44,8 +48,10 @@ def tanh(x):
 
 @triton.jit
 def no_keys(sinks_ptr, head, inside, SINKS: tl.constexpr, BLOCK: tl.constexpr):
-    """(sum of weights, largest score) [BLOCK] before any key. With SINKS, of the sinks of the
-    queries' heads: their weight is 1."""
+    """Return (sum of weights, largest score) [BLOCK] before any key.
+
+    With SINKS these are 1 and the sink of the query's head, else 0 and a very small score.
+    """
     mass = tl.zeros([BLOCK], tl.float32)
     top = tl.full([BLOCK], -1e30, tl.float32)  # finite: a window can hide a whole block
     if SINKS:
@@ -57,26 +63,35 @@ def no_keys(sinks_ptr, head, inside, SINKS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def attend(
-    acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last, end,
-    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr,
+    acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head, scale,
+    window, first, last, end,
+    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
     WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(sums of values, of weights, largest score) of the queries, with keys `first` to `last`, of
-    which those from `end` on are nobody's. scale, SOFTCAP: see `scaled`."""
+    which those from `end` on are nobody's. scale, SOFTCAP: see `scaled`. KV: what the pool holds;
+    with FP8 the sums of values are yet to be multiplied: `times_value_scale`."""
+    if KV == FP8:
+        scale = scale * tl.load(k_scale_ptr + kv_head)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
         if WINDOWED:  # pages behind the window may be somebody else's
             inside = inside & (n > tl.min(query) - window)
         page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
-        at = ((page * Z + n % Z) * K + kv_head) * H
+        head_at = (page * Z + n % Z) * K + kv_head
+        at = head_at * H
         k = tl.load(
             k_ptr + at[None, :] + h[:, None], mask=inside[None, :] & (h[:, None] < H), other=0.0
         )
         v = tl.load(
             v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < H), other=0.0
         )
+        if KV != PLAIN:
+            k, v = k.to(q.dtype), v.to(q.dtype)  # exact
         score = tl.dot(q, k, input_precision="ieee") * scale
+        if KV == INT8:
+            score = score * tl.load(k_scale_ptr + head_at, mask=inside, other=0.0)[None, :]
         if SOFTCAP > 0:
             score = tanh(score) * SOFTCAP
         if MASK == ENDED:
@@ -90,6 +105,16 @@ def attend(
         p = tl.exp2(score - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         mass = mass * shrink + tl.sum(p, 1)
+        if KV == INT8:
+            p = p * tl.load(v_scale_ptr + head_at, mask=inside, other=0.0)[None, :]
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
     return acc, mass, top
+
+
+@triton.jit
+def times_value_scale(acc, v_scale_ptr, kv_head, KV: tl.constexpr):
+    """The sums of values, after the last `attend` of them."""
+    if KV == FP8:
+        acc = acc * tl.load(v_scale_ptr + kv_head)
+    return acc

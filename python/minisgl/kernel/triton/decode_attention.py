@@ -1,64 +1,84 @@
 """Attention of decode rows over the paged cache: split-KV flash-decode.
 
-Keys and values are read where they lie (`minisgl.kernel.triton.attend`). Contexts are cut into
-pieces that run side by side (`minisgl.kernel.triton.decode_cut`), and a row's partial sums are
-merged by the piece that is done last (Flash-Decoding, Dao et al. 2023).
+Keys and values are read from their pages (`minisgl.kernel.triton.attend`). Contexts are divided
+into KV splits that run in parallel (`minisgl.kernel.triton.kv_split`). The split of a row that ends
+last merges the row's partial sums (Flash-Decoding, Dao et al. 2023).
 
-Rows whose contexts begin with the same pages read those once for all of them (cascade attention:
-Ye et al. 2024; Hydragen: Juravsky et al. 2024): `_decode_shared` takes many rows' queries as one
-block, and its pieces are merged with those of the rows' own contexts::
+A common prefix, which all rows have in the same pages, is read once for all rows (cascade
+attention: Ye et al. 2024; Hydragen: Juravsky et al. 2024). `_decode_shared` takes the queries of
+many rows as one block. Its splits are merged with those of the rows' own contexts::
 
-    context of a row   |======= shared =======|== own piece ==|== own piece ==|
+    context of a row   |=== common prefix ====|== own split ==|== own split ==|
                        0                      shared                          end
 
 Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head
-dim, P pages of a table row, S pieces.
+dim, P pages of a table row, S splits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.decode_form import LIGHT
+from minisgl.kernel.decode_config import LIGHT
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.attend import ENDED, attend, block_h_of, no_keys, scaled
-from minisgl.kernel.triton.decode_cut import (
+from minisgl.kernel.triton.attend import (
+    ENDED,
+    attend,
+    block_h_of,
+    no_keys,
+    scaled,
+    times_value_scale,
+)
+from minisgl.kernel.triton.kv_split import (
     BASE,
     COUNT,
     END,
     FIELDS,
     FIRST,
     LAST,
-    MIN_PIECE,
+    MIN_SPLIT,
     ROW,
-    SHARED_PIECES,
+    SHARED_SPLITS,
     TABLE_IDX,
-    Cut,
+    KVSplits,
     first_own,
-    piece_size,
+    split_size,
 )
 from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
+from minisgl.kernel.triton.quantised import (
+    FP8,
+    INT8,
+    kind_of,
+    largest_of,
+    scale_of_int8,
+    tensors_of,
+    to_fp8,
+    to_int8,
+)
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import LayerPool
 
 MERGED = 4096
-"""Numbers a turn of a merge, whose loads are in flight together: with twice as many a context of
+"""Numbers that a merge loads in one iteration. With twice as many, a context of
 4,096 tokens and 8 heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8
 (`attention_us` in benchmarks/results/h200-experiments.json)."""
 MOST_MERGED = 16
-"""Pieces a turn of a merge: compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
+"""Splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """Lets `decode` take q, k and v as they are projected: what `norm_rope_store` does is done
-    where they are used. For heads whose dims, a power of two, all rotate.
+    """Lets `decode` norm, rotate and store q, k and v itself, instead of `norm_rope_store`.
 
-    qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. Weights of the
-    norms [H], or None.
+    Requires a head dim that is a power of two, of which all dims rotate.
+    qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. q_weight,
+    k_weight: of the norms, [H], or None.
     """
 
     qkv: Tensor
@@ -71,11 +91,10 @@ class Rotation:
 
 def decode(
     q_BNH: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    pool: LayerPool,
     page_table: Tensor,
     rows: Tensor,
-    cut: Cut,
+    splits: KVSplits,
     *,
     scale: float,
     window: int | None,
@@ -85,31 +104,32 @@ def decode(
     rotation: Rotation | None = None,
     out_BNH: Tensor,
 ) -> None:
-    """One query per row. rows, window, shared_1: as `cut_contexts` was given them. scale, softcap,
-    sinks: see `AttnLayer`.
+    """Attend with one query per row, and write the result to out_BNH.
 
-    rotation: then q_BNH has a shape and a dtype alone; not with shared_1.
+    rows, window, shared_1: the arguments of `split_contexts`. scale, softcap, sinks: see
+    `AttnLayer`. rotation: only the shape and dtype of q_BNH then count; not with shared_1.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
-    page_size, num_kv_heads = k_pool.shape[1:3]
+    page_size, num_kv_heads = pool.k.shape[1:3]
     group = num_q_heads // num_kv_heads
-    form, block_h = cut.form, block_h_of(head_dim)
+    config, block_h = splits.config, block_h_of(head_dim)
     factor, cap = scaled(scale, softcap)
     cascade = shared_1 is not None
     shared = rows if shared_1 is None else shared_1
-    common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim)
+    common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim, kind_of(pool))
+    dtypes = (q_BNH.dtype, pool.k.dtype)
     if cascade:
         is_wide = block_h > 128 and q_BNH.dtype.itemsize == 4  # 64 take 136 KiB, not all GPUs have
-        block_m, num_stages = (32, 1) if is_wide else (64, min(form.stages, 3))
+        block_m, num_stages = (32, 1) if is_wide else (64, min(config.stages, 3))
         blocks = -(-num_rows * group // block_m)
         _launch_decode_shared(
-            (blocks, num_kv_heads, SHARED_PIECES),
+            (blocks, num_kv_heads, SHARED_SPLITS),
             (
-                q_BNH, k_pool, v_pool, page_table, rows, shared, cut.partial, cut.mass,
-                factor, num_rows, cut.num_pieces,
+                q_BNH, *tensors_of(pool), page_table, rows, shared, splits.partial, splits.mass,
+                factor, num_rows, splits.num_splits,
             ),
-            (*common, SHARED_PIECES, cap, block_m, block_h, form.keys),
-            dtype=q_BNH.dtype, num_warps=4, num_stages=num_stages,
+            (*common, SHARED_SPLITS, cap, block_m, block_h, config.keys),
+            dtype=dtypes, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
     merge_g = max(power_of_2(group), 2)
     merge_p = min(max(MERGED // (merge_g * block_h), 1), MOST_MERGED)
@@ -120,66 +140,67 @@ def decode(
         weights = (rotation.q_weight, rotation.k_weight) if normed else (q_BNH, q_BNH)
         fused = (rotation.qkv, rotation.slots, rotation.cos_sin, *weights, rotation.eps)
     _launch_decode(
-        (num_kv_heads, cut.num_pieces, 1),  # what nobody has comes last
+        (num_kv_heads, splits.num_splits, 1),  # unused splits come last
         (
-            q_BNH, k_pool, v_pool, page_table, rows, shared, out_BNH, cut.partial, cut.mass,
-            cut.done, cut.table, q_BNH if sinks is None else sinks, *fused, factor, window or 0,
-            rows.stride(0),
+            q_BNH, *tensors_of(pool), page_table, rows, shared, out_BNH, splits.partial,
+            splits.mass, splits.done, splits.table, q_BNH if sinks is None else sinks, *fused,
+            factor, window or 0, rows.stride(0),
         ),
         (
-            *common, cut.pieces_each, SHARED_PIECES, bool(window), cap,
+            *common, splits.splits_each, SHARED_SPLITS, bool(window), cap,
             sinks is not None, cascade,
-            max(power_of_2(group), 16), merge_g, merge_p, block_h, form.keys, MIN_PIECE,
+            max(power_of_2(group), 16), merge_g, merge_p, block_h, config.keys, MIN_SPLIT,
             rotation is not None, normed,
-            form == LIGHT and cut.pieces_each > 0 and has_pdl(),
+            config == LIGHT and splits.splits_each > 0 and has_pdl(),
         ),
-        dtype=q_BNH.dtype, num_warps=form.warps, num_stages=form.stages,
+        dtype=dtypes, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 
 @triton.jit
-def _shared_piece_size(shared, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(shared, PIECES), BLOCK_N) * BLOCK_N, BLOCK_N)
+def _shared_split_size(shared, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    return tl.maximum(tl.cdiv(tl.cdiv(shared, SPLITS), BLOCK_N) * BLOCK_N, BLOCK_N)
 
 
 @triton.jit(
     do_not_specialize=["window", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr", "slots_ptr", "cut_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr", "slots_ptr", "splits_ptr"],
 )
 def _decode(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr, partial_ptr, mass_ptr,
-    done_ptr, cut_ptr, sinks_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
-    scale, window, rows_stride,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr,
+    partial_ptr, mass_ptr,
+    done_ptr, splits_ptr, sinks_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr,
+    eps, scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    PIECES_EACH: tl.constexpr, SHARED_PIECES: tl.constexpr,
+    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
+    SPLITS_EACH: tl.constexpr, SHARED_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, MERGE_G: tl.constexpr, MERGE_P: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    MIN_PIECE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    kv_head, piece = tl.program_id(0), tl.program_id(1)
-    # The rows were uploaded, and the table made, before the kernels of this layer: no need to wait
-    # for the one before.
-    if PIECES_EACH > 0:
-        row, index = piece // PIECES_EACH, piece % PIECES_EACH
+    kv_head, split = tl.program_id(0), tl.program_id(1)
+    # The rows were uploaded and the table was made before the kernels of this layer. Reading them
+    # need not wait for the kernel before.
+    if SPLITS_EACH > 0:
+        row, index = split // SPLITS_EACH, split % SPLITS_EACH
         table_idx = tl.load(rows_ptr + row)
         end = tl.load(rows_ptr + 3 * rows_stride + row)
         low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
-        size = piece_size(end - low, PIECES_EACH, G, BLOCK_N, MIN_PIECE)
+        size = split_size(end - low, SPLITS_EACH, G, BLOCK_N, MIN_SPLIT)
         first = low + index * size
         last = tl.minimum(first + size, end)
-        base, count = row * PIECES_EACH, tl.cdiv(end - low, size)
+        base, count = row * SPLITS_EACH, tl.cdiv(end - low, size)
     else:
-        cut = cut_ptr + piece * FIELDS  # not from L1, where the table of another step may be
-        row = tl.load(cut + ROW, cache_modifier=".cg")
-        table_idx = tl.load(cut + TABLE_IDX, cache_modifier=".cg")
-        first = tl.load(cut + FIRST, cache_modifier=".cg")
-        last = tl.load(cut + LAST, cache_modifier=".cg")
-        end = tl.load(cut + END, cache_modifier=".cg")
-        base = tl.load(cut + BASE, cache_modifier=".cg")
-        count = tl.load(cut + COUNT, cache_modifier=".cg")
+        entry = splits_ptr + split * FIELDS  # not from L1, which may hold the table of another step
+        row = tl.load(entry + ROW, cache_modifier=".cg")
+        table_idx = tl.load(entry + TABLE_IDX, cache_modifier=".cg")
+        first = tl.load(entry + FIRST, cache_modifier=".cg")
+        last = tl.load(entry + LAST, cache_modifier=".cg")
+        end = tl.load(entry + END, cache_modifier=".cg")
+        base = tl.load(entry + BASE, cache_modifier=".cg")
+        count = tl.load(entry + COUNT, cache_modifier=".cg")
     if first < last:
         table = table_ptr + table_idx.to(tl.int64) * TABLE_STRIDE
         g = tl.arange(0, BLOCK_G)
@@ -214,32 +235,42 @@ def _decode(
                 k_row = base_ptr + (K * G + kv_head + one) * H
                 k_new = _rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
                 v_new = tl.load(base_ptr + (K * G + K + kv_head) * H + h)
-                at_new = (new * K + kv_head) * H
-                tl.store(k_ptr + at_new + one * H + h[None, :], k_new)
-                tl.store(v_ptr + at_new + h, v_new)
+                head_new = new * K + kv_head
+                if KV == FP8:
+                    k_new = to_fp8(k_new, tl.load(k_scale_ptr + kv_head))
+                    v_new = to_fp8(v_new, tl.load(v_scale_ptr + kv_head))
+                if KV == INT8:
+                    k_scale = scale_of_int8(largest_of(k_new))
+                    v_scale = scale_of_int8(largest_of(v_new[None, :]))
+                    tl.store(k_scale_ptr + head_new + tl.arange(0, 1), k_scale)
+                    tl.store(v_scale_ptr + head_new + tl.arange(0, 1), v_scale)
+                    k_new, v_new = to_int8(k_new, k_scale[:, None]), to_int8(v_new, v_scale)
+                tl.store(k_ptr + head_new * H + one * H + h[None, :], k_new)
+                tl.store(v_ptr + head_new * H + h, v_new)
                 tl.debug_barrier()  # this program reads them back
         else:
             q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
-        # The sinks count with a row's first piece.
-        with_sink = (g < G) & (piece == base)
+        # The first split of a row adds the sinks.
+        with_sink = (g < G) & (split == base)
         mass, top = no_keys(sinks_ptr, head, with_sink, SINKS, BLOCK_G)
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
         query = tl.zeros([BLOCK_G], tl.int32)
         acc, mass, top = attend(
-            acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, first, last,
-            last, ENDED, Z, K, H, False, SOFTCAP, BLOCK_N,
+            acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
+            scale, window, first, last, last, ENDED, Z, K, H, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
+        acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
         if (count == 1) & (not CASCADE):
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=in_q)
         else:
-            sums = piece.to(tl.int64) * K * G + head
+            sums = split.to(tl.int64) * K * G + head
             tl.store(
                 partial_ptr + sums[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
                 mask=g[:, None] < G,
             )  # fmt: skip
             tl.store(mass_ptr + sums, top + tl.log2(mass), mask=g < G)
-            # The piece that is done last merges all: the others' sums are visible to it.
+            # The split that ends last merges all. The sums of the others are visible to it.
             tl.debug_barrier()
             done = done_ptr + row * K + kv_head
             before = tl.atomic_add(done, 1, sem="acq_rel")
@@ -248,29 +279,31 @@ def _decode(
                 tl.debug_barrier()
                 _merge(
                     out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
-                    K, G, H, SHARED_PIECES, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
+                    K, G, H, SHARED_SPLITS, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
                 )  # fmt: skip
-    elif piece == 0:
-        begin(PDL)  # a grid that waits for nothing would let the one after it start too early
+    elif split == 0:
+        begin(PDL)  # without it the next kernel would start too early
 
 
 @triton.jit
 def _merge(
     out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
     K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SHARED_PIECES: tl.constexpr, CASCADE: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr, CASCADE: tl.constexpr,
     MERGE_G: tl.constexpr, MERGE_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Stores what the G heads give, of the sums of all pieces of a row: `count` from `base` on, and
-    those of the shared beginning."""
+    """Merge the partial sums of a row for the G heads, and store the result.
+
+    The splits are `count` from `base` on, and those of the common prefix.
+    """
     g = tl.arange(0, MERGE_G)
     h = tl.arange(0, BLOCK_H)
     head = kv_head * G + g
     num, beyond = count, base
     if CASCADE:
         shared = tl.load(shared_ptr)
-        num += tl.cdiv(shared, _shared_piece_size(shared, SHARED_PIECES, BLOCK_N))
-        beyond = tl.num_programs(1) + row * SHARED_PIECES - count
+        num += tl.cdiv(shared, _shared_split_size(shared, SHARED_SPLITS, BLOCK_N))
+        beyond = tl.num_programs(1) + row * SHARED_SPLITS - count
     top = tl.full([MERGE_G], -1e30, tl.float32)
     mass = tl.zeros([MERGE_G], tl.float32)
     acc = tl.zeros([MERGE_G, BLOCK_H], tl.float32)
@@ -295,14 +328,14 @@ def _merge(
 
 @triton.jit
 def _pair(ptr, H: tl.constexpr):
-    """Elements [1, H] at ptr, and those that they rotate with."""
+    """Return the elements [1, H] at ptr, and the elements that each is rotated with."""
     h = tl.arange(0, H)[None, :]
     return tl.load(ptr + h), tl.load(ptr + (h + H // 2) % H)
 
 
 @triton.jit
 def _turn(cos_sin_ptr, H: tl.constexpr):
-    """Cosines and sines [1, H] of one position."""
+    """Return the cosines and sines [1, H] of one position."""
     h = tl.arange(0, H)[None, :] % (H // 2)
     return tl.load(cos_sin_ptr + h), tl.load(cos_sin_ptr + H // 2 + h)
 
@@ -311,7 +344,8 @@ def _turn(cos_sin_ptr, H: tl.constexpr):
 def _rotated(
     row_ptr, inside, cos, sin, weight, eps, H: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
-    """Heads [X, H] at row_ptr [X, 1], normed and rotated, as `norm_rope_store` rounds them."""
+    """Return the heads [X, H] at row_ptr [X, 1], normed, rotated and rounded as `norm_rope_store`
+    does."""
     h = tl.arange(0, H)[None, :]
     partner = (h + H // 2) % H
     x = tl.load(row_ptr + h, mask=inside, other=0.0)
@@ -328,25 +362,25 @@ def _rotated(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_pieces"],
+    do_not_specialize=["num_rows", "num_splits"],
     do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
 )
 def _decode_shared(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr, mass_ptr,
-    scale, num_rows, num_pieces,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr,
+    mass_ptr, scale, num_rows, num_splits,
     TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SHARED_PIECES: tl.constexpr, SOFTCAP: tl.constexpr,
+    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin(PDL)
     shared = tl.load(shared_ptr)
-    size = _shared_piece_size(shared, SHARED_PIECES, BLOCK_N)
+    size = _shared_split_size(shared, SHARED_SPLITS, BLOCK_N)
     first = index * size
     last = tl.minimum(first + size, shared)
     if first < last:
-        # The first row's pages serve for all.
+        # All rows have the pages of the first row here.
         table = table_ptr + tl.load(rows_ptr).to(tl.int64) * TABLE_STRIDE
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
         h = tl.arange(0, BLOCK_H)
@@ -360,10 +394,11 @@ def _decode_shared(
         mass = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
         acc, mass, top = attend(
-            acc, mass, top, q, k_ptr, v_ptr, table, m, h, kv_head, scale, 0, first, last,
-            last, ENDED, Z, K, H, False, SOFTCAP, BLOCK_N,
+            acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, m, h, kv_head, scale,
+            0, first, last, last, ENDED, Z, K, H, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
-        sums = num_pieces + (m // G) * SHARED_PIECES + index
+        acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
+        sums = num_splits + (m // G) * SHARED_SPLITS + index
         at = sums.to(tl.int64) * K * G + kv_head * G + m % G
         tl.store(
             partial_ptr + at[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],

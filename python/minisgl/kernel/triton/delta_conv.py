@@ -1,9 +1,11 @@
 """The short convolution of a recurrent layer, and what later steps need of its inputs.
 
 A program has one token and a block of channels. Inputs before the row's first token come from the
-rows group, and before the last state from the state's page (`minisgl.kvcache.recurrent`).
+rings of the rows group, and before the last state from the state's page
+(`minisgl.kvcache.recurrent`). A row of several tokens overwrites entries that its first ones read,
+so a second launch writes these.
 
-Axes: T tokens, B rows, D channels, W taps.
+Axes: T tokens, B rows, D channels, W taps, R entries of a ring.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ def convolve(
     row_table: Tensor,
     state_table: Tensor,
     *,
+    num_prompts: int,
     interval: int,
     page_size: int,
 ) -> Tensor:
     """Returns [T, D], packed. owners: int32 [T], the row of each token. rows: `PoolBatch.rows`.
-    The tables are those of the rows group and the state group."""
+    The tables are those of the rows group and the state group. num_prompts: the last rows, which
+    may have several tokens."""
     num_tokens, width = x_TD.shape
     out = torch.empty((num_tokens, width), dtype=x_TD.dtype, device=x_TD.device)
     _launch_convolve(
@@ -44,10 +48,20 @@ def convolve(
         ),
         (
             x_TD.stride(0), row_table.stride(0), state_table.stride(0), width, len(weight_WD),
-            interval, page_size, BLOCK,
+            interval, page_size, min(page_size, len(weight_WD)), BLOCK,
         ),
         dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
+    if num_prompts:
+        _launch_keep_inputs(
+            (num_prompts, -(-width // BLOCK), len(weight_WD) - 1),
+            (x_TD, inputs, slots, rows, rows.shape[1] - num_prompts, rows.stride(0)),
+            (
+                x_TD.stride(0), width, len(weight_WD), interval, page_size,
+                min(page_size, len(weight_WD)), BLOCK,
+            ),
+            dtype=x_TD.dtype, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -59,8 +73,8 @@ def _convolve(
     x_ptr, weight_ptr, tails_ptr, inputs_ptr, slots_ptr, owners_ptr, rows_ptr, row_table_ptr,
     state_table_ptr, out_ptr, rows_stride,
     X_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
-    D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
+    D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, R: tl.constexpr,
+    BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0)
@@ -83,13 +97,13 @@ def _convolve(
     acc = x.to(tl.float32) * tl.load(weight_ptr + (W - 1) * D + d, mask=inside, other=0.0)
     for w in tl.static_range(W - 1):
         at = position - (W - 1) + w
-        slot = tl.load(
+        entry = tl.load(
             row_table_ptr + table_idx * ROW_STRIDE + at // Z, mask=(at >= base) & (at < start),
             other=0,
-        ).to(tl.int64) * Z + at % Z  # fmt: skip
+        ).to(tl.int64) * R + at % Z % R  # fmt: skip
         near = tl.load(x_ptr + x_at + (at - position) * X_STRIDE, mask=inside & (at >= start),
                        other=0.0)  # fmt: skip
-        old = tl.load(inputs_ptr + slot * D + d, mask=inside & (at >= base) & (at < start),
+        old = tl.load(inputs_ptr + entry * D + d, mask=inside & (at >= base) & (at < start),
                       other=0.0)  # fmt: skip
         tail = state * (W - 1) + at - base + W - 1
         far = tl.load(tails_ptr + tail * D + d, mask=inside & (at < base) & (base > 0), other=0.0)
@@ -101,7 +115,8 @@ def _convolve(
              mask=inside)  # fmt: skip
 
     own = tl.load(slots_ptr + token).to(tl.int64)
-    tl.store(inputs_ptr + own * D + d, x, mask=inside & (own >= 0) & (position >= newest))
+    is_kept = (own >= 0) & (position >= newest) & (end - start == 1)
+    tl.store(inputs_ptr + (own // Z * R + own % Z % R) * D + d, x, mask=inside & is_kept)
     if newest > base:
         new = tl.load(state_table_ptr + table_idx * STATE_STRIDE + newest // Z - 1).to(tl.int64)
         index = position - newest + W - 1
@@ -113,8 +128,33 @@ def _convolve(
                 is_old = inside & (at < start)
                 page = tl.load(row_table_ptr + table_idx * ROW_STRIDE + at // Z, mask=at < start,
                                other=0).to(tl.int64)  # fmt: skip
-                old = tl.load(inputs_ptr + (page * Z + at % Z) * D + d, mask=is_old, other=0.0)
+                old = tl.load(inputs_ptr + (page * R + at % Z % R) * D + d, mask=is_old, other=0.0)
                 tl.store(tails_ptr + (new * (W - 1) + w) * D + d, old, mask=is_old)
 
 
+@triton.jit(
+    do_not_specialize=["first_row", "rows_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "rows_ptr"],
+)
+def _keep_inputs(
+    x_ptr, inputs_ptr, slots_ptr, rows_ptr, first_row, rows_stride,
+    X_STRIDE: tl.constexpr, D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, Z: tl.constexpr,
+    R: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    row = first_row + tl.program_id(0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    back = 1 + tl.program_id(2)
+    first = tl.load(rows_ptr + rows_stride + row)
+    length = tl.load(rows_ptr + 2 * rows_stride + row)
+    end = tl.load(rows_ptr + 3 * rows_stride + row)
+    is_kept = (back <= length) & (end - back >= end // C * C)
+    token = (first + length - back).to(tl.int64)
+    slot = tl.load(slots_ptr + token, mask=is_kept, other=-1).to(tl.int64)
+    inside = (d < D) & (slot >= 0)
+    x = tl.load(x_ptr + token * X_STRIDE + d, mask=inside, other=0.0)
+    tl.store(inputs_ptr + (slot // Z * R + slot % Z % R) * D + d, x, mask=inside)
+
+
 _launch_convolve = Launcher(_convolve)
+_launch_keep_inputs = Launcher(_keep_inputs)

@@ -9,19 +9,32 @@ Axes: T tokens, B rows, N query heads, K key/value heads, H head dim.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.attend import CAUSAL, WHOLE, attend, block_h_of, no_keys, scaled
+from minisgl.kernel.triton.attend import (
+    CAUSAL,
+    WHOLE,
+    attend,
+    block_h_of,
+    no_keys,
+    scaled,
+    times_value_scale,
+)
 from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.quantised import kind_of, tensors_of
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import LayerPool
 
 
 def extend(
     q_TNH: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    pool: LayerPool,
     page_table: Tensor,
     rows: Tensor,
     *,
@@ -36,7 +49,7 @@ def extend(
     """Any number of queries per row. rows: [4, B], of tokens in q_TNH. scale, window, softcap,
     sinks: see `AttnLayer`. num_tokens: theirs, at most; longest: the longest's, at most."""
     _, num_q_heads, head_dim = q_TNH.shape
-    page_size, num_kv_heads = k_pool.shape[1:3]
+    page_size, num_kv_heads = pool.k.shape[1:3]
     block_h = block_h_of(head_dim)
     is_float32 = q_TNH.dtype.itemsize == 4
     wide = block_h > 128 or is_float32
@@ -49,14 +62,16 @@ def extend(
     _launch_extend(
         (num_tiles, num_q_heads, 1),
         (
-            q_TNH, k_pool, v_pool, page_table, rows, out_TNH,
+            q_TNH, *tensors_of(pool), page_table, rows, out_TNH,
             q_TNH if sinks is None else sinks, factor, window or 0, num_rows, rows.stride(0),
         ),
         (
-            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, bool(window),
+            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, kind_of(pool),
+            bool(window),
             cap, sinks is not None, _row_form(num_rows), block_m, block_h, block_n,
         ),
-        dtype=q_TNH.dtype, num_warps=8 if block_m == 128 else 4, num_stages=1 if wide else 3,
+        dtype=(q_TNH.dtype, pool.k.dtype), num_warps=8 if block_m == 128 else 4,
+        num_stages=1 if wide else 3,
     )  # fmt: skip
 
 
@@ -70,9 +85,10 @@ def _row_form(num_rows: int) -> int:
     do_not_specialize_on_alignment=["rows_ptr"],
 )
 def _extend(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, out_ptr, sinks_ptr, scale, window, num_rows,
-    rows_stride, TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, WINDOWED: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, out_ptr, sinks_ptr, scale,
+    window, num_rows, rows_stride, TABLE_STRIDE: tl.constexpr,
+    Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
+    WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
@@ -113,13 +129,14 @@ def _extend(
         whole = (start + m_first + 1) // BLOCK_N * BLOCK_N
     kv_head = head // (N // K)
     acc, mass, top = attend(
-        acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, low, whole, end,
-        WHOLE, Z, K, H, WINDOWED, SOFTCAP, BLOCK_N,
+        acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head, scale,
+        window, low, whole, end, WHOLE, Z, K, H, KV, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
     acc, mass, top = attend(
-        acc, mass, top, q, k_ptr, v_ptr, table, query, h, kv_head, scale, window, whole, high, end,
-        CAUSAL, Z, K, H, WINDOWED, SOFTCAP, BLOCK_N,
+        acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head, scale,
+        window, whole, high, end, CAUSAL, Z, K, H, KV, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
+    acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
     out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_at, out, mask=in_q)
 

@@ -126,10 +126,10 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 def fetch_lines(address, inside):
-    """Have the 128 bytes at each address brought into the L2 cache; nothing waits for them.
+    """Prefetch the 128 bytes at each address into the L2 cache, and do not wait for them.
 
-    What is there need not be constant: whoever loads it later sees what it is then. Not for the
-    interpreter.
+    The bytes may change later: a load returns their value at that time. The interpreter does not
+    support it.
     """
     tl.inline_asm_elementwise(
         """{

@@ -1,7 +1,7 @@
 """Routing, and the experts of a mixture as grouped products (no token is dropped).
 
-Few tokens: a program per (token, expert) pair and some outputs reads these outputs' weights.
-Otherwise the pairs are grouped by expert, so that each expert's weights are read once::
+The pairs of a token and an expert are grouped by expert, so that each expert's weights are read
+once (`moe_few` is for few tokens)::
 
     route   logits [T, E] -> K weights and expert ids of each token
     place   pairs -> rows [L, T]: for each expert its pairs, as many as counts [L] says
@@ -91,53 +91,6 @@ def route(
     return weights_TK, ids_TK
 
 
-def experts_of_few(
-    x_TD: Tensor,
-    gate_up_LGD: Tensor,
-    down_LDF: Tensor,
-    weights_TK: Tensor,
-    ids_TK: Tensor,
-    first: int,
-    *,
-    gate: Gate = SILU,
-    up_bias_LG: Tensor | None = None,
-    down_bias_LD: Tensor | None = None,
-    blocks: tuple[int, int] = (4, 8),
-) -> Tensor:
-    """The weighted sum of each token's experts, [T, D]. blocks: outputs of a program, up and down.
-    up_bias_LG: of gate, then up.
-
-    Reads an expert's weights once per token that chose it.
-    """
-    (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
-    num_held, _, inner = down_LDF.shape
-    act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)
-    out_TD = torch.empty_like(x_TD)
-    constants = (num_held, first, top_k, hidden, inner)
-    _launch_up(
-        (-(-inner // blocks[0]), num_tokens * top_k, 1),
-        (x_TD, gate_up_LGD, ids_TK, act, act if up_bias_LG is None else up_bias_LG),
-        (*constants, up_bias_LG is not None, *gate.constants, blocks[0], _step(hidden, 1024)),
-        dtype=x_TD.dtype, num_warps=4,
-    )  # fmt: skip
-    _launch_down(
-        (-(-hidden // blocks[1]), num_tokens, 1),
-        (
-            act, down_LDF, ids_TK, weights_TK, out_TD,
-            act if down_bias_LD is None else down_bias_LD,
-        ),
-        (*constants, down_bias_LD is not None, blocks[1], _step(inner, 256)),
-        dtype=x_TD.dtype, num_warps=4,
-    )  # fmt: skip
-    return out_TD
-
-
-def _step(size: int, most: int) -> int:
-    """A power of 2 up to `most` that divides `size`, if one above 32 does."""
-    step = min(size & -size, most)
-    return step if step >= 64 else min(power_of_2(size), most)
-
-
 def experts(
     x_TD: Tensor,
     gate_up_LGD: Tensor,
@@ -149,8 +102,12 @@ def experts(
     *,
     up: Product,
     down: Product,
+    down_bias_LD: Tensor | None = None,
 ) -> Tensor:
-    """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up."""
+    """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up.
+
+    down_bias_LD: for a `down` that adds no biases.
+    """
     (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
     num_held, _, inner = down_LDF.shape
     rows_LT = place(ids_TK, counts_L, first)
@@ -158,10 +115,28 @@ def experts(
     partial = torch.empty((num_tokens * top_k, hidden), dtype=x_TD.dtype, device=x_TD.device)
     up(x_TD, gate_up_LGD, counts_L, rows_LT, None, act)
     down(act, down_LDF, counts_L, rows_LT, weights_TK, partial)
-    out_TD = torch.empty_like(x_TD)
+    return total(partial, weights_TK, ids_TK, first, num_held, down_bias_LD)
+
+
+def total(
+    partial: Tensor,
+    weights_TK: Tensor,
+    ids_TK: Tensor,
+    first: int,
+    num_held: int,
+    bias_LD: Tensor | None = None,
+) -> Tensor:
+    """The sums [T, D], in order of K, of each token's pairs [T * K, D] whose experts are here.
+
+    bias_LD: added, times a pair's weight, to each of these pairs.
+    """
+    (num_tokens, top_k), hidden = ids_TK.shape, partial.shape[1]
+    out_TD = torch.empty((num_tokens, hidden), dtype=partial.dtype, device=partial.device)
     _launch_total(
-        (num_tokens, -(-hidden // TOTAL_BLOCK), 1), (partial, ids_TK, out_TD),
-        (num_held, first, top_k, hidden, TOTAL_BLOCK), dtype=x_TD.dtype, num_warps=4,
+        (num_tokens, -(-hidden // TOTAL_BLOCK), 1),
+        (partial, ids_TK, weights_TK, partial if bias_LD is None else bias_LD, out_TD),
+        (num_held, first, top_k, hidden, bias_LD is not None, TOTAL_BLOCK),
+        dtype=partial.dtype, num_warps=4,
     )  # fmt: skip
     return out_TD
 
@@ -336,9 +311,9 @@ def _product_kernel(
 
 @triton.jit
 def _total_kernel(
-    partial_ptr, ids_ptr, out_ptr,
-    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    partial_ptr, ids_ptr, scale_ptr, bias_ptr, out_ptr,
+    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -349,73 +324,14 @@ def _total_kernel(
         held = (expert >= 0) & (expert < L)
         part = tl.load(partial_ptr + (t * K + i) * D + d, mask=held & (d < D), other=0.0)
         acc += part.to(tl.float32)
-    tl.store(out_ptr + t * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
-
-
-@triton.jit
-def _up_kernel(
-    x_ptr, weight_ptr, ids_ptr, act_ptr, bias_ptr,
-    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    pair = tl.program_id(1)
-    begin(PDL)
-    expert = tl.load(ids_ptr + pair) - FIRST
-    if (expert < 0) | (expert >= L):
-        return
-    row = weight_ptr + expert.to(tl.int64) * 2 * F * D + f[:, None] * D
-    gate = tl.zeros([BLOCK, STEP], tl.float32)
-    up = tl.zeros([BLOCK, STEP], tl.float32)
-    for start in tl.static_range(0, D, STEP):
-        d = start + tl.arange(0, STEP)
-        inside = (f[:, None] < F) & (d[None, :] < D)
-        x = tl.load(x_ptr + (pair // K) * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-        gate += tl.load(row + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
-        up += tl.load(row + F * D + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
-    gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
-    if BIAS:
-        bias = bias_ptr + expert.to(tl.int64) * 2 * F + f
-        gate_sum += tl.load(bias, mask=f < F, other=0.0).to(tl.float32)
-        up_sum += tl.load(bias + F, mask=f < F, other=0.0).to(tl.float32)
-    act = gated(gate_sum, up_sum, act_ptr.dtype.element_ty, GELU, ALPHA, LIMIT)
-    tl.store(act_ptr + pair.to(tl.int64) * F + f, act, mask=f < F)
-
-
-@triton.jit
-def _down_kernel(
-    act_ptr, weight_ptr, ids_ptr, scale_ptr, out_ptr, bias_ptr,
-    L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    BIAS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    t = tl.program_id(1)
-    acc = tl.zeros([BLOCK, STEP], tl.float32)
-    biases = tl.zeros([BLOCK], tl.float32)
-    begin(PDL)
-    for i in tl.static_range(K):
-        expert = tl.load(ids_ptr + t * K + i) - FIRST
-        held = (expert >= 0) & (expert < L)
-        scale = tl.load(scale_ptr + t * K + i)
         if BIAS:
             at = bias_ptr + expert.to(tl.int64) * D + d
-            biases += tl.load(at, mask=held & (d < D), other=0.0).to(tl.float32) * scale
-        row = weight_ptr + (expert.to(tl.int64) * D + d[:, None]) * F
-        for start in tl.static_range(0, F, STEP):
-            f = start + tl.arange(0, STEP)
-            act = tl.load(act_ptr + (t * K + i) * F + f, mask=held & (f < F), other=0.0)
-            inside = held & (d[:, None] < D) & (f[None, :] < F)
-            weight = tl.load(row + f[None, :], mask=inside, other=0.0)
-            acc += weight.to(tl.float32) * (act.to(tl.float32) * scale)[None, :]
-    tl.store(
-        out_ptr + t * D + d, (tl.sum(acc, 1) + biases).to(out_ptr.dtype.element_ty), mask=d < D
-    )
+            bias = tl.load(at, mask=held & (d < D), other=0.0).to(tl.float32)
+            acc += bias * tl.load(scale_ptr + t * K + i)
+    tl.store(out_ptr + t * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
 _launch_route = Launcher(_route_kernel)
 _launch_place = Launcher(_place_kernel)
 _launch_product = Launcher(_product_kernel)
 _launch_total = Launcher(_total_kernel)
-_launch_up = Launcher(_up_kernel)
-_launch_down = Launcher(_down_kernel)

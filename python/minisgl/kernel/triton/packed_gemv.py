@@ -83,7 +83,7 @@ def experts_of_few(
     *,
     blocks: tuple[int, int] = (4, 8),
 ) -> Tensor:
-    """See `minisgl.kernel.triton.moe.experts_of_few`."""
+    """See `minisgl.kernel.triton.moe_few.experts_of_few`."""
     (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
     num_held, inner = len(down.numbers), down.shape[-1]
     act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)

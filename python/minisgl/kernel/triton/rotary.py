@@ -8,6 +8,8 @@ Axes: T tokens, N query heads, K key/value heads, H head dim, R rotary dim.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -15,12 +17,24 @@ from torch import Tensor
 
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.quantised import (
+    FP8,
+    INT8,
+    kind_of,
+    largest_of,
+    scale_of_int8,
+    tensors_of,
+    to_fp8,
+    to_int8,
+)
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import LayerPool
 
 
 def norm_rope_store(
     qkv: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    pool: LayerPool,
     slots_T: Tensor,
     positions_T: Tensor,
     cos_sin_PR: Tensor,
@@ -55,14 +69,14 @@ def norm_rope_store(
     _launch(
         (num_tokens, 1, 1),
         (
-            qkv, q_TNH, k_TKH, k_pool, v_pool, slots_T, positions_T, cos_sin_PR,
+            qkv, q_TNH, k_TKH, *tensors_of(pool), slots_T, positions_T, cos_sin_PR,
             q_weight if normed else qkv, k_weight if normed else qkv, eps,
         ),
         (
-            num_q_heads, num_kv_heads, head_dim, rotary_dim, normed, keep, heads, half,
-            power_of_2(max(head_dim - rotary_dim, 1)),
+            num_q_heads, num_kv_heads, head_dim, rotary_dim, kind_of(pool), normed, keep, heads,
+            half, power_of_2(max(head_dim - rotary_dim, 1)),
         ),
-        dtype=qkv.dtype,
+        dtype=(qkv.dtype, pool.k.dtype),
         num_warps=min(max(heads * half // 512, 1), 8),
     )  # fmt: skip
     return q_TNH, k_TKH, v_TKH
@@ -70,11 +84,11 @@ def norm_rope_store(
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
 def _norm_rope_store(
-    qkv_ptr, q_ptr, kept_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, cos_sin_ptr,
-    q_weight_ptr, k_weight_ptr, eps,
-    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
-    KEEP: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    PDL: tl.constexpr,
+    qkv_ptr, q_ptr, kept_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slots_ptr,
+    positions_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr, eps,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, R: tl.constexpr, KV: tl.constexpr,
+    NORM: tl.constexpr, KEEP: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    REST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     begin(PDL)
@@ -125,10 +139,6 @@ def _norm_rope_store(
     stored = slot >= 0
     tl.store(q_row + dim, low, mask=pair & is_q)
     tl.store(q_row + R // 2 + dim, high, mask=pair & is_q)
-    tl.store(k_row + dim, low, mask=pair & is_k & stored)
-    tl.store(k_row + R // 2 + dim, high, mask=pair & is_k & stored)
-    tl.store(v_row + dim, low, mask=pair & is_v & stored)
-    tl.store(v_row + R // 2 + dim, high, mask=pair & is_v & stored)
     if KEEP:
         kept = kept_ptr + (token * K + head - N) * H
         tl.store(kept + dim, low, mask=pair & is_k)
@@ -137,8 +147,37 @@ def _norm_rope_store(
             tl.store(kept + rest_dim, rest, mask=in_rest & is_k)
     if R < H:
         tl.store(q_row + rest_dim, rest, mask=in_rest & is_q)
+    if KV == FP8:
+        of_k = tl.load(k_scale_ptr + head - N, mask=is_k, other=1.0)
+        of_v = tl.load(v_scale_ptr + head - N - K, mask=is_v & (head < N + 2 * K), other=1.0)
+        scale8 = tl.where(is_k, of_k, of_v)
+        low, high = to_fp8(low, scale8), to_fp8(high, scale8)
+        if R < H:
+            rest = to_fp8(rest, scale8)
+    if KV == INT8:
+        largest = _larger(largest_of(low), largest_of(high))
+        if R < H:
+            largest = _larger(largest, largest_of(rest))
+        scale8 = scale_of_int8(largest)[:, None]
+        scale_at = slot * K + head - N
+        tl.store(k_scale_ptr + scale_at, scale8, mask=is_k & stored)
+        tl.store(v_scale_ptr + scale_at - K, scale8, mask=is_v & (head < N + 2 * K) & stored)
+        low, high = to_int8(low, scale8), to_int8(high, scale8)
+        if R < H:
+            rest = to_int8(rest, scale8)
+    tl.store(k_row + dim, low, mask=pair & is_k & stored)
+    tl.store(k_row + R // 2 + dim, high, mask=pair & is_k & stored)
+    tl.store(v_row + dim, low, mask=pair & is_v & stored)
+    tl.store(v_row + R // 2 + dim, high, mask=pair & is_v & stored)
+    if R < H:
         tl.store(k_row + rest_dim, rest, mask=in_rest & is_k & stored)
         tl.store(v_row + rest_dim, rest, mask=in_rest & is_v & stored)
+
+
+@triton.jit
+def _larger(a, b):
+    """NaN where one is."""
+    return tl.maximum(a, b) + (a * 0.0 + b * 0.0)
 
 
 @triton.jit

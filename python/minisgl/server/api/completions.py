@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, FinishReason, SamplingParams
-from minisgl.core.stop_checks import MAX_TOP_LOGPROBS
+from minisgl.core.sampling import MAX_TOP_LOGPROBS
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
@@ -44,7 +44,11 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
         ),
     ]
     best_of: Annotated[int | None, Meta(description="Only the same as n.")] = None
-    echo: Annotated[bool | None, only(False, why="join prompt and text in the client")] = None
+    echo: Annotated[
+        bool | None,
+        Meta(description="Begin the text, and the log-probabilities, with the prompt's tokens."),
+    ] = None
+    max_tokens: NonNegative | None = None
     logprobs: Annotated[
         NonNegative | None, Meta(description="Report as many of the most likely tokens, at most 20")
     ] = None
@@ -59,13 +63,17 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         params = super().sampling(defaults)
-        if self.logprobs is None:
-            return params
-        if self.logprobs > MAX_TOP_LOGPROBS:
+        if self.logprobs is not None and self.logprobs > MAX_TOP_LOGPROBS:
             raise InvalidRequest(
                 f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}",
                 param="logprobs",
             )
+        if self.echo:
+            params = msgspec.structs.replace(params, echo=True, prompt_logprobs=self.logprobs)
+        if self.max_tokens is not None:
+            params = msgspec.structs.replace(params, max_tokens=self.max_tokens)
+        if self.logprobs is None:
+            return params
         return msgspec.structs.replace(params, logprobs=True, top_logprobs=self.logprobs)
 
     @property
@@ -205,7 +213,9 @@ class _CompletionShape(Shape):
         return event(self._completion([], usage, Timings.of(ends))) + DONE
 
     def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
-        return TextLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
+        if not self._has_logprobs:
+            return None
+        return TextLogprobs.of(output.tokens, output.logprobs or [], output.prompt)
 
     def _text_event(self, index: int) -> TextEvent:
         return TextEvent(lambda text: self._chunk(index, text))

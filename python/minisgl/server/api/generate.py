@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -10,11 +10,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, FinishReason, SamplingParams
 from minisgl.errors import InvalidRequest
-from minisgl.message import Prompt, TextPrompt, TextReply
+from minisgl.message import Prompt, PromptToken, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
+    MAX_CHOICES,
     Json,
     NonNegative,
     SamplingFields,
@@ -42,9 +43,24 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         ),
     ] = None
 
+    prompt_logprobs: Annotated[
+        NonNegative | None,
+        Meta(
+            description="Report the log-probability of each token of the prompt, and as many of "
+            "the most likely tokens at its position, at most 20."
+        ),
+    ] = None
+    max_tokens: NonNegative | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices of the answer.")] | None = (
+        None
+    )
+
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         params = super().sampling(defaults)
-        return msgspec.structs.replace(params, logprobs=bool(self.logprobs))
+        given = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return msgspec.structs.replace(
+            params, logprobs=bool(self.logprobs), prompt_logprobs=self.prompt_logprobs, **given
+        )
 
     @property
     def prompt_field(self) -> str:
@@ -68,32 +84,68 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         return token_prompt(self.input_ids, "input_ids")
 
 
-class Generated(Json, frozen=True, kw_only=True):
-    """The answer of /generate; in a stream the last event, whose text and lists are empty."""
+class TokenChance(Json, frozen=True, kw_only=True):
+    id: int
+    logprob: float
 
+
+class PromptLogprob(Json, frozen=True, kw_only=True):
+    """A token of the prompt. logprob: null for the first. top: the most likely tokens there."""
+
+    id: int
+    logprob: float | None
+    top: list[TokenChance]
+
+    @classmethod
+    def of(cls, token: PromptToken) -> Self:
+        top = [TokenChance(id=id, logprob=logprob) for id, _, logprob in token.top]
+        return cls(id=token.id, logprob=token.logprob, top=top)
+
+
+class Generated(Json, frozen=True, kw_only=True):
+    """The answer of /generate; in a stream the last event, whose text and lists are empty.
+
+    index: of the choice, where several are asked for.
+    """
+
+    index: int | UnsetType = UNSET
     text: str
     token_ids: list[int]
     logprobs: list[float] | UnsetType = UNSET
+    prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
     finish_reason: FinishReason
     stop_match: str | int | None
     usage: Usage
     timings: Timings
 
 
+class GeneratedChoices(Json, frozen=True, kw_only=True):
+    """The answer if several choices are asked for."""
+
+    choices: list[Generated]
+    usage: Usage
+    timings: Timings
+
+
 class GeneratedChunk(Json, frozen=True, kw_only=True):
+    index: int | UnsetType = UNSET
     text: str
     token_ids: list[int]
     logprobs: list[float] | UnsetType = UNSET
+    prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
 
 
-RECORDS: Final = (GenerateRequest, Generated, GeneratedChunk)
+RECORDS: Final = (GenerateRequest, Generated, GeneratedChoices, GeneratedChunk)
 """The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/generate", **operation(GenerateRequest, Generated, GeneratedChunk))
+    @routes.post(
+        "/generate",
+        **operation(GenerateRequest, Generated, Generated, GeneratedChunk, other=GeneratedChoices),
+    )
     async def generate(request: Request) -> Response:
         """Continue one of text, input_ids and messages; says how long each phase took."""
         asked = await body.read(request, GenerateRequest)
@@ -107,44 +159,70 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             stream=asked.stream,
-            shape=_GenerateShape(logprobs=bool(asked.logprobs)),
+            shape=_GenerateShape(asked),
             names={"prompt": asked.prompt_field, **names},
+            num_choices=asked.n or 1,
         )
 
     return routes
 
 
 class _GenerateShape(Shape):
-    """logprobs: whether the request asks for them."""
+    def __init__(self, asked: GenerateRequest) -> None:
+        self._num_choices = asked.n or 1
+        self._has_logprobs = bool(asked.logprobs)
+        self._has_prompt = asked.prompt_logprobs is not None
 
-    def __init__(self, *, logprobs: bool) -> None:
-        self._has_logprobs = logprobs
-
-    def whole(self, outputs: list[Output]) -> Generated:
-        (output,) = outputs
-        logprobs = self._shown(output.logprobs)
-        return _generated(output.text, output.token_ids, logprobs, output.end)
+    def whole(self, outputs: list[Output]) -> Generated | GeneratedChoices:
+        choices = [
+            self._generated(index, output.text, output.token_ids, output.end, output)
+            for index, output in enumerate(outputs)
+        ]
+        if self._num_choices == 1:
+            return choices[0]
+        ends = [output.end for output in outputs]
+        return GeneratedChoices(
+            choices=choices, usage=Usage.of(ends, self._num_choices), timings=Timings.of(ends)
+        )
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        logprobs = self._shown(reply.logprobs or [])
-        return event(GeneratedChunk(text=reply.text, token_ids=reply.token_ids, logprobs=logprobs))
+        return event(
+            GeneratedChunk(
+                index=self._index(index),
+                text=reply.text,
+                token_ids=reply.token_ids,
+                logprobs=self._logprobs(reply),
+                prompt_logprobs=self._prompt(reply),
+            )
+        )
 
     def end(self, index: int, end: Finished) -> bytes:
-        return event(_generated("", [], self._shown([]), end))
+        return event(self._generated(index, "", [], end))
 
-    def _shown(self, logprobs: list[float]) -> list[float] | UnsetType:
-        return logprobs if self._has_logprobs else UNSET
+    def _generated(
+        self, index: int, text: str, ids: list[int], end: Finished, output: Output | None = None
+    ) -> Generated:
+        return Generated(
+            index=self._index(index),
+            text=text,
+            token_ids=ids,
+            logprobs=self._logprobs(output),
+            prompt_logprobs=self._prompt(output),
+            finish_reason=end.reason,
+            stop_match=end.stop_match,
+            usage=Usage.of([end]),
+            timings=Timings.of([end]),
+        )
 
+    def _index(self, index: int) -> int | UnsetType:
+        return index if self._num_choices > 1 else UNSET
 
-def _generated(
-    text: str, token_ids: list[int], logprobs: list[float] | UnsetType, end: Finished
-) -> Generated:
-    return Generated(
-        text=text,
-        token_ids=token_ids,
-        logprobs=logprobs,
-        finish_reason=end.reason,
-        stop_match=end.stop_match,
-        usage=Usage.of([end]),
-        timings=Timings.of([end]),
-    )
+    def _logprobs(self, output: Output | TextReply | None) -> list[float] | UnsetType:
+        if not self._has_logprobs:
+            return UNSET
+        return (output.logprobs or []) if output else []
+
+    def _prompt(self, output: Output | TextReply | None) -> list[PromptLogprob] | UnsetType:
+        if not self._has_prompt:
+            return UNSET
+        return [PromptLogprob.of(token) for token in output.prompt] if output else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from minisgl.message import TokenText
+from minisgl.message import PromptToken, TokenText
 from minisgl.server.api.schema import Json
 
 
@@ -44,28 +44,40 @@ class ChatLogprobs(Json, frozen=True, kw_only=True):
 
 
 class TextLogprobs(Json, frozen=True, kw_only=True):
-    """Lists with one entry for each output token, an end of sequence included.
+    """Lists with one entry for each output token, an end of sequence included; with `echo` the
+    tokens of the prompt come first, of which the first has no log-probability.
 
     text_offset: characters of the choice's text before the token.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
     @classmethod
-    def of(cls, tokens: Sequence[TokenText], logprobs: Sequence[float]) -> Self:
+    def of(
+        cls,
+        tokens: Sequence[TokenText],
+        logprobs: Sequence[float],
+        prompt: Sequence[PromptToken] = (),
+    ) -> Self:
+        whole = [*prompt, *tokens]
+        token_logprobs = [*(token.logprob for token in prompt), *logprobs]
         return cls(
-            tokens=[token_name(token.data) for token in tokens],
-            token_logprobs=list(logprobs),
-            # Different tokens may have the same text: the likelier one comes first and stays.
+            tokens=[token_name(token.data) for token in whole],
+            token_logprobs=token_logprobs,
             top_logprobs=[
-                {token_name(data): logprob for _, data, logprob in reversed(token.top)}
-                for token in tokens
+                None if logprob is None else _top(token)
+                for token, logprob in zip(whole, token_logprobs, strict=True)
             ],
-            text_offset=[token.offset for token in tokens],
+            text_offset=[token.offset for token in whole],
         )
+
+
+def _top(token: TokenText) -> dict[str, float]:
+    """Different tokens may have the same text: the likelier one comes first and stays."""
+    return {token_name(data): logprob for _, data, logprob in reversed(token.top)}
 
 
 def token_name(data: bytes) -> str:

@@ -22,7 +22,7 @@ from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.ollama_models import is_named
-from minisgl.server.api.schema import ErrorBody, NonNegative
+from minisgl.server.api.schema import ErrorBody, NonNegative, Timeout
 from minisgl.server.api.strict import Json, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import call_input, new_call_id, tools_of
@@ -131,6 +131,7 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
     ] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    timeout: Timeout = None
     keep_alive: Annotated[
         float | str | None, ignored("Changes nothing: the model stays loaded.")
     ] = None
@@ -260,6 +261,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             sampling,
             priority=None,
             cache_salt=None,
+            timeout_s=asked.timeout,
             stream=asked.stream is not False,
             shape=shape,
             names={"prompt": "prompt", "max_tokens": "options.num_predict", **names},

@@ -9,13 +9,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from minisgl import __version__
 from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.strict import Json, ignored
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
+from minisgl.version import __version__
 
 NEVER: Final = "9999-12-31T23:59:59Z"
 """When the model is unloaded."""

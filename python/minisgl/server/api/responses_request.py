@@ -9,9 +9,10 @@ from msgspec import Meta
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
-from minisgl.server.api.schema import Json, Positive, StreamOptions, ignored, only
+from minisgl.server.api.response_tools import OfferedTools, offered_tools
+from minisgl.server.api.schema import Json, Positive, StreamOptions, Timeout, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
-from minisgl.server.api.tools import tool_choice_of, tools_of
+from minisgl.server.api.tools import tool_choice_of
 
 LOGPROBS: Final = "message.output_text.logprobs"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -43,15 +44,16 @@ class InputItem(Json, frozen=True, kw_only=True):
     encrypted_content: Annotated[
         str | None, only("", why="reasoning is sent back as its content")
     ] = None
-    namespace: Annotated[str | None, only(why="give each function a name of its own")] = None
+    namespace: str | None = None
 
     def message(self, path: str) -> Message:
         """Of a chat. Raises InvalidRequest."""
         self.refuse_unsupported(f"{path}.")
         match self.type:
             case "function_call":
+                name = _given(self.name, f"{path}.name")
                 function = ToolFunction(
-                    name=_given(self.name, f"{path}.name"),
+                    name=f"{self.namespace}.{name}" if self.namespace else name,
                     arguments=_given(self.arguments, f"{path}.arguments"),
                 )
                 call = ToolCall(id=_given(self.call_id, f"{path}.call_id"), function=function)
@@ -162,6 +164,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     ] = None
 
     chat_template_kwargs: TemplateArgs = None
+    timeout: Timeout = None
 
     @property
     def messages(self) -> list[Message]:
@@ -172,6 +175,11 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         if not items:
             raise InvalidRequest("input must have at least one item", param="input")
         return items
+
+    @property
+    def offered(self) -> OfferedTools:
+        """Of `tools`. Raises InvalidRequest."""
+        return offered_tools(self.tools or ())
 
     @property
     def has_logprobs(self) -> bool:
@@ -196,7 +204,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             response_format=options.format.response_format if options.format else None,
             verbosity=options.verbosity,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            tools=tools_of([_tool(tool, i) for i, tool in enumerate(self.tools or ())]),
+            tools=self.offered.functions,
             tool_choice=tool_choice_of(_tool_choice(self.tool_choice)),
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
@@ -228,17 +236,6 @@ def _joined(messages: list[Message]) -> list[Message]:
 def _text_of(content: Any) -> str:
     assert isinstance(content, str)
     return content
-
-
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise InvalidRequest(
-            f"tools[{index}].type must be function, got {tool.get('type')!r}: run other tools in "
-            "the client, as functions",
-            param=f"tools[{index}]",
-        )
-    function = {key: value for key, value in tool.items() if key != "type"}
-    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:

@@ -20,7 +20,10 @@ from minisgl.server.api.strict import only as only
 from minisgl.server.api.structured import StructuredFields, naming
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Timeout = Annotated[
+    Annotated[float, Meta(ge=0.001, le=86400)] | None,
+    Meta(description="After so many seconds the request ends with an error."),
+]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
@@ -51,9 +54,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[
         Positive | None, Meta(description="Keep at most so many tokens, the last ones.")
     ] = None
-    timeout: Annotated[
-        Seconds | None, Meta(description="After so many seconds the request ends with an error.")
-    ] = None
+    timeout: Timeout = None
     priority: Annotated[
         Priority | None, Meta(description="Lower is served first; the default is 0.")
     ] = None
@@ -67,6 +68,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         given = {
             name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
         }
+        if self.max_tokens:  # 0 needs options that a family adds
+            given["max_tokens"] = self.max_tokens
         if isinstance(self.stop, str):
             given["stop"] = (self.stop,)
         elif self.stop is not None:
@@ -88,7 +91,6 @@ _SAMPLING_FIELDS: Final = (
     "temperature",
     "top_p",
     "seed",
-    "max_tokens",
     "top_k",
     "min_p",
     "ignore_eos",
@@ -123,14 +125,15 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     use_beam_search: Annotated[
         bool | None, only(False, why="there is no beam search; use temperature 0")
     ] = None
-    bad_words: Annotated[list[str] | None, only([], why="use logit_bias -100 for their tokens")] = (
-        None
-    )
+    bad_words: Annotated[
+        list[str] | None, Meta(description="Texts whose tokens the output does not have.")
+    ] = None
     return_token_ids: Annotated[
         bool | None, Meta(description="Report the ids of the output tokens with each choice.")
     ] = None
     prompt_logprobs: Annotated[
-        int | None, only(why="log-probabilities of prompt tokens are not computed")
+        int | None,
+        only(why="/generate has it, and /v1/completions has echo together with logprobs"),
     ] = None
     spaces_between_special_tokens: Annotated[
         bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")
@@ -143,6 +146,8 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         }
         if self.allowed_token_ids is not None:
             given["allowed_token_ids"] = tuple(self.allowed_token_ids)
+        if self.bad_words:
+            given["bad_words"] = tuple(self.bad_words)
         if self.logit_bias:
             if not all(token.isascii() and token.isdigit() for token in self.logit_bias):
                 raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
@@ -221,27 +226,35 @@ class Timings(Json, frozen=True, kw_only=True):
     """Seconds on the scheduler's clock, and what happened on the way.
 
     The three phases follow one another: waiting; from the first launch to the first token; from
-    there to the end.
+    there to the end. device_s and energy_j: the requests' shares of the steps that they were in,
+    where energy can be read. prefix_differs_at: see `Finished`; of the prompt that took longest.
     """
 
     queued_s: float
     prefill_s: float
     decode_s: float
     num_cached_tokens: int
+    prefix_differs_at: int | None
     num_chunks: int
     num_retractions: int
+    device_s: float | UnsetType = UNSET
+    energy_j: float | UnsetType = UNSET
 
     @classmethod
     def of(cls, ends: list[Finished]) -> Self:
         """The phases of the prompt that took longest, and the sums of what is counted."""
+        costs = [end.cost for end in ends if end.cost]
         longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
         return cls(
             queued_s=round(longest.queued_s, 6),
             prefill_s=round(longest.prefill_s, 6),
             decode_s=round(longest.decode_s, 6),
             num_cached_tokens=sum(end.num_cached_tokens for end in ends),
+            prefix_differs_at=longest.prefix_differs_at,
             num_chunks=sum(end.num_chunks for end in ends),
             num_retractions=sum(end.num_retractions for end in ends),
+            device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
+            energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
         )
 
 

@@ -82,13 +82,15 @@ class CallDelta(Json, frozen=True, kw_only=True, omit_defaults=True):
 
 def tools_of(values: Sequence[Any]) -> list[Tool]:
     """Tools in the form of chat completions. Raises InvalidRequest, which names the wrong one."""
-    tools = []
-    for index, value in enumerate(values):
-        try:
-            tools.append(msgspec.convert(value, Tool))
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"tools[{index}]: {error}", param=f"tools[{index}]") from None
-    return tools
+    return [tool_of(value, f"tools[{index}]") for index, value in enumerate(values)]
+
+
+def tool_of(value: Any, path: str) -> Tool:
+    """A tool in the form of chat completions. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(value, Tool)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{path}: {error}", param=path) from None
 
 
 def tool_choice_of(value: Any) -> ToolChoice | None:

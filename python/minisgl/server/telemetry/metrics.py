@@ -22,12 +22,12 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from minisgl import __version__
 from minisgl.scheduler.loop import PARTS
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
 from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Histogram, Observer
+from minisgl.version import __version__
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",
@@ -99,6 +99,14 @@ class MetricsPage(Collector):
         yield CounterMetricFamily(
             "minisgl_restarts", "Starts of the engine after a failure", observer.num_restarts
         )
+        if observer.cost:
+            device_s, joules = observer.cost
+            yield CounterMetricFamily(
+                "minisgl_device_seconds", "Device time of the requests that ended", device_s
+            )
+            yield CounterMetricFamily(
+                "minisgl_energy_joules", "Energy of the requests that ended", joules
+            )
         yield _counts("minisgl_errors", "Errors told to clients", "code", observer.errors)
         if self._keys:
             yield from _of_keys(self._keys)

@@ -16,6 +16,7 @@ from typing import Final
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import StatusReply
+from minisgl.server.telemetry.prefixes import PrefixWatch
 from minisgl.server.telemetry.tracing import Origin, Tracer
 from minisgl.utils.logger import get_logger, log_fields
 
@@ -58,6 +59,7 @@ class Observer:
     """Told of everything by the frontend, with the time on `time.perf_counter`. Mutable.
 
     log_requests: one log line for each request that ends. tracer: one span for each.
+    cost: device seconds and joules of the requests that ended, None where no energy can be read.
     status: each rank's last report. start_s: seconds of each part of the server's start.
     """
 
@@ -68,6 +70,7 @@ class Observer:
         self.queue = Histogram(LONG)
         self.ends: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.errors: Counter[str] = Counter()
+        self.cost: tuple[float, float] | None = None
         self.status: dict[int, StatusReply] = {}
         self.start_s: dict[str, float] = {}
         self.num_restarts = 0
@@ -75,6 +78,7 @@ class Observer:
         self._tracer = tracer
         self._open: dict[int, _Request] = {}
         self._noted: dict[int, str] | None = None
+        self._prefixes = PrefixWatch()
 
     @property
     def num_open(self) -> int:
@@ -112,6 +116,10 @@ class Observer:
         request = self._open[end.uid]
         self.request.observe(now - request.submitted_at)
         self.queue.observe(end.queued_s)
+        self._prefixes.finished(request.origin.client, end, now)
+        if end.cost:
+            device_s, joules = self.cost or (0.0, 0.0)
+            self.cost = device_s + end.cost[0], joules + end.cost[1]
         self.ended(end.uid, end.reason, end=end)
 
     def ended(
@@ -158,6 +166,7 @@ class Observer:
             output_tokens=end and end.num_output_tokens,
             chunks=end and end.num_chunks,
             retractions=end and end.num_retractions,
+            **_cost_fields(end),
         )
 
     def answered(self, code: str) -> None:
@@ -184,3 +193,9 @@ class Observer:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
+
+
+def _cost_fields(end: Finished | None) -> dict[str, float]:
+    if end is None or end.cost is None:
+        return {}
+    return {"device_ms": _ms(end.cost[0]), "energy_j": round(end.cost[1], 6)}

@@ -27,10 +27,10 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from minisgl import __version__
 from minisgl.core import Finished, SamplingParams
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.utils.logger import get_logger
+from minisgl.version import __version__
 
 logger = get_logger(__name__)
 

@@ -18,13 +18,19 @@ TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where a prompt comes from. path: the endpoint; trace*: the headers of W3C Trace Context. key:
-    the API key, if the server has keys."""
+    the API key, if the server has keys. address: the client's."""
 
     request_id: str = ""
     path: str = ""
     traceparent: str | None = None
     tracestate: str | None = None
     key: Key | None = None
+    address: str = ""
+
+    @property
+    def client(self) -> str:
+        """The name of the client for logs."""
+        return f"API key {self.key.name!r}" if self.key else self.address
 
 
 class Tracer(Protocol):

@@ -151,6 +151,14 @@ void kernel_allow(int64_t function, int64_t shared_bytes) {
   driver().check(result, "cuFuncSetAttribute");
 }
 
+// For this kernel a multiprocessor's memory is all shared, and the least of it a cache.
+void kernel_prefer_shared(int64_t function) {
+  constexpr int kPreferredSharedMemoryCarveout = 9, kAll = 100;
+  int result =
+      driver().set_attribute(pointer<Function>(function), kPreferredSharedMemoryCarveout, kAll);
+  driver().check(result, "cuFuncSetAttribute");
+}
+
 // A matrix of 16-bit numbers, rows after rows, as the bulk copy engine finds it: boxes of `box_rows`
 // rows and 64 columns go to shared memory in its swizzle of 128 bytes, and what lies outside is 0.
 Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_rows) {
@@ -203,6 +211,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(memory_close, memory_close);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_load, cubin_load);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cubin_kernel, cubin_kernel);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_allow, kernel_allow);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_prefer_shared, kernel_prefer_shared);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(tensor_map, tensor_map);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_clusters, kernel_clusters);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel_launch, kernel_launch);

@@ -1,5 +1,5 @@
 // What our products on Hopper have in common: barriers, the bulk copy engine, descriptions for the
-// matrix instructions, and rounding to 16 bits. Put before thin.cu and grouped.cu; BFLOAT16 is defined.
+// matrix instructions, and rounding to 16 bits. Put before skinny.cu and grouped.cu; BFLOAT16 is defined.
 
 struct alignas(64) TensorMap {
   unsigned long long words[16];

@@ -2,6 +2,7 @@
 
 import { copy, h, icon, iconButton, set } from "./dom.js";
 import { render } from "./markdown.js";
+import { callView, resultsForm } from "./tools.js";
 import { tokenView } from "./tokens.js";
 import { splitThinking } from "./tree.js";
 
@@ -14,7 +15,7 @@ const FINISHED = {
   abort: "The server ended this answer.",
 };
 
-/** actions: {regenerate, edit, keep, retry}, each called with the node. */
+/** actions: {regenerate, edit, keep, retry, give}, each called with the node; give also with the results. */
 export function answerView(node, actions) {
   const thinking = h("details", { class: "thinking", hidden: true }, h("summary"), h("div"));
   const text = h("div", { class: "markdown" });
@@ -81,11 +82,9 @@ export function answerView(node, actions) {
   }
 
   function showCalls() {
-    calls.replaceChildren(
-      ...(node.toolCalls ?? []).map(({ function: { name, arguments: given } }) =>
-        h("div", { class: "call" }, h("span", { class: "call-name", text: name }), h("code", { text: given })),
-      ),
-    );
+    const made = node.toolCalls ?? [];
+    calls.replaceChildren(...made.map(callView));
+    if (!node.running && made.length) calls.append(resultsForm(made, (results) => actions.give(node, results)));
   }
 
   function finish() {

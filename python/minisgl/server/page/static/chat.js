@@ -3,8 +3,9 @@
 import { answerView } from "./answer.js";
 import { ApiError, streamChat } from "./client.js";
 import { announce, copy, h, iconButton, set } from "./dom.js";
-import { responseFormat } from "./settings.js";
+import { responseFormat, toolFields } from "./settings.js";
 import * as store from "./store.js";
+import { resultsForm, resultsView } from "./tools.js";
 import * as tree from "./tree.js";
 
 const SAVE_EVERY_MS = 3000;
@@ -94,7 +95,7 @@ export class Chat {
     if (tokens) Object.assign(request, { logprobs: true, top_logprobs: 5 });
     if (thinking) request.chat_template_kwargs = { enable_thinking: thinking === "on" };
     try {
-      Object.assign(request, responseFormat(this.settings));
+      Object.assign(request, responseFormat(this.settings), toolFields(this.settings));
       for await (const chunk of streamChat(request, { key, signal })) {
         for (const choice of chunk.choices) take(nodes[choice.index], choice, chunk.timings);
         if (chunk.usage && nodes.length === 1) nodes[0].usage = usageOf(chunk.usage);
@@ -168,6 +169,26 @@ export class Chat {
     field.focus();
   }
 
+  /** Send what the user says that the calls of `node` returned, and let the model go on. */
+  giveResults(node, results) {
+    if (this.isRunning) return;
+    const content = results.map((one) => one.content).join("\n\n");
+    this.answer(tree.add(this.conversation, node.id, { role: "tool", content, results }));
+  }
+
+  /** Let the user give other results than those of `node`. */
+  editResults(node) {
+    if (this.isRunning) return;
+    const { element } = this.view(node);
+    const asked = this.node(node.parent);
+    const form = resultsForm(asked.toolCalls, (results) => {
+      form.replaceWith(element);
+      this.giveResults(asked, results);
+    }, node.results); // prettier-ignore
+    element.replaceWith(form);
+    form.querySelector("textarea").focus();
+  }
+
   step(node, by) {
     const options = this.siblings(node);
     tree.choose(this.conversation, options.at((options.indexOf(node) + by) % options.length));
@@ -201,8 +222,11 @@ export class Chat {
         edit: (one) => this.edit(one),
         keep: (one) => this.keep(one),
         retry: (one) => this.regenerate(one),
+        give: (one, results) => this.giveResults(one, results),
+        editResults: (one) => this.editResults(one),
       };
-      view = node.role === "assistant" ? answerView(node, actions) : questionView(node, actions);
+      const make = { assistant: answerView, tool: resultsView, user: questionView }[node.role];
+      view = make(node, actions);
       this.views.set(node.id, view);
     }
     return view;

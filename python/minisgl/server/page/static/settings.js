@@ -33,6 +33,8 @@ export function connectSettings(settings, changed) {
     bind("set-thinking", "thinking", ...text),
     bind("set-form", "form", ...text),
     bind("set-schema", "schema", ...text),
+    bind("set-tools", "toolList", ...text),
+    bind("set-choice", "toolChoice", ...text),
     bind("set-n", "n", ...count),
     bind("set-tokens", "tokens", ...box),
     bind("set-compare", "compare", ...box),
@@ -41,6 +43,7 @@ export function connectSettings(settings, changed) {
     for (const fill of fills) fill();
     $("second-group").hidden = !settings.compare;
     $("schema-group").hidden = settings.form !== "schema";
+    $("choice-group").hidden = !settings.toolList.trim();
     if (settings.theme) document.documentElement.dataset.theme = settings.theme;
     else delete document.documentElement.dataset.theme;
   }
@@ -59,6 +62,20 @@ export function responseFormat({ form, schema }) {
     throw new Error(`The JSON schema in the settings is no JSON: ${error.message}`);
   }
   return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: parsed, strict: true } } };
+}
+
+/** Return the request's fields for the tools. Throws an Error if they are no JSON list of functions. */
+export function toolFields({ toolList, toolChoice }) {
+  if (!toolList.trim()) return {};
+  let list;
+  try {
+    list = JSON.parse(toolList);
+  } catch (error) {
+    throw new Error(`The tools in the settings are no JSON: ${error.message}`);
+  }
+  if (!Array.isArray(list) || !list.length) throw new Error("The tools in the settings must be a JSON list of functions.");
+  const tools = list.map((one) => (one?.type === "function" ? one : { type: "function", function: one }));
+  return toolChoice ? { tools, tool_choice: toolChoice } : { tools };
 }
 
 function samplingFields(frame, group, settings, keep) {

@@ -72,6 +72,8 @@ export const DEFAULTS = {
   thinking: "",
   form: "",
   schema: '{\n  "type": "object",\n  "properties": {"answer": {"type": "string"}},\n  "required": ["answer"],\n  "additionalProperties": false\n}',
+  toolList: "",
+  toolChoice: "",
   sampling: {},
   compare: false,
   second: {},

@@ -2,6 +2,7 @@
 //
 //   {id, title, updated, system, nodes: [node, ...], chosen: {parent id or "": child id}}
 //   node: {id, parent, role, content, thinking, ...}; answers made at once have the same `group`.
+//   A node of the role "tool" has the results of all calls above it: [{id, name, content}, ...].
 
 const ROLES = ["user", "assistant", "tool"];
 
@@ -48,10 +49,15 @@ export function messagesTo(conversation, node) {
   const byId = new Map(conversation.nodes.map((one) => [one.id, one]));
   const messages = [];
   for (let one = node; one; one = byId.get(one.parent)) {
+    if (one.role === "tool") {
+      messages.unshift(
+        ...one.results.map(({ id, content }) => ({ role: "tool", tool_call_id: id, content })),
+      );
+      continue;
+    }
     const content = one.role === "assistant" ? splitThinking(one.content).text : one.content;
     const message = { role: one.role, content };
     if (one.toolCalls?.length) message.tool_calls = one.toolCalls;
-    if (one.role === "tool") message.tool_call_id = one.toolCallId;
     messages.unshift(message);
   }
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
@@ -89,7 +95,9 @@ export function parseExport(text) {
     const nodes = [];
     for (const node of Array.isArray(given?.nodes) ? given.nodes : []) {
       const parent = node.parent === null ? null : ids.get(node.parent);
-      if (parent === undefined || !ROLES.includes(node.role) || typeof node.content !== "string")
+      const isTool = node.role === "tool";
+      const isWhole = !isTool || (Array.isArray(node.results) && node.results.every(isResult));
+      if (parent === undefined || !ROLES.includes(node.role) || typeof node.content !== "string" || !isWhole)
         throw new Error("A conversation in this file is damaged.");
       ids.set(node.id, crypto.randomUUID());
       nodes.push({ ...node, id: ids.get(node.id), parent });
@@ -102,6 +110,10 @@ export function parseExport(text) {
     const updated = Number(given.updated) || Date.now();
     return { ...newConversation(String(given.system ?? "")), title, updated, nodes, chosen };
   });
+}
+
+function isResult(one) {
+  return [one?.id, one?.name, one?.content].every((value) => typeof value === "string");
 }
 
 export function toExport(conversations) {

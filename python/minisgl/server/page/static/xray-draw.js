@@ -140,7 +140,8 @@ export function drawPages(canvas, frame, colours) {
     context.clearRect(column * size - 1, 0, 1, Math.ceil(count / columns) * size);
 }
 
-/** The prefix tree: each node is as wide as it has pages; children are below their parent. */
+/** The prefix tree: each node is as wide as it has pages; children are below their parent.
+ *  Returns where each node of the frame is drawn. */
 export function drawTree(canvas, frame, colours) {
   const nodes = frame.tree.map(([parent, pages, locks]) => ({ parent, pages, locks, children: [] }));
   const roots = [];
@@ -153,6 +154,7 @@ export function drawTree(canvas, frame, colours) {
   const tall = Math.max(Math.min(150 / levels, 34), 12);
   const { context, width } = begin(canvas, Math.max(levels * tall, 24));
   const draw = (node, left, top, room) => {
+    Object.assign(node, { left, top, right: left + room, bottom: top + tall });
     context.globalAlpha = node.locks ? 1 : 0.5;
     context.fillStyle = node.locks > 1 ? colours.text : node.locks ? colours.decode : colours.quiet;
     context.fillRect(left, top, Math.max(room - 1.5, 0.7), tall - 2);
@@ -173,4 +175,5 @@ export function drawTree(canvas, frame, colours) {
     left += (node.width / total) * width;
   }
   context.globalAlpha = 1;
+  return nodes;
 }

@@ -20,6 +20,7 @@ export class XRay {
     this.at = null; // the time that is shown; null: the newest
     this.selected = null;
     this.shown = [];
+    this.point = null; // on the prefix tree: {x, y}, or {index} of the arrow keys
     this.frame = 0;
     this.build();
     new ResizeObserver(() => this.later()).observe(root);
@@ -109,7 +110,7 @@ export class XRay {
     drawSteps(this.steps, model.stepsIn(from, to), from, to, colours);
     this.shown = drawRequests(this.bars, model.requestsIn(from, to), from, to, this.selected, colours);
     drawPages(this.pages, frame, colours);
-    drawTree(this.tree, frame, colours);
+    this.showNode(frame, drawTree(this.tree, frame, colours));
     this.showNumbers(frame, to);
     this.showSelected(to);
     const oldest = model.frames[0].now_s;
@@ -139,6 +140,21 @@ export class XRay {
     this.treeNote.textContent = frame.num_nodes
       ? `${whole(frame.num_nodes)} ${frame.num_nodes === 1 ? "prefix" : "prefixes"}; the number is its pages`
       : "nothing is cached yet";
+  }
+
+  /** Say what the pointer, or the arrow keys, are on in the prefix tree. */
+  showNode(frame, nodes) {
+    const { point } = this;
+    const hit = ({ left, right, top, bottom }) => point.x >= left && point.x < right && point.y >= top && point.y < bottom;
+    const index = point?.index != null ? Math.min(point.index, nodes.length - 1) : point ? nodes.findIndex(hit) : -1;
+    set(this.nodeText, { hidden: index < 0 });
+    if (index < 0) return;
+    const { pages, locks } = nodes[index];
+    const use = locks > 1 ? `${locks} requests share it` : locks ? "one request holds it" : "no request holds it";
+    const text = frame.texts?.[index];
+    const said = text ? `: ${JSON.stringify(text)}` : "";
+    const shown = `${pages} ${pages === 1 ? "page" : "pages"}, ${use}${said}`;
+    if (this.nodeText.textContent !== shown) this.nodeText.textContent = shown;
   }
 
   showSelected(to) {
@@ -191,7 +207,21 @@ export class XRay {
       },
     });
     this.pages = canvas("KV pages by owner");
-    this.tree = canvas("The prefix tree");
+    const pointed = (event) => ((this.point = { x: event.offsetX, y: event.offsetY }), this.later());
+    this.tree = canvas("The prefix tree", {
+      tabindex: "0", role: "application",
+      "aria-label": "The prefix tree. The arrow keys choose a node.",
+      onclick: pointed, onpointermove: pointed,
+      onpointerleave: () => ((this.point = null), this.later()),
+      onkeydown: (event) => {
+        const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        this.point = { index: Math.max((this.point?.index ?? -1) + step, 0) };
+        this.later();
+      },
+    });
+    this.nodeText = h("p", { class: "node-text", role: "status", hidden: true });
     this.pagesNote = h("span", { class: "quiet" });
     this.treeNote = h("span", { class: "quiet" });
     this.sentence = h("p", { class: "sentence", role: "status" });
@@ -219,7 +249,7 @@ export class XRay {
         this.sentence, h("div", { class: "bars" }, this.bars)),
       h("div", { class: "pair" },
         panel("KV pages", this.pagesNote, [key("text", "shared"), key("quiet-key", "cached")], this.pages),
-        panel("Prefix tree", this.treeNote, [key("text", "shared"), key("decode", "in use"), key("quiet-key", "kept")], this.tree)),
+        panel("Prefix tree", this.treeNote, [key("text", "shared"), key("decode", "in use"), key("quiet-key", "kept")], this.tree, this.nodeText)),
     );
   }
 }

@@ -1,0 +1,71 @@
+"""Chooses the kernel config of decode attention, and the number of programs that run at once.
+
+The choice depends on the number of rows and heads and on the device, by measurements on one H200.
+The device itself divides the contexts (`minisgl.kernel.triton.kv_split`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+MAX_SPLITS = 64
+"""Splits of one context at most. One program merges them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """The config of a decode program.
+
+    keys: read in one iteration. warps, stages: Triton's. programs: how many a multiprocessor runs
+    at once, as shared memory and registers allow.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+
+
+DEEP, LIGHT = DecodeConfig(64, 2, 6, 3), DecodeConfig(64, 2, 4, 4)
+"""The two best of five configs with up to twelve splits, for 24 to 256 rows with 2 and with 8 heads
+(`pieces_of_decode_attention_us` in benchmarks/results/h200-experiments.json)."""
+FULL = 2 / 3
+"""From this share of the programs that could run, DEEP is chosen. LIGHT was better at a share of
+0.65 (128 rows of 2 heads), DEEP at 0.81 (160 rows). Not measured between, and not since contexts
+are split by their lengths: then each row had the same number of splits."""
+FEW_BELOW = 64
+"""A step has few rows if rows times heads are below this. With a `Rotation` it then has kernels of
+its own for each number of splits. They fetch their first keys before the kernel before them ends.
+Not measured between 8 and 128."""
+WIDE, WIDE_FLOAT32 = DecodeConfig(32, 2, 3, 4), DecodeConfig(32, 2, 2, 4)
+"""For heads above 128 dims, and for float32. Not tuned: they are what shared memory holds."""
+
+
+def decode_config(pairs: int, num_cores: int, block_h: int, dtype: torch.dtype) -> DecodeConfig:
+    """Return the config. pairs: rows times key/value heads. block_h: the head dim, padded."""
+
+    def splits(config: DecodeConfig) -> int:
+        return num_cores * config.programs // pairs  # per pair, if all run at once
+
+    if dtype.itemsize != 2:
+        return WIDE_FLOAT32
+    if block_h > 128:
+        return WIDE
+    if splits(LIGHT) == 0:
+        return DEEP
+    is_full = splits(DEEP) * pairs >= FULL * num_cores * DEEP.programs
+    return DEEP if is_full and pairs >= FEW_BELOW else LIGHT
+
+
+def few_splits(pairs: int, num_cores: int, config: DecodeConfig) -> int:
+    """Return the splits of each context in a step of few rows: a power of two, because a kernel is
+    compiled for each number, which takes a second."""
+    count = min(max(num_cores * config.programs // pairs, 1), MAX_SPLITS)
+    return 1 << (count.bit_length() - 1)
+
+
+def splits_at_once(num_kv_heads: int, num_cores: int, config: DecodeConfig) -> int:
+    """Return how many splits of all contexts run at once, each for all heads."""
+    return max(num_cores * config.programs // num_kv_heads, 1)

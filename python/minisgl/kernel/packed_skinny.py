@@ -1,0 +1,240 @@
+"""GEMMs of up to 8 rows by weights of 4 bits on Hopper: what the host knows of `packed_skinny.cu`.
+
+Kernels are compiled by NVRTC at their first use, one for each format, activation and number of
+stages, and cached on disk.
+
+Axes: M rows, D inputs, F outputs, T tokens, K experts of a token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.hopper import SHARED_BYTES, Kernels
+from minisgl.kernel.jit import CSRC, load_cubin
+from minisgl.kernel.ops import Activation
+from minisgl.kernel.triton.moe import Gate
+from minisgl.kernel.triton.packed import KINDS, Packed
+
+MAX_ROWS = 8
+MAX_PAIRS = 64
+WARPS = 8
+SCALES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float8_e4m3fn: 3,
+    torch.uint8: 4,
+}
+CHUNK = 128  # inputs
+MAX_SIDES = 4
+"""Rows of x up to which two chunks of a row of weights lie side by side in an instruction."""
+BESIDE_BYTES = {False: 512, True: 3072}
+"""For sums of squares, and for which experts the pairs chose."""
+SHARE_BYTES = 113 << 10
+"""Of a block, where it fits: the next kernel's blocks have room beside it, and fetch weights. A
+kernel that needs less takes as much: between kernels that take different amounts a multiprocessor
+stops and divides its memory anew (a layer of int4 took 101 us so, and 68 with equal amounts)."""
+MOST_STAGES, LEAST_STAGES = 8, 3
+
+Experts = Literal[0, 1, 2]
+"""A single matrix, gate and up of experts, or down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The macros of a kernel, and its shared memory."""
+
+    numbers: tuple[tuple[str, int], ...]
+    shared_bytes: int
+
+
+class _Task(ctypes.Structure):
+    """struct Task."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                *("x", "residual", "norm", "numbers", "scale", "zero", "outer", "bias", "out"),
+                *("total", "ids", "shares"),
+            )
+        ),
+        *((name, ctypes.c_float) for name in ("eps", "alpha", "limit")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("rows", "outputs", "inputs", "pairs", "top_k", "first", "count")
+        ),
+    )
+
+
+def takes(weight: Packed) -> bool:
+    """Whether a kernel reads this format and these inputs."""
+    if not weight.is_4_bit or weight.shape[-1] % 32:
+        return False
+    if weight.scale is None:
+        return weight.kind == "int4"
+    if weight.scale.dtype not in SCALES:
+        return False
+    if weight.rows != 1:
+        row_bytes = weight.scale.shape[-1] * weight.scale.itemsize
+        if weight.rows % 8 or row_bytes % 4:
+            return False
+    return weight.group in (16, 32) if weight.kind == "fp4" else weight.group >= 32
+
+
+def choose_config(
+    weight: Packed, rows: int, gate: Gate | None, experts: Experts = 0, tokens: int | None = None
+) -> Config | None:
+    """rows: of x in shared memory. tokens: of experts. None where these are too many."""
+    kind, group, block, middle, _, has_outer = weight.constants
+    has_zero = weight.zero is not None
+    has_sides = gate is None and (tokens or rows) <= MAX_SIDES
+    turn = 2 * CHUNK if has_sides else CHUNK
+    inputs = -(-weight.shape[-1] // turn) * turn
+    scale_rows = 8 if block == 1 else 1
+    groups = -(-weight.shape[-1] // group) if group else 1
+    blocks = 1 if has_sides else 2
+    item = 0 if weight.scale is None else weight.scale.itemsize
+    scale_bytes = blocks * scale_rows * groups * item
+    zero_bytes = blocks * 8 * groups if has_zero else 0
+    loads = max(-(-scale_bytes // (8 if scale_rows == 8 else 4)), zero_bytes // 8)
+    fixed = BESIDE_BYTES[experts > 0] + 2 * WARPS * 8 * 20 * 4 + 128
+    fixed += rows * (inputs * 2 + 64 + inputs // CHUNK * 16) + 2 * (scale_bytes + zero_bytes) + 64
+    stage = WARPS * 1024
+    stages = (SHARE_BYTES - fixed) // stage
+    if stages < LEAST_STAGES:
+        stages = (SHARED_BYTES - fixed) // stage
+    if stages < LEAST_STAGES:
+        return None
+    stages = min(stages, MOST_STAGES)
+    macros = {
+        "KIND": kind - KINDS["int4"],
+        "GROUP": group,
+        "SCALE": SCALES[weight.scale.dtype] if weight.scale is not None else 0,
+        "ROWS": block,
+        "ZEROS": int(has_zero),
+        "MIDDLE": max(middle, 0),
+        "OUTER": int(has_outer),
+        "GATE": 0 if gate is None else 3 if gate.limit else 2 if gate.is_gelu else 1,
+        "SIDES": int(has_sides),
+        "EXPERTS": experts,
+        "STAGES": stages,
+        "SCALE_LOADS": max(-(-loads // (32 * WARPS)), 1),
+        "BESIDE": BESIDE_BYTES[experts > 0],
+    }
+    return Config(tuple(macros.items()), max(fixed + stages * stage, SHARE_BYTES))
+
+
+def kernel_cubin(numbers: tuple[tuple[str, int], ...]) -> bytes:
+    """Raises JitUnavailable."""
+    before = (CSRC / "cuda" / "packed_numbers.cuh").read_text()
+    defines = [f"{name}={value}" for name, value in numbers]
+    return load_cubin("packed_skinny", "sm_90a", defines, before)
+
+
+class PackedSkinny:
+    """The kernels on the current device.
+
+    Weights are fetched while the kernel before still runs: they must have been written before it.
+    """
+
+    def __init__(self) -> None:
+        """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
+        self._kernels = Kernels(
+            "packed_skinny",
+            kernel_cubin,
+            "skinny GEMMs by packed weights are Triton's",
+            prefer_shared=True,
+        )
+        self._num_cores = torch.cuda.get_device_properties().multi_processor_count
+
+    def norm_linear(
+        self,
+        x_MD: Tensor,
+        residual_MD: Tensor | None,
+        norm_weight: Tensor | None,
+        eps: float,
+        weight: Packed,
+        bias: Tensor | None,
+        gate: Activation | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """See `Ops.norm_linear`; without a norm weight, `Ops.linear`. None where Triton should."""
+        outputs = weight.shape[-2] // (2 if gate else 1)
+        if not 0 < len(x_MD) <= MAX_ROWS or outputs % (8 if gate else 16) or not takes(weight):
+            return None
+        if x_MD.dtype != torch.bfloat16 or not x_MD.is_contiguous():
+            return None
+        config = choose_config(
+            weight, len(x_MD), Gate(is_gelu=gate == "gelu_tanh") if gate else None, 0
+        )
+        if config is None or not self._kernels.get(config.numbers):
+            return None
+        out_MF = torch.empty((len(x_MD), outputs), dtype=x_MD.dtype, device=x_MD.device)
+        total_MD = x_MD if residual_MD is None else torch.empty_like(x_MD)
+        task = _Task(eps=eps, rows=len(x_MD))
+        _fill(task, x=x_MD, residual=residual_MD, norm=norm_weight, bias=bias, total=total_MD)
+        self._launch(task, config, weight, out_MF)
+        return out_MF, total_MD
+
+    def experts(
+        self,
+        x_TD: Tensor,
+        gate_up: Packed,
+        down: Packed,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        first: int,
+        gate: Gate,
+        biases: tuple[Tensor | None, Tensor | None],
+    ) -> Tensor | None:
+        """The outputs of each pair of a token and an expert, times its weight: [T * K, D]. Rows of
+        pairs whose expert is on another rank are not written. None where other kernels should."""
+        (num_tokens, hidden), pairs, inner = x_TD.shape, ids_TK.numel(), down.shape[-1]
+        if not 0 < num_tokens <= MAX_ROWS or pairs > MAX_PAIRS or x_TD.dtype != torch.bfloat16:
+            return None
+        if not (takes(gate_up) and takes(down)) or hidden % 16 or inner % 8:
+            return None
+        up_config = choose_config(gate_up, num_tokens, gate, 1)
+        down_config = choose_config(down, pairs, None, 2, num_tokens)
+        if up_config is None or down_config is None:
+            return None
+        if not all(self._kernels.get(config.numbers) for config in (up_config, down_config)):
+            return None
+        act = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
+        out = torch.empty((pairs, hidden), dtype=x_TD.dtype, device=x_TD.device)
+        common = {
+            "pairs": pairs,
+            "top_k": ids_TK.shape[1],
+            "first": first,
+            "count": len(down.numbers),
+        }
+        task = _Task(rows=num_tokens, alpha=gate.alpha, limit=gate.limit, **common)
+        _fill(task, x=x_TD, bias=biases[0], ids=ids_TK)
+        self._launch(task, up_config, gate_up, act)
+        task = _Task(rows=pairs, **common)
+        _fill(task, x=act, bias=biases[1], ids=ids_TK, shares=weights_TK)
+        self._launch(task, down_config, down, out)
+        return out
+
+    def _launch(self, task: _Task, config: Config, weight: Packed, out: Tensor) -> None:
+        _fill(task, numbers=weight.numbers, scale=weight.scale, zero=weight.zero, out=out)
+        _fill(task, outer=weight.outer)
+        task.outputs, task.inputs = out.shape[1], weight.shape[-1]
+        # Experts' tiles are short: two blocks of a multiprocessor wait in turn.
+        num_blocks = self._num_cores * (2 if task.pairs else 1)
+        parameters = (ctypes.c_int64 * 1)(ctypes.addressof(task))
+        self._kernels.library.kernel_launch(
+            self._kernels.get(config.numbers), num_blocks, WARPS * 32, config.shared_bytes, 1,
+            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+        )  # fmt: skip
+
+
+def _fill(task: _Task, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        setattr(task, name, 0 if tensor is None else tensor.data_ptr())

@@ -1,0 +1,120 @@
+"""The pages of a window or state group that the prefix tree keeps, and which it loses first.
+
+A window group loses the page that was let go first. States differ in what they save, so a state
+group has an order that weighs them, GreedyDual-Size-Frequency (Cherkasova, 1998) for pages of one
+size: a page that is let go gets the rank
+
+    floor + tokens * uses
+
+and the lowest rank is lost first; `floor` is the rank of the last page that was lost, so that pages
+age. *tokens* is how many tokens the request that wrote the state had computed to get there, which
+is what the state saves. *uses* counts the requests that resumed there, and one more where a prompt
+ends or prompts part: a later prompt rarely leaves another one elsewhere. (Marconi, Pan et al.,
+MLSys 2025, also weighs states by the work that they save, and keeps those at such positions.)
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from minisgl.core.groups import CacheGroup
+from minisgl.kvcache.pages import PageAllocator
+from minisgl.kvcache.radix import _Node
+
+NO_PAGE = -1
+MOST_USES = 4
+"""That count: a prefix that was popular once is lost in the end."""
+
+
+class NoPages(PageAllocator):
+    """Stands for the full group of a model that has none: its pages take no memory."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def allocate(self, count: int) -> list[int] | None:
+        return [NO_PAGE] * count
+
+    def free(self, pages: list[int]) -> None:
+        pass
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A page of the tree. Mutable. step: the step that wrote it. saved: pages of tokens that the
+    request which wrote it computed up to its end. holders, uses: requests. rank: see the module;
+    the second number is the time when it was last let go."""
+
+    node: _Node
+    step: int
+    saved: int
+    holders: int = 1
+    uses: int = 0
+    rank: tuple[int, int] = (0, 0)
+
+
+class Tail:
+    """The pages of one window or state group. Mutable. `column` is its index in `_Node.tails`."""
+
+    def __init__(self, index: int, column: int, group: CacheGroup) -> None:
+        self.index, self.column, self.group = index, column, group
+        self.allocator = PageAllocator(group.num_pages)
+        self.entries: dict[int, Entry] = {}  # the tree's pages
+        self.num_idle = 0  # those without holders
+        self._heap: list[tuple[tuple[int, int], int, Entry]] = []  # idle pages, and outdated items
+        self._floor = 0
+        self._clock = 0
+
+    @property
+    def num_available(self) -> int:
+        return self.allocator.num_free + self.num_idle
+
+    def hold(self, page: int) -> None:
+        entry = self.entries[page]
+        self.num_idle -= entry.holders == 0
+        entry.holders += 1
+
+    def let_go(self, page: int) -> None:
+        """A request gives up its own page, or its share in one of the tree's."""
+        entry = self.entries.get(page)
+        if entry is None:
+            self.allocator.free([page])
+            return
+        entry.holders -= 1
+        if entry.holders:
+            return
+        self.num_idle += 1
+        self._clock += 1
+        value = 0
+        if self.group.kind == "state":
+            node = entry.node
+            ends = node.tails[self.column][-1] == page and len(node.children) != 1
+            value = entry.saved * min(entry.uses + (ends or entry.uses > 1), MOST_USES)
+        entry.rank = (self._floor + value, self._clock)
+        if len(self._heap) > 2 * len(self.entries) + 64:
+            self._heap = list(filter(self._is_idle, self._heap))
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (entry.rank, page, entry))
+
+    def count_use(self, page: int) -> None:
+        """A request computes on from the position at the end of this page of the tree."""
+        self.entries[page].uses += 1
+
+    def first_to_evict(self) -> int:
+        """The idle page that the tree should lose next. There is one."""
+        while not self._is_idle(item := heapq.heappop(self._heap)):
+            pass
+        (self._floor, _), page, _ = item
+        return page
+
+    def forget(self, page: int) -> None:
+        """The tree has lost an idle page."""
+        entry = self.entries.pop(page)
+        assert entry.holders == 0, f"page {page} is lost while {entry.holders} requests hold it"
+        self.num_idle -= 1
+        self.allocator.free([page])
+
+    def _is_idle(self, item: tuple[tuple[int, int], int, Entry]) -> bool:
+        rank, page, entry = item
+        return self.entries.get(page) is entry and not entry.holders and entry.rank == rank

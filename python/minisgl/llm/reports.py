@@ -1,0 +1,30 @@
+"""What an answer has besides its text: log-probabilities, reasoning, tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minisgl.message import TextReply, TokenText
+from minisgl.tokenizer.parse.answer import collect
+
+
+def reports(replies: Sequence[TextReply]) -> dict[str, Any]:
+    """Return those of `RequestOutput`'s fields that the request has asked for."""
+    fields: dict[str, Any] = {}
+    if logprobs := [logprob for reply in replies for logprob in reply.logprobs or ()]:
+        fields["logprobs"] = logprobs
+        if any(tops := [_top(token) for reply in replies for token in reply.tokens]):
+            fields["top_logprobs"] = tops
+    if prompt := [token for reply in replies for token in reply.prompt]:
+        fields["prompt_logprobs"] = [token.logprob for token in prompt]
+        if any(tops := [_top(token) for token in prompt]):
+            fields["prompt_top_logprobs"] = tops
+    if parts := [part for reply in replies for part in reply.parts]:
+        answer = collect(parts)
+        fields |= {"reasoning": answer.reasoning, "tool_calls": answer.calls}
+    return fields
+
+
+def _top(token: TokenText) -> dict[int, float]:
+    return {id: logprob for id, _, logprob in token.top}

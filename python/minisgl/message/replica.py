@@ -1,0 +1,51 @@
+"""What a replica says of itself to a router (`minisgl.router`): its load and its prefixes."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a replica's scheduler. JSON of GET /replica.
+
+    page_size: tokens of a page. num_pages, num_free_pages: of the KV pool; pages that only the
+    prefix cache holds are free. num_waiting, num_running, max_running: requests.
+    queued_tokens: prompt tokens that are accepted and not computed.
+    prefill_tokens_per_s: prompt tokens computed in a second of the loop's time, as last measured
+    while prompts waited; before that, as measured at the start. 0: not measured.
+    finished_per_s: requests that ended in a second of the loop's time, as last measured.
+    row_s: what one more running request adds to the time of a step.
+    num_finished, num_output_tokens: requests that ended, and tokens given to requests, since the
+    start.
+    hashes: of prefixes in the cache (`minisgl.kvcache.prefix_hashes`), little-endian uint64.
+    model, max_model_len: what is served; the API server fills them in.
+    """
+
+    page_size: int
+    num_pages: int
+    num_free_pages: int
+    num_waiting: int
+    num_running: int
+    max_running: int
+    queued_tokens: int
+    prefill_tokens_per_s: float = 0.0
+    finished_per_s: float = 0.0
+    row_s: float = 0.0
+    num_finished: int = 0
+    num_output_tokens: int = 0
+    hashes: bytes = b""
+    model: str = ""
+    max_model_len: int | None = None
+
+
+class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt is looked up by in the hashes of replicas. JSON of an answer to a request with
+    the header `X-Minisgl-Prefix: 1`.
+
+    num_tokens: of all prompts of the request. hashes: of the first prompt's prefixes of 1, 2, 3,
+    ... whole pages, little-endian uint64.
+    """
+
+    num_tokens: int
+    page_size: int
+    hashes: bytes

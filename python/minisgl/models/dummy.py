@@ -1,0 +1,38 @@
+"""Random weights instead of a checkpoint's, for benchmarks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minisgl.models.weight import QUANTISED, Progress, fill_parameters
+from minisgl.quantization import Parameter, TensorOwner
+
+STD = 0.02
+"""Hugging Face's `initializer_range`. Random activations then keep their scale over the layers."""
+
+
+def load_dummy(
+    model: TensorOwner, *, device: torch.device, seed: int = 0, progress: Progress | None = None
+) -> None:
+    """Fill with random weights, for benchmarks: equal for equal seeds, shapes and devices.
+
+    So equal shares of several ranks hold equal values. Together they are not one rank's model.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(parameter: Parameter) -> Tensor:
+        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        if parameter.dtype == torch.int32:
+            return tensor.zero_()  # numbers of groups
+        if parameter.dtype in (torch.int8, torch.uint8):
+            return tensor.random_(0, 128, generator=generator)
+        if parameter.dtype in QUANTISED:
+            drawn = torch.empty(parameter.shape, device=device)
+            return tensor.copy_(drawn.normal_(0, STD, generator=generator))
+        if len(parameter.shape) > 1:
+            return tensor.normal_(0, STD, generator=generator)
+        return tensor.fill_(0 if parameter.attr == "bias" else 1)
+
+    parameters = list(model.parameters())
+    fill_parameters(model, parameters, map(fill, parameters), device, progress)

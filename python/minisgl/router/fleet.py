@@ -1,0 +1,180 @@
+"""The replicas behind a router: which of them are up, what they say of themselves, who is next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from minisgl.errors import EngineError
+from minisgl.message.replica import ReplicaState
+from minisgl.router.upstream import Headers, ReplicaFailed, Unreachable, Upstream
+from minisgl.router.view import View, Views
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+ASK_EVERY_S: Final = 1.0
+ASK_S: Final = 5.0
+"""For the state. A replica that computes a long step is asked whether it is ready instead."""
+
+
+class NoReplica(EngineError):
+    """No replica can take the request."""
+
+    code = "no_replica"
+    status = 503
+
+
+class Replica:
+    """One server. Mutable. down: why it gets no requests; None if it does."""
+
+    def __init__(self, url: str) -> None:
+        self.upstream = Upstream(url)
+        self.name = self.upstream.name
+        self.view = View(self.name)
+        self.down: str | None = "it has not answered yet"
+        self.num_open = 0
+        self.ends: Counter[str] = Counter({"answered": 0, "failed": 0, "left": 0})
+
+
+class Fleet:
+    """All replicas. Mutable.
+
+    key: with which their state is asked for; None if they need none.
+    """
+
+    def __init__(self, urls: Sequence[str], key: str | None = None) -> None:
+        self.replicas = [Replica(url) for url in urls]
+        self.views = Views()
+        self.model = ""
+        self._headers: Headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._asks: set[asyncio.Task[None]] = set()
+
+    @property
+    def up(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.down is None]
+
+    async def start(self) -> None:
+        """Ask every replica once, and go on asking."""
+        await asyncio.gather(*(self.ask(replica) for replica in self.replicas))
+        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
+
+    def close(self) -> None:
+        for task in (*self._tasks, *self._asks):
+            task.cancel()
+        for replica in self.replicas:
+            replica.upstream.close()
+
+    def choose(
+        self,
+        num_tokens: int = 0,
+        hashes: Sequence[int] = (),
+        page_size: int = 1,
+        *,
+        without: Sequence[Replica] = (),
+    ) -> tuple[Replica, int]:
+        """Return the replica for a prompt, and the prompt's tokens that it has cached.
+
+        Raises NoReplica if none is up but those of `without`.
+        """
+        up = [replica for replica in self.up if replica not in without]
+        if not up:
+            raise NoReplica(self._why_none())
+        views = [replica.view for replica in up]
+        view, cached = self.views.choose(views, num_tokens, hashes, page_size, time.monotonic())
+        return up[views.index(view)], cached
+
+    def failed(self, replica: Replica, error: ReplicaFailed) -> None:
+        """A request has failed there. What cannot be reached is down; else it is asked now."""
+        if isinstance(error, Unreachable):
+            self.lost(replica, str(error))
+            return
+        task = asyncio.create_task(self.ask(replica))
+        self._asks.add(task)
+        task.add_done_callback(self._asks.discard)
+
+    def lost(self, replica: Replica, reason: str) -> None:
+        """The replica gets no requests until it answers again."""
+        if replica.down is None:
+            logger.warning("replica %s is down: %s", replica.name, reason)
+        replica.down = reason
+        self.views.forget(replica.view)
+
+    async def ask(self, replica: Replica) -> None:
+        """Take over the replica's state, or note that it is down."""
+        asked_at = time.monotonic()
+        try:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    state = await self._state(replica)
+            except TimeoutError:
+                async with asyncio.timeout(ASK_S):
+                    await self._get(replica, "/ready")
+                return  # its last state is as good as any
+        except TimeoutError:
+            self.lost(replica, f"no answer within {ASK_S:g} s")
+        except ReplicaFailed as error:
+            self.lost(replica, str(error))
+        else:
+            self._found(replica, state, asked_at)
+
+    def _found(self, replica: Replica, state: ReplicaState, asked_at: float) -> None:
+        if self.up:
+            if state.model != self.model:
+                reason = f"it serves {state.model!r}, and the others serve {self.model!r}"
+                self.lost(replica, reason)
+                return
+        else:
+            self.model = state.model
+        if replica.down is not None:
+            logger.info("replica %s is up", replica.name)
+        replica.down = None
+        self.views.update(replica.view, state, asked_at)
+
+    async def _state(self, replica: Replica) -> ReplicaState:
+        body = await self._get(replica, "/replica")
+        try:
+            return msgspec.json.decode(body, type=ReplicaState)
+        except msgspec.DecodeError as error:
+            raise ReplicaFailed(f"/replica is not what this version knows: {error}") from None
+
+    async def _get(self, replica: Replica, path: str) -> bytes:
+        answer = await replica.upstream.request("GET", path, self._headers)
+        try:
+            body = await answer.whole()
+        finally:
+            answer.close()
+        if answer.status == 200:
+            return body
+        if answer.status == 401:
+            raise ReplicaFailed("it needs an API key: give the router one with --api-key")
+        if answer.status == 404:
+            raise ReplicaFailed(f"it has no {path}: is it a Mini-SGLang server of this version?")
+        raise ReplicaFailed(f"{path} answers {answer.status}: {_message(body)}")
+
+    async def _watch(self, replica: Replica) -> None:
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            try:
+                await self.ask(replica)
+            except Exception:
+                logger.exception("replica %s cannot be watched", replica.name)
+
+    def _why_none(self) -> str:
+        reasons = "; ".join(f"{each.name}: {each.down}" for each in self.replicas if each.down)
+        return (
+            f"no replica can take the request ({reasons or 'each has failed it'}); try again later"
+        )
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

@@ -1,0 +1,54 @@
+"""Which replica holds which prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+
+class PrefixIndex(Generic[R]):
+    """The hashes of all replicas' prefixes. Mutable.
+
+    A lookup costs one access for each page of the prompt, whatever the number of replicas.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[int, dict[R, int]] = {}  # by hash: how often each replica was added
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, replica: R, hashes: Iterable[int]) -> None:
+        for hash_ in hashes:
+            holders = self._holders.setdefault(hash_, {})
+            holders[replica] = holders.get(replica, 0) + 1
+
+    def remove(self, replica: R, hashes: Iterable[int]) -> None:
+        """Undo an `add` of the same hashes."""
+        for hash_ in hashes:
+            holders = self._holders[hash_]
+            holders[replica] -= 1
+            if not holders[replica]:
+                del holders[replica]
+                if not holders:
+                    del self._holders[hash_]
+
+    def pages_held(self, hashes: Sequence[int]) -> dict[R, int]:
+        """Return how many leading pages of a prompt each replica holds; none of them is left out.
+
+        hashes: of the prompt's prefixes of 1, 2, 3, ... pages.
+        """
+        held: dict[R, int] = {}
+        for index in range(len(hashes) - 1, -1, -1):
+            for replica in self._holders.get(hashes[index], ()):
+                held.setdefault(replica, index + 1)
+        return held
+
+
+def told_lengths(num_pages: int) -> list[int]:
+    """Return the prefixes, in pages, by which a prompt of `num_pages` is remembered until a state
+    tells them: all of it, and 1, 2, 4, 8, ... pages."""
+    powers = [1 << bit for bit in range(num_pages.bit_length()) if 1 << bit < num_pages]
+    return [*powers, num_pages] if num_pages else []

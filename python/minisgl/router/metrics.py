@@ -1,0 +1,122 @@
+"""GET /metrics of a router: the replicas' pages, each sample with the label `replica`, and its own.
+
+Prometheus adds up what it wants to: `sum without (replica) (minisgl_output_tokens_total)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from minisgl.router.upstream import Headers, ReplicaFailed
+
+if TYPE_CHECKING:
+    from minisgl.router.fleet import Fleet, Replica
+
+PAGE_S = 5.0
+
+
+class RouterMetrics:
+    """Counts what the router does. Mutable. num_retries: requests that went to another replica."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.num_retries = 0
+        self._num_probes = {True: 0, False: 0}
+        self._probe_s = 0.0
+
+    def probed(self, seconds: float, *, found: bool) -> None:
+        """A prompt's hashes were asked for. found: they came."""
+        self._num_probes[found] += 1
+        self._probe_s += seconds
+
+    async def page(self, headers: Headers) -> Response:
+        """headers: of the request, with the client's key, which the replicas check."""
+        accept = b",".join(value for name, value in headers if name == b"accept").decode("latin-1")
+        asked = [(n, v) for n, v in headers if n in (b"authorization", b"x-api-key")]
+        up = self._fleet.up
+        pages = await asyncio.gather(*(_page(replica, asked) for replica in up))
+        for status, body in pages:
+            if status in (401, 403):
+                return Response(body, status, media_type="application/json")
+        texts = {
+            replica.name: body.decode()
+            for replica, (status, body) in zip(up, pages, strict=True)
+            if status == 200
+        }
+        registry = CollectorRegistry()
+        registry.register(_Page([*self._own(), *with_replica(texts)]))
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):
+            encode, content_type = choose_encoder("")
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+    def _own(self) -> Iterator[Metric]:
+        is_up = GaugeMetricFamily(
+            "minisgl_replica_up", "Whether the replica gets requests", labels=["replica"]
+        )
+        open_ = GaugeMetricFamily(
+            "minisgl_replica_requests_open", "Requests at the replica", labels=["replica"]
+        )
+        ends = CounterMetricFamily(
+            "minisgl_router_requests", "Requests passed on, by end", labels=["replica", "result"]
+        )
+        for replica in self._fleet.replicas:
+            is_up.add_metric([replica.name], float(replica.down is None))
+            open_.add_metric([replica.name], replica.num_open)
+            for result, count in sorted(replica.ends.items()):
+                ends.add_metric([replica.name, result], count)
+        probes = CounterMetricFamily(
+            "minisgl_router_prompts", "Prompts whose prefix was asked for", labels=["found"]
+        )
+        for found, count in self._num_probes.items():
+            probes.add_metric([str(found).lower()], count)
+        yield from (is_up, open_, ends, probes)
+        yield CounterMetricFamily("minisgl_router_prompt_seconds", "Time for that", self._probe_s)
+        yield CounterMetricFamily(
+            "minisgl_router_retries", "Requests that went to another replica", self.num_retries
+        )
+
+
+class _Page(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def with_replica(texts: dict[str, str]) -> list[Metric]:
+    """Return the metrics of pages in Prometheus's text format, by the replicas' names."""
+    families: dict[str, Metric] = {}
+    for name, text in texts.items():
+        for metric in text_string_to_metric_families(text):
+            family = families.setdefault(
+                metric.name, Metric(metric.name, metric.documentation, metric.type)
+            )
+            for sample in metric.samples:
+                labels = {**sample.labels, "replica": name}
+                family.samples.append(sample._replace(labels=labels))
+    return list(families.values())
+
+
+async def _page(replica: Replica, headers: Headers) -> tuple[int, bytes]:
+    """The status and the page; 0 if the replica does not answer."""
+    try:
+        async with asyncio.timeout(PAGE_S):
+            answer = await replica.upstream.request("GET", "/metrics", headers)
+            try:
+                return answer.status, await answer.whole()
+            finally:
+                answer.close()
+    except (ReplicaFailed, TimeoutError):
+        return 0, b""

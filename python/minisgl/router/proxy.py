@@ -1,0 +1,310 @@
+"""The router's HTTP application: it passes requests on to replicas, and answers back.
+
+::
+
+    POST (an endpoint of the model)   ask a replica for the prompt's hashes, choose, pass on
+    /v1/responses/ID                  the replica that has the answer
+    ?replica=NAME                     profiles and the X-ray, which are of one replica
+    /health, /ready, /metrics         of the whole
+    anything else                     any replica
+
+If a replica fails before it has answered anything, the request goes to another one, once. If it
+fails later, the stream ends with an error event. A client that leaves ends its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from minisgl.errors import EngineError, MinisglError, RequestError
+from minisgl.message.replica import PromptHashes
+from minisgl.router.fleet import Fleet, NoReplica, Replica
+from minisgl.router.metrics import RouterMetrics
+from minisgl.router.stream_errors import last_event
+from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
+from minisgl.server.body import read_bytes
+from minisgl.server.errors import Draining, error_response, refusal
+from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.telemetry.replica import PREFIX_HEADER
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+OF_THE_MODEL: Final = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
+     "/api/chat", "/api/generate")
+)  # fmt: skip
+OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
+STORED: Final = "/v1/responses/"
+
+PROBE_S: Final = 10.0
+"""For a prompt's hashes; after that the request goes by load alone."""
+
+PAGE_SIZE: Final = 16
+"""In which a prompt is asked for before any replica has told its own."""
+
+NAME_HEADER: Final = b"x-minisgl-replica"
+
+
+class Broken(EngineError):
+    """A replica failed, and the request cannot be repeated."""
+
+    code = "replica_failed"
+    status = 502
+
+
+class RouterApp:
+    """An ASGI application. Mutable: it counts. is_draining: no more requests are taken."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.metrics = RouterMetrics(fleet)
+        self.is_draining = False
+        self.num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        self.num_open += 1
+        try:
+            if path in ("/health", "/ready") and scope["method"] == "GET":
+                await self._health(path)(scope, receive, send)
+                return
+            if self.is_draining:
+                raise Draining
+            if path == "/metrics" and scope["method"] == "GET":
+                await (await self.metrics.page(_headers(scope)))(scope, receive, send)
+                return
+            body = await read_bytes(Request(scope, receive))
+            await _until_client_leaves(self._pass_on(scope, body, send), receive)
+        except MinisglError as error:
+            await error_response(error, path)(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=499)(scope, receive, send)
+        finally:
+            self.num_open -= 1
+
+    def _health(self, path: str) -> Response:
+        if path == "/ready" and self.is_draining:
+            return error_response(Draining(), path)
+        try:
+            self._fleet.choose()
+        except NoReplica as error:
+            return error_response(error, path)
+        status = "ready" if path == "/ready" else "ok"
+        num_up = len(self._fleet.up)
+        body = {"status": status, "replicas": len(self._fleet.replicas), "up": num_up}
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        request = _Request(scope, body)
+        if path in OF_ONE_REPLICA:
+            await self._relay(request, self._named(scope), send)
+        elif path.startswith(STORED):
+            await self._send(await self._from_holder(request), request, send)
+        elif path in OF_THE_MODEL and method == "POST" and len(self._fleet.up) > 1:
+            await self._to_the_best(request, send)
+        else:
+            await self._relay(request, None, send)
+
+    async def _to_the_best(self, request: _Request, send: Send) -> None:
+        """Choose by prefix and load. A refusal of the prompt is the answer to the request."""
+        began = time.perf_counter()
+        wants_earlier = b'"previous_response_id"' in request.body
+        replicas = self._fleet.up if wants_earlier else [self._fleet.choose()[0]]
+        prompt = None
+        for replica in replicas:
+            answer = await self._prompt_hashes(replica, request)
+            if not isinstance(answer, Answer):
+                prompt = answer
+                break
+            if replica is replicas[-1]:
+                await self._send(answer, request, send, replica)
+                return
+            answer.close()  # it does not have the earlier answer; another one may
+        self.metrics.probed(time.perf_counter() - began, found=prompt is not None)
+        await self._relay(request, replica if wants_earlier else None, send, prompt)
+
+    async def _prompt_hashes(
+        self, replica: Replica, request: _Request
+    ) -> PromptHashes | Answer | None:
+        """Return the prompt's hashes; the answer if the replica refuses the prompt; None if it
+        cannot tell."""
+        state = replica.view.state
+        size = str(state.page_size if state else PAGE_SIZE).encode()
+        headers = [*request.headers, (PREFIX_HEADER.encode(), size)]
+        try:
+            async with asyncio.timeout(PROBE_S):
+                answer = await replica.upstream.request(
+                    request.method, request.target, headers, request.body
+                )
+                if 400 <= answer.status < 500:
+                    return answer
+                try:
+                    body = await answer.whole()
+                finally:
+                    answer.close()
+            return msgspec.json.decode(body, type=PromptHashes) if answer.status == 200 else None
+        except (ReplicaFailed, TimeoutError, msgspec.DecodeError):
+            return None  # `_relay` finds out what is wrong with it
+
+    async def _relay(
+        self,
+        request: _Request,
+        only: Replica | None,
+        send: Send,
+        prompt: PromptHashes | None = None,
+    ) -> None:
+        """Pass the request on, to `only` or to the best, and a second time if the first fails."""
+        tried: list[Replica] = []
+        hashes = np.frombuffer(prompt.hashes, "<u8").tolist() if prompt else []
+        num_tokens, page_size = (prompt.num_tokens, prompt.page_size) if prompt else (0, 1)
+        for is_last in (False, True):
+            replica, cached = only, 0
+            if replica is None:
+                replica, cached = self._fleet.choose(num_tokens, hashes, page_size, without=tried)
+            tried.append(replica)
+            others = [each for each in self._fleet.up if each not in tried]
+            may_retry = only is None and not is_last and bool(others)
+            num_new = max(num_tokens - cached, 1) if prompt else 0
+            sent = self._fleet.views.send(replica.view, num_new, hashes, time.monotonic())
+            replica.num_open += 1
+            outcome = "left"
+            try:
+                answer = await request.ask(replica)
+                if answer.status == 503 and may_retry:
+                    outcome = "failed"
+                    answer.close()
+                else:
+                    outcome = "failed"
+                    await answer.begin()
+                    sent.started_at = time.monotonic()
+                    await self._send(answer, request, send, replica)
+                    outcome = "answered"
+                    return
+            except ReplicaFailed as error:
+                outcome = "failed"
+                self._fleet.failed(replica, error)
+                if not may_retry:
+                    raise Broken(
+                        f"replica {replica.name} failed before it answered ({error}), and there is "
+                        "no other to ask; try again later"
+                    ) from None
+            except asyncio.CancelledError:
+                outcome = "left"
+                raise
+            finally:
+                replica.num_open -= 1
+                replica.ends[outcome] += 1
+                if outcome != "answered" and sent.started_at is None:
+                    self._fleet.views.take_back(replica.view, sent)
+            self.metrics.num_retries += 1
+            logger.info("request %s goes to another replica", request.id)
+
+    async def _send(
+        self, answer: Answer, request: _Request, send: Send, replica: Replica | None = None
+    ) -> None:
+        """Send the answer on. A replica that fails in between leaves an error event, or a broken
+        connection where there are no events."""
+        try:
+            headers = end_to_end(answer.headers, b"date", b"server")
+            if replica:
+                headers.append((NAME_HEADER, replica.name.encode()))
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async for data in answer:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ReplicaFailed as error:
+            if replica:
+                self._fleet.failed(replica, error)
+            name = replica.name if replica else "a replica"
+            broken = Broken(f"replica {name} failed within its answer ({error}); ask again")
+            event = last_event(request.path, dict(answer.headers), broken)
+            if event is None:
+                request.abort_connection()
+            else:
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+            logger.warning("request %s is cut: %s", request.id, broken)
+        finally:
+            answer.close()
+
+    async def _from_holder(self, request: _Request) -> Answer:
+        """Return the answer of the replica that has what the path names, or the last 404."""
+        up = self._fleet.up
+        if not up:
+            self._fleet.choose()  # raises what is wrong
+        for replica in up:
+            try:
+                answer = await request.ask(replica)
+            except ReplicaFailed as error:
+                self._fleet.failed(replica, error)
+                continue
+            if answer.status != 404 or replica is up[-1]:
+                return answer
+            answer.close()
+        raise Broken("no replica could say whether it has this response; try again later")
+
+    def _named(self, scope: Scope) -> Replica:
+        names = [replica.name for replica in self._fleet.replicas]
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("replica", [""])[0]
+        if not given and len(names) == 1:
+            return self._fleet.replicas[0]
+        if given not in names:
+            raise refusal(
+                f"{scope['path']} is of one replica: add ?replica=NAME, one of {', '.join(names)}",
+                status=400,
+                code="replica_needed",
+                param="replica",
+            )
+        return self._fleet.replicas[names.index(given)]
+
+
+class _Request:
+    """What is passed on."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        self.path, self.method, self.body = scope["path"], scope["method"], body
+        self.id = scope["request_id"]
+        query = scope["query_string"].decode("latin-1")
+        raw = scope.get("raw_path") or scope["path"].encode()
+        self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
+        dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
+        self.headers = end_to_end(scope["headers"], *dropped)
+        self.headers.append((b"x-request-id", self.id.encode()))
+        self.abort_connection: Any = scope.get(ABORT_CONNECTION, lambda: None)
+
+    async def ask(self, replica: Replica) -> Answer:
+        return await replica.upstream.request(self.method, self.target, self.headers, self.body)
+
+
+def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    return end_to_end(scope["headers"], b"host", b"content-length")
+
+
+async def _until_client_leaves(work: Any, receive: Receive) -> None:
+    """Wait for `work`, a coroutine; cancel it when the client disconnects."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(results[0], RequestError | EngineError | ClientDisconnect):
+        raise results[0]
+    if isinstance(results[0], Exception):
+        raise results[0]

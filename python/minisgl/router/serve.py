@@ -1,0 +1,161 @@
+"""`minisgl route`: the router's command line, and its process from start to end.
+
+SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C and a second signal end them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final, get_args
+
+from minisgl.errors import ConfigError
+from minisgl.router.fleet import Fleet
+from minisgl.router.proxy import RouterApp
+from minisgl.runtime.signals import Signals
+from minisgl.server.address import bind, listen, tls_context, url_of
+from minisgl.server.api_server import RequestIds
+from minisgl.server.args import LogFormat, LogLevel
+from minisgl.server.flags import Parser, integer
+from minisgl.server.http import HttpServer
+from minisgl.server.ready import say
+from minisgl.utils.http import server_root
+from minisgl.utils.logger import get_logger, setup_logging
+
+logger = get_logger(__name__)
+
+DEFAULT_PORT: Final = 1918
+CHECK_S: Final = 0.05
+
+
+def route_parser() -> Parser:
+    """Return the parser of `minisgl route`."""
+    parser = Parser(
+        prog="minisgl route",
+        description="Listen on one port for several servers of the same model. Each request goes "
+        "where its first token is expected soonest: where its prefix is cached, unless the queue "
+        "there is longer.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--replica", action="append", metavar="URL", required=True,
+        help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. One that is "
+        "not up gets requests once it is",
+    )  # fmt: skip
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--port", type=integer(0, 65535), default=DEFAULT_PORT, metavar="PORT",
+        help="port to listen on; 0 for any free one (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--api-key", metavar="KEY",
+        help="the key with which the router asks the servers for their state (default: "
+        "$MINISGL_ROUTE_KEY, or none). Clients send their own, which the servers check",
+    )  # fmt: skip
+    add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")
+    add(
+        "--drain-timeout", type=_seconds, default=8.0, metavar="S",
+        help="seconds for which SIGTERM lets open requests finish (default: %(default)s)",
+    )  # fmt: skip
+    add("--log-level", choices=get_args(LogLevel), help="what is logged (default: info)")
+    add("--log-format", choices=get_args(LogFormat), help="the log's lines (default: text)")
+    return parser
+
+
+def route(argv: Sequence[str]) -> int:
+    """Run the router until it is asked to stop. Returns the exit code."""
+    parser = route_parser()
+    given = argparse.Namespace(**parser.parse_all(list(argv)))
+    if given.ssl_keyfile and not given.ssl_certfile:
+        parser.error("--ssl-keyfile needs --ssl-certfile, the certificate of the key")
+    if given.log_format:
+        os.environ["MINISGL_LOG_FORMAT"] = given.log_format
+    with Signals() as signals:
+        try:
+            setup_logging("router", level=given.log_level)
+            tls = None
+            if given.ssl_certfile:
+                tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
+            key = given.api_key or os.environ.get("MINISGL_ROUTE_KEY")
+            fleet = Fleet([server_root(url) for url in given.replica], key)
+            with bind(given.host, given.port) as bound:
+                asyncio.run(Router(fleet, bound, tls, given.drain_timeout).serve(signals))
+        except KeyboardInterrupt:
+            logger.info("stopped before it was ready")
+        except ConfigError as error:
+            logger.error("%s", error)
+            return 1
+    return 0
+
+
+class Router:
+    """A running router. Mutable: it starts, drains and ends."""
+
+    def __init__(
+        self, fleet: Fleet, bound: socket.socket, tls: ssl.SSLContext | None, drain_s: float
+    ) -> None:
+        self._fleet, self._bound, self._tls, self._drain_s = fleet, bound, tls, drain_s
+        self._app = RouterApp(fleet)
+        self._http = HttpServer(RequestIds(self._app), tls)
+
+    async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
+        """Serve until `end`, which a signal calls. on_started: called once requests are taken."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(self.end, signals.number == signal.SIGTERM)
+
+        def on_ready() -> None:
+            signals.first = end
+            url = url_of(self._bound, "https" if self._tls else "http")
+            num_up, num_all = len(self._fleet.up), len(self._fleet.replicas)
+            say(f"\nRouting {url} to {num_all} servers, of which {num_up} are up (Ctrl-C stops it)")
+            if on_started:
+                on_started()
+
+        await self._fleet.start()
+        for replica in self._fleet.replicas:
+            if replica.down is not None:
+                logger.warning("replica %s is down: %s", replica.name, replica.down)
+        try:
+            listen(self._bound)
+            await self._http.serve_on(self._bound, on_ready)
+        finally:
+            self._fleet.close()
+
+    def end(self, drain: bool) -> None:
+        """Take no more requests, and let `serve` return. drain: let the open ones finish first."""
+        self._task = asyncio.create_task(self._drain(self._drain_s if drain else 0.0))
+
+    async def _drain(self, seconds: float) -> None:
+        self._app.is_draining = True
+        if seconds and self._app.num_open:
+            logger.info(
+                "draining: %d requests are open, for at most %g s", self._app.num_open, seconds
+            )
+            try:
+                async with asyncio.timeout(seconds):
+                    while self._app.num_open:
+                        await asyncio.sleep(CHECK_S)
+            except TimeoutError:
+                logger.warning(
+                    "%d requests did not finish within --drain-timeout", self._app.num_open
+                )
+        self._http.should_exit = True
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 86400, got {text!r}")
+    return value

@@ -1,0 +1,245 @@
+"""HTTP/1.1 to one replica: a pool of connections, and answers as they come.
+
+The pieces of an answer are handed on without being looked at, but only in whole chunks of the
+chunked encoding: the server writes whole events, so a stream that breaks off ends behind one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import httptools
+
+from minisgl.errors import ConfigError
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+CONNECT_S: Final = 5.0
+IDLE_S: Final = 20.0
+"""Less than the 30 s after which a server closes a connection that nobody uses."""
+
+MAX_UNREAD: Final = 256 * 2**10
+"""Bytes of an answer that are kept for a client that is slow; then the replica waits."""
+
+_OF_ONE_HOP: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
+)  # fmt: skip
+
+
+def end_to_end(headers: Headers, *others: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers that a proxy passes on. others: names that it leaves out as well."""
+    return [(n, v) for n, v in headers if n.lower() not in _OF_ONE_HOP and n.lower() not in others]
+
+
+class ReplicaFailed(Exception):
+    """The replica cannot be reached, or ended before its answer did."""
+
+
+class Unreachable(ReplicaFailed):
+    """Nothing accepts connections there."""
+
+
+class Answer:
+    """Status and headers, and the body as it comes. Mutable. `close` must be called."""
+
+    def __init__(self, connection: _Connection, pool: Upstream) -> None:
+        self.status, self.headers = connection.status, connection.headers
+        self._connection, self._pool = connection, pool
+        self._first = b""
+        kind = dict(self.headers).get(b"content-type", b"").partition(b";")[0].strip()
+        self.is_stream = kind in (b"text/event-stream", b"application/x-ndjson")
+
+    async def begin(self) -> None:
+        """Wait for the first piece of a stream, or for all of another body. Raises
+        ReplicaFailed."""
+        self._first = await (self._connection.read() if self.is_stream else self.whole())
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what has arrived since the last piece. Raises ReplicaFailed."""
+        if self._first:
+            yield self._first
+        while data := await self._connection.read():
+            yield data
+
+    async def whole(self) -> bytes:
+        """Return the rest of the body. Raises ReplicaFailed."""
+        return b"".join([data async for data in self])
+
+    def close(self) -> None:
+        """Keep the connection if the answer is complete, else end it: so the replica sees that its
+        client has gone."""
+        self._pool.release(self._connection)
+
+
+class Upstream:
+    """The connections to one replica. Mutable."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ConfigError for what is no URL of a server."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise ConfigError(
+                f"--replica {url}: must be the address of a server, such as http://10.0.0.5:1919"
+            )
+        self.name = parts.netloc.rpartition("@")[2]
+        self._host = parts.hostname
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = port or (443 if self._tls else 80)
+        self._idle: deque[tuple[float, _Connection]] = deque()
+
+    async def request(
+        self, method: str, target: str, headers: Headers = (), body: bytes = b""
+    ) -> Answer:
+        """Return the answer once its headers are there. Raises ReplicaFailed."""
+        head = [f"{method} {target} HTTP/1.1\r\nhost: {self.name}\r\n".encode("latin-1")]
+        head += [name + b": " + value + b"\r\n" for name, value in headers]
+        if body or method not in ("GET", "DELETE"):
+            head.append(b"content-length: %d\r\n" % len(body))
+        data = b"".join((*head, b"\r\n", body))
+        connection = self._take_idle() or await self._connect()
+        try:
+            await connection.ask(data)
+        except BaseException:
+            connection.abort()
+            raise
+        return Answer(connection, self)
+
+    def release(self, connection: _Connection) -> None:
+        if connection.is_complete and not connection.is_closed:
+            self._idle.append((time.monotonic(), connection))
+        else:
+            connection.abort()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].abort()
+
+    def _take_idle(self) -> _Connection | None:
+        while self._idle:
+            since, connection = self._idle.pop()
+            if not connection.is_closed and time.monotonic() - since < IDLE_S:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await loop.create_connection(
+                    _Connection, self._host, self._port, ssl=self._tls
+                )
+        except OSError as error:  # a TimeoutError and an SSLError are some
+            reason = error.strerror or str(error) or f"no connection within {CONNECT_S:g} s"
+            raise Unreachable(reason) from error
+        return connection
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one answer at a time. Mutable."""
+
+    def __init__(self) -> None:
+        self._ended: str | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.status, self.headers = 0, list[tuple[bytes, bytes]]()
+        self._has_head = self.is_complete = self._is_chunked = False
+        self._ready: list[bytes] = []
+        self._chunk: list[bytes] = []
+        self._num_ready = 0
+        self._is_paused = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._ended is not None or self._transport.is_closing()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    async def ask(self, data: bytes) -> None:
+        """Send a request and wait for the head of its answer. Raises ReplicaFailed."""
+        self._reset()
+        self._transport.write(data)
+        while not self._has_head:
+            await self._news()
+
+    async def read(self) -> bytes:
+        """Return what has arrived, b"" at the end. Raises ReplicaFailed."""
+        while not self._ready:
+            if self.is_complete:
+                return b""
+            await self._news()
+        data, self._ready, self._num_ready = b"".join(self._ready), [], 0
+        if self._is_paused and not self.is_closed:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def _news(self) -> None:
+        if self._ended is not None:
+            raise ReplicaFailed(self._ended)
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    def _tell(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    # --- called by asyncio -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = f"the connection ended ({exc})" if exc else "the connection ended"
+        self._tell()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._ended = f"the answer is no HTTP ({error})"
+            self._transport.abort()
+        if self._num_ready > MAX_UNREAD and not self._is_paused and not self.is_complete:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._tell()
+
+    # --- called by the parser --------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+        if name.lower() == b"transfer-encoding":
+            self._is_chunked = True
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        (self._chunk if self._is_chunked else self._ready).append(body)
+        self._num_ready += len(body)
+
+    def on_chunk_complete(self) -> None:
+        self._ready += self._chunk
+        self._chunk = []
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+        if not self._parser.should_keep_alive():
+            self._transport.close()

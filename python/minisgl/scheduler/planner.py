@@ -1,0 +1,241 @@
+"""Planning: which tokens the next step computes.
+
+Running requests that are up to date decode one token each. Then chunks of prompts share a budget
+(`minisgl.scheduler.budget`) in order: by priority, then by arrival. A plan is a pure function of
+the messages and outcomes so far; the clock is read only to report times.
+
+Sources: one token budget for chunked prefill and decode is Sarathi-Serve (Agrawal et al., OSDI
+2024); iteration-level scheduling is Orca (Yu et al., OSDI 2022).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+
+from minisgl.core.plan import PROMISED, Plan
+from minisgl.core.req import ALL, IdArray, Req
+from minisgl.message import ids_to_bytes
+from minisgl.scheduler.budget import PromptBudget, prompt_budget
+from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.plan_builder import PlanBuilder
+from minisgl.scheduler.requests import Requests, order
+
+WINDOW = 256
+"""A step considers at most this many waiting requests, in order: about 0.1 ms of planning."""
+
+
+class Planner:
+    """Plans the steps of one engine. It changes `requests`, and keeps no state of its own."""
+
+    def __init__(
+        self, config: SchedulerConfig, requests: Requests, clock: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self._requests = requests
+        self._clock = clock
+
+    def plan(self) -> Plan | None:
+        """Return the next step, or None if nothing can be computed now."""
+        requests = self._requests
+        if requests.void_from is not None and not requests.recover():
+            return None
+        plan = PlanBuilder(requests.next_step, requests.needs)
+        self._plan_decodes(plan)
+        if plan.unfinished or requests.waiting:
+            self._plan_prompts(plan)
+        if not plan.uids:
+            assert not plan.begins, "a request has started without a row"
+            return None
+        requests.next_step += 1
+        requests.stats.num_steps += 1
+        return plan.build()
+
+    def _plan_decodes(self, plan: PlanBuilder) -> None:
+        """Plan one token for each running request that is up to date; the others are unfinished."""
+        page_size = self.config.page_size
+        unfinished: list[Req] = []
+        for req in self._requests.running[:]:
+            start = req.num_computed
+            known = req.num_known
+            if known >= req.max_len or req.table_idx < 0 or req.leaving:
+                continue  # its last token is promised, or it was retracted in this loop
+            if known - start != 1:
+                unfinished.append(req)
+                continue
+            if start >= len(req.pages) * page_size and not self._make_room(plan, req, start + 1):
+                continue
+            num_prompt, output = len(req.prompt), req.output
+            if known != num_prompt + len(output):
+                token = PROMISED
+            elif output:
+                token = output[-1]
+            else:  # only the last prompt token is left to compute
+                token = int(req.prompt[-1])
+                req.num_chunks += 1
+                self._requests.cache.publish(req, known, plan.step)
+            plan.uids.append(req.uid)
+            plan.table_idxs.append(req.table_idx)
+            plan.starts.append(start)
+            plan.decode_ids.append(token)
+            plan.output_idxs.append(known - num_prompt)
+            req.num_computed = known
+            req.num_known = known + 1
+            req.num_flights += 1
+        plan.end_decodes()
+        plan.unfinished = [req for req in unfinished if req.table_idx >= 0 and not req.leaving]
+
+    def _make_room(self, plan: PlanBuilder, req: Req, end: int) -> bool:
+        """Allocate pages for the tokens of `req` below `end`.
+
+        If pages run out, retracts running requests, the last in the order first. Returns False if
+        `req` must wait until retracted requests release their pages, or if `req` was itself
+        retracted.
+        """
+        while not self._requests.cache.extend(req, req.num_computed, end, plan.new_pages):
+            if self._requests.leaving:
+                return False
+            victim = self._requests.running[-1]
+            self._requests.retract(victim)
+            if victim is req:
+                return False
+        return True
+
+    def _plan_prompts(self, plan: PlanBuilder) -> None:
+        """Share the step's prompt budget among unfinished and waiting requests, in order.
+
+        While the first of them needs more than one step, shorter prompts may use up to half of the
+        budget before it, the shortest first.
+        """
+        waiting = self._requests.waiting[:WINDOW] if self._requests.free_table_idxs else []
+        in_order = sorted([*plan.unfinished, *waiting], key=order)
+        first = next((req for req in in_order if self._ensure_running(plan, req)), None)
+        if first is None:
+            return
+        budget = prompt_budget(self.config, len(plan.uids))
+        if first.num_left > budget.fitting(first.num_computed):
+            self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
+        self._plan_chunks(plan, budget, in_order)
+
+    def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
+        """Requests of the same priority with fewer tokens left to compute, the fewest first."""
+        shorter = []
+        for req in in_order:
+            if req.order[0] == first.order[0] and req is not first:
+                if req.table_idx < 0 and req.num_reusable is None:
+                    req.num_reusable = self._requests.cache.num_cached(req, self._reusable_ids(req))
+                if req.num_left < first.num_left:
+                    shorter.append(req)
+        return sorted(shorter, key=lambda req: req.num_left)
+
+    def _plan_chunks(
+        self, plan: PlanBuilder, budget: PromptBudget, requests: list[Req], share: float = 1.0
+    ) -> None:
+        """Plan a chunk for each request that has none yet, until this share of the budget is used.
+
+        Skips waiting requests that cannot start.
+        """
+        left = budget.fitting(0, share)
+        for req in requests:
+            if not left:
+                return
+            if req.uid in plan.with_chunk or not self._ensure_running(plan, req):
+                continue
+            start = req.num_computed
+            if (num_tokens := budget.fitting(start, share)) and self._plan_chunk(
+                plan, req, num_tokens
+            ):
+                budget.take(start, req.num_computed - start)
+                left = budget.fitting(0, share)
+
+    def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
+        """Plan the next chunk of an unfinished request, of at most `num_tokens`.
+
+        Returns False, and plans nothing, if pages are missing.
+        """
+        start, known = req.num_computed, req.num_known
+        end = self._requests.cache.chunk_end(req, start, min(known, start + num_tokens))
+        if not self._make_room(plan, req, end):
+            return False
+        plan.add_chunk(req, start, end)
+        req.num_computed = end
+        req.num_chunks += 1
+        req.num_flights += 1
+        self._requests.cache.publish(req, end, plan.step)
+        if end == known:
+            plan.unfinished.remove(req)
+            req.num_known += 1
+        return True
+
+    def _ensure_running(self, plan: PlanBuilder, req: Req) -> bool:
+        """Start `req` if it waits and can start. Returns whether it runs.
+
+        It cannot start while another request computes a prefix that it can share, or while pages
+        are missing. If pages are missing, no other request starts in this step either: pages that
+        become free are for this one.
+        """
+        if req.table_idx >= 0:
+            return not req.leaving
+        if (
+            plan.is_full
+            or not self._requests.free_table_idxs
+            or self._waits_for_prefix(req, plan.unfinished)
+        ):
+            return False
+        num_cached = self._requests.cache.attach(req, self._reusable_ids(req), plan.step)
+        if num_cached is None:
+            return False
+        end, others, growth = (
+            req.num_known + 1,
+            len(self._requests.running),
+            self.config.watermark_tokens,
+        )
+        if not self._requests.cache.has_room(req, end, plan.unfinished, others, growth):
+            self._requests.cache.release(req)
+            plan.is_full = True
+            return False
+        self._start(plan, req, num_cached)
+        return True
+
+    def _waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether `req` should wait for pages that a running request is computing.
+
+        `req` remembers that request until the pages are computed, so a waiting request is compared
+        with each unfinished one about once. A request never waits for one of lower priority.
+        """
+        source = req.prefix_source
+        if source is not None and source.table_idx >= 0 and not source.leaving:
+            assert req.num_reusable is not None
+            if source.num_computed < req.num_reusable:
+                return True
+        for other in unfinished:
+            if other.order[0] <= req.order[0] and req.num_scored == ALL:
+                num_common = self._requests.cache.num_common(req, other)
+                if num_common > other.num_computed:
+                    req.prefix_source, req.num_reusable = other, num_common
+                    return True
+        req.prefix_source = None
+        return False
+
+    def _reusable_ids(self, req: Req) -> IdArray:
+        """Return the ids whose KV may come from the cache: all but the last, which is computed,
+        and those whose prompt log-probabilities are not reported yet."""
+        return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))
+
+    def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
+        self._requests.start(req)
+        if req.table_idx in self._requests.needs.with_options:
+            ids = ids_to_bytes(req.token_ids(0, req.num_tokens))
+            stop_ids = tuple(sorted(req.stop_ids))
+            plan.histories.append((req.table_idx, req.num_prompt, stop_ids, ids))
+        req.num_computed = num_cached
+        plan.begins.append((req.table_idx, req.sampling))
+        self._requests.cache.list_pages(req, plan.new_pages)
+        if req.num_retractions == 0:
+            req.first_step = plan.step
+            req.num_cached = num_cached
+            req.prefix_differs_at = self._requests.cache.differs_at(req)
+            req.launched_at = self._clock()
+            self._requests.stats.num_prompt_tokens += req.num_prompt
+            self._requests.stats.num_cached_tokens += num_cached
+        insort(plan.unfinished, req, key=order)

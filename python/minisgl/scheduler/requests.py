@@ -1,0 +1,126 @@
+"""The requests of one engine, and the state of each: waiting, running or leaving.
+
+::
+
+    add ──> waiting ──start──> running ──stop──> leaving ──release──> deleted, if it has ended
+               ^                                    │
+               └──────────── if it was retracted ───┘
+
+A request leaves when it ends or is retracted. It keeps its pages and its row of the tables until
+every launched step with a row of it is committed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from minisgl.core.req import Req
+from minisgl.kvcache import create_cache_manager
+from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.plan_builder import RowNeeds
+from minisgl.scheduler.stats import SchedulerStats
+
+
+class Requests:
+    """Mutable: the state that the planner and the scheduler share.
+
+    waiting, running: by order. leaving: by uid; they are in a flight and not planned any more.
+    needs: of the rows of the tables. next_step: the number of the next plan. void_from: outcomes
+    from this failed step on are discarded; None if no step failed.
+    """
+
+    def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
+        self.stats = stats
+        self.cache = create_cache_manager(
+            config.cache_groups, config.cache, config.page_size, config.max_prefill_tokens
+        )
+        self.by_uid: dict[int, Req] = {}
+        self.waiting: list[Req] = []
+        self.running: list[Req] = []
+        self.leaving: dict[int, Req] = {}
+        self.needs = RowNeeds()
+        self.free_table_idxs = list(range(config.max_running - 1, -1, -1))
+        self.next_step = 0
+        self.void_from: int | None = None
+
+    def add(self, req: Req) -> None:
+        """Let a new request wait."""
+        assert req.uid not in self.by_uid, f"uid {req.uid} is in use"
+        self.by_uid[req.uid] = req
+        insort(self.waiting, req, key=order)
+
+    def start(self, req: Req) -> None:
+        """Give a waiting request, which has its cached pages, a row of the tables."""
+        self.waiting.remove(req)
+        req.table_idx = self.free_table_idxs.pop()
+        self.needs.add(req)
+        insort(self.running, req, key=order)
+
+    def retract(self, req: Req) -> None:
+        """Take the pages of a running request. It resumes later with the same tokens."""
+        req.num_retractions += 1
+        self.stats.num_retractions += 1
+        self.stop(req)
+
+    def stop(self, req: Req) -> None:
+        """Plan no more rows for a request. It is released now, or after its last flight."""
+        if req.leaving:
+            return  # it was retracted and now ends, before its last flight is settled
+        if req.table_idx < 0:
+            self.waiting.remove(req)
+            del self.by_uid[req.uid]
+            return
+        self.running.remove(req)
+        req.leaving = True
+        if req.num_flights == 0:
+            self._release(req)
+        else:
+            self.leaving[req.uid] = req
+
+    def release_settled(self, rows: Iterable[Req]) -> None:
+        """Release those of the requests that leave and are in no flight any more."""
+        if self.leaving:
+            for req in rows:
+                if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
+                    self._release(req)
+
+    def _release(self, req: Req) -> None:
+        assert req.num_flights == 0
+        self.leaving.pop(req.uid, None)
+        if self.void_from is None:
+            # A row launched before the end was known may have computed one more token than the
+            # request has. The steps that wrote these pages are launched: they precede next_step.
+            self.cache.publish(req, min(req.num_computed, req.num_tokens), self.next_step - 1)
+        self.cache.release(req)
+        self.free_table_idxs.append(req.table_idx)
+        self.needs.discard(req.table_idx)
+        req.table_idx = -1
+        req.leaving = False
+        if req.ended:
+            del self.by_uid[req.uid]
+        else:
+            req.num_computed = 0
+            req.num_known = req.num_tokens
+            req.num_reusable = req.prefix_source = None
+            insort(self.waiting, req, key=order)
+
+    def recover(self) -> bool:
+        """After a failed step, retract all requests and drop the KV from that step on.
+
+        Returns False, and does nothing, while a flight is not settled. Later steps may have read
+        KV that the failed step did not write. All requests are computed again, because failures
+        are too rare to find out which of them are affected.
+        """
+        assert self.void_from is not None
+        if any(req.num_flights for req in self.by_uid.values()):
+            return False
+        for req in self.running[::-1]:
+            self.retract(req)
+        self.cache.drop(self.void_from)
+        self.void_from = None
+        return True
+
+
+def order(req: Req) -> tuple[int, int, int]:
+    return req.order

@@ -1,0 +1,55 @@
+"""The stall bound: how long the prompts of a step may delay the streams that decode in it."""
+
+from __future__ import annotations
+
+from minisgl.scheduler.budget import PromptBudget
+from minisgl.scheduler.config import SchedulerConfig
+
+
+class StallBudget(PromptBudget):
+    """The prompt budget of a step with decode rows, if there is a stall bound.
+
+    The step's prompts must also add at most `max_stall_s` to a step of the decode rows alone, as
+    `step_times` predicts both. The first chunk of a step may have one page of tokens however short
+    the time is.
+    """
+
+    def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
+        super().__init__(config)
+        assert config.step_times is not None
+        assert config.max_stall_s is not None
+        self._times = config.step_times
+        self._bound_s = config.max_stall_s
+        self._num_decodes = num_decodes
+        self._num_taken = 0
+        self._attend_s = 0.0  # attention of the chunks taken to the tokens before them
+
+    def fitting(self, start: int, share: float = 1.0) -> int:
+        most = super().fitting(start, share)
+        if not most:
+            return 0
+        # The first prompt token has a fixed cost, because steps with prompts run differently. Only
+        # the rest of the bound is shared.
+        first_s = self._stall_s(1, 0)
+        limit_s = first_s + share * (self._bound_s - first_s)
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._stall_s(middle, start) <= limit_s
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low if self._num_taken or share < 1 else max(low, min(self._config.page_size, most))
+
+    def take(self, start: int, num_tokens: int) -> None:
+        super().take(start, num_tokens)
+        self._num_taken += num_tokens
+        self._attend_s += self._attention_s(num_tokens, start)
+
+    def _stall_s(self, num_tokens: int, start: int) -> float:
+        """Return the time that the chunks taken and one more chunk add to the decode rows."""
+        rows = self._num_decodes
+        with_prompts_s = self._times.step_s(rows, prompt_tokens=self._num_taken + num_tokens)
+        attend_s = self._attend_s + self._attention_s(num_tokens, start)
+        return with_prompts_s + attend_s - self._times.step_s(rows)
+
+    def _attention_s(self, num_tokens: int, start: int) -> float:
+        return self._times.attend_ns * num_tokens * start * 1e-9

@@ -1,0 +1,262 @@
+"""The request of POST /v1/messages, and the chat that it makes.
+
+Several text blocks of a turn are joined with line breaks, and turns of one role that follow one
+another are one turn, as Anthropic's documentation has it. A final turn of the assistant is
+continued.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from minisgl.server.api.chat import ChatRequest
+from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
+from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, ignored, only
+from minisgl.server.api.structured import JsonSchema, ResponseFormat
+from minisgl.server.api.tools import tool_choice_of, tools_of
+
+_NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."
+_KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+
+CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]
+
+
+class TextBlock(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
+    text: str
+    cache_control: CacheControl = None
+    citations: Annotated[list[Any] | None, only([], why="put their text into text")] = None
+
+
+class ThinkingBlock(Json, tag_field="type", tag="thinking", frozen=True, kw_only=True):
+    thinking: str
+    signature: Annotated[str, ignored("Changes nothing.")] = ""
+
+
+class ToolUseBlock(Json, tag_field="type", tag="tool_use", frozen=True, kw_only=True):
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl = None
+    caller: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+
+
+class ToolResultBlock(Json, tag_field="type", tag="tool_result", frozen=True, kw_only=True):
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: Annotated[
+        bool | None, Meta(description="The model sees the content behind the word Error.")
+    ] = None
+    cache_control: CacheControl = None
+
+
+class Turn(Json, frozen=True, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]
+
+    def messages(self, path: str) -> list[Message]:
+        """Of a chat. Raises InvalidRequest. Tool results become messages of their own."""
+        if isinstance(self.content, str):
+            return [Message(role=self.role, content=self.content)]
+        results, texts, thoughts, calls = [], [], [], []
+        for i, block in enumerate(self.content):
+            block.refuse_unsupported(f"{path}.content[{i}].")
+            if isinstance(block, TextBlock):
+                texts.append(block.text)
+            elif isinstance(block, ThinkingBlock):
+                thoughts.append(block.thinking)
+            elif isinstance(block, ToolUseBlock):
+                arguments = msgspec.json.encode(block.input).decode()
+                function = ToolFunction(name=block.name, arguments=arguments)
+                calls.append(ToolCall(id=block.id, function=function))
+            else:
+                text = f"Error: {_joined(block.content)}" if block.is_error else block.content
+                results.append(
+                    Message(role="tool", content=_joined(text), tool_call_id=block.tool_use_id)
+                )
+        if results and not (texts or calls or thoughts):
+            return results
+        spoken = Message(
+            role=self.role,
+            content="\n".join(texts) or (None if calls else ""),
+            reasoning_content="\n".join(thoughts) or None,
+            tool_calls=calls or None,
+        )
+        return [*results, spoken]
+
+
+def _joined(content: str | list[TextBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.text for block in content)
+
+
+class AnthropicTool(Json, frozen=True, kw_only=True):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl = None
+    strict: Annotated[bool | None, ignored("Changes nothing: see tool_choice.")] = None
+    eager_input_streaming: Annotated[bool | None, ignored("Input is streamed as it comes.")] = None
+    defer_loading: Annotated[bool | None, only(False, why="send the tools that it may use")] = None
+    allowed_callers: Annotated[list[str] | None, only(["direct"], why="no code is run here")] = None
+    input_examples: Annotated[
+        list[Any] | None, only([], why="put examples into the description")
+    ] = None
+
+    def for_chat(self, path: str) -> dict[str, Any]:
+        """The tool in the form of chat completions. Raises InvalidRequest."""
+        self.refuse_unsupported(f"{path}.")
+        function = {"name": self.name, "parameters": self.input_schema}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class AnthropicChoice(Json, frozen=True, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def for_chat(self) -> str | dict[str, Any]:
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name or ""}}
+        return "required" if self.type == "any" else self.type
+
+
+class Thinking(Json, frozen=True, kw_only=True):
+    """adaptive: as the template decides. budget_tokens: of thinking at most, with enabled."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: NonNegative | None = None
+    display: Annotated[str | None, only("summarized", why="thinking is shown whole")] = None
+
+
+class OutputFormat(Json, frozen=True, kw_only=True):
+    schema: dict[str, Any]
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(Json, frozen=True, kw_only=True):
+    format: Annotated[
+        OutputFormat | None, Meta(description="A JSON schema that the answer's text follows.")
+    ] = None
+    effort: Annotated[str | None, Meta(description="reasoning_effort of chat completions.")] = None
+
+
+class CountRequest(Json, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens"""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    cache_control: CacheControl = None
+    thinking: Thinking | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicChoice | None = None
+    output_config: OutputConfig | None = None
+    context_management: Annotated[
+        dict[str, Any] | None,
+        only({}, {"edits": []}, _KEEP_THINKING, why="the client edits its messages itself"),
+    ] = None
+    mcp_servers: Annotated[list[Any] | None, only([], why="call tools in the client")] = None
+    compaction: Annotated[dict[str, Any] | None, only(why="ask for a summary in a message")] = None
+    speed: Annotated[str | None, only("standard", why="there is one speed")] = None
+    billing_policy: Annotated[Any, ignored("Changes nothing: nothing is billed.")] = None
+
+    chat_template_kwargs: TemplateArgs = None
+
+    @property
+    def chat(self) -> ChatRequest:
+        """The same request to chat completions. Raises InvalidRequest."""
+        system = [Message(role="system", content=_joined(self.system))] if self.system else []
+        given = [
+            message
+            for index, turn in enumerate(self.messages)
+            for message in turn.messages(f"messages[{index}]")
+        ]
+        messages = _merged([*system, *given])
+        last = messages[-1]
+        if len(messages) > 1 and last == Message(role="assistant", content=""):
+            last = messages.pop()
+        is_begun = last.role == "assistant" and bool(last.content) and not last.tool_calls
+        thinking = self.thinking or Thinking(type="adaptive")
+        thinking.refuse_unsupported("thinking.")
+        choice = self.tool_choice or AnthropicChoice(type="auto")
+        tools = [tool.for_chat(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        output = self.output_config or OutputConfig()
+        schema = JsonSchema(schema=output.format.schema) if output.format else None
+        chat = ChatRequest(
+            messages=messages,
+            reasoning_effort=output.effort,
+            response_format=(
+                ResponseFormat(type="json_schema", json_schema=schema) if schema else None
+            ),
+            tools=tools_of(tools),
+            tool_choice=tool_choice_of(choice.for_chat) if tools else None,
+            parallel_tool_calls=not choice.disable_parallel_tool_use,
+            enable_thinking=None if thinking.type == "adaptive" else thinking.type == "enabled",
+            thinking_budget=thinking.budget_tokens if thinking.type == "enabled" else None,
+            chat_template_kwargs=self.chat_template_kwargs,
+            continue_final_message=is_begun or None,
+        )
+        chat.refuse_unsupported()
+        return chat
+
+
+def _merged(messages: list[Message]) -> list[Message]:
+    """Messages of one role that follow one another become one; tool results stay apart."""
+    merged: list[Message] = []
+    for message in messages:
+        if not merged or merged[-1].role != message.role or message.role == "tool":
+            merged.append(message)
+            continue
+        last = merged[-1]
+        merged[-1] = msgspec.structs.replace(
+            last,
+            content=_lines(last.content, message.content),
+            reasoning_content=_lines(last.reasoning_content, message.reasoning_content),
+            tool_calls=[*(last.tool_calls or ()), *(message.tool_calls or ())] or None,
+        )
+    return merged
+
+
+def _lines(first: Any, second: Any) -> Any:
+    return f"{first}\n{second}" if first and second else first or second
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """POST /v1/messages"""
+
+    max_tokens: Positive
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: NonNegative | None = None
+    metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    service_tier: Annotated[str | None, only("auto", "standard_only", why="there is one tier")] = (
+        None
+    )
+    container: Annotated[Any, only(why="no code is run here")] = None
+    diagnostics: Annotated[dict[str, Any] | None, only(why="timings says what was cached")] = None
+    inference_geo: Annotated[str | None, only("global", why="the server is where it is")] = None
+    fallbacks: Annotated[Any, only([], "default", why="one model is served")] = None
+    fallback_credit_token: Annotated[Any, only(why="nothing is billed")] = None
+    thread: Annotated[dict[str, Any] | None, only(why="send the whole conversation")] = None
+    timeout: Timeout = None
+
+    @property
+    def chat(self) -> ChatRequest:
+        return msgspec.structs.replace(
+            super().chat,
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )

@@ -1,0 +1,78 @@
+"""What a router needs of a server: GET /replica, and the prefixes of a prompt.
+
+A request to any endpoint of a model with the header `X-Minisgl-Prefix: PAGE_SIZE` is not answered
+by the model: the answer is `PromptHashes`, what the router looks the prompt up by.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from minisgl.errors import InvalidRequest
+from minisgl.kvcache.prefix_hashes import prompt_hashes
+from minisgl.message import Prompt, ids_from_bytes
+from minisgl.message.replica import PromptHashes, ReplicaState
+from minisgl.server.errors import Draining
+from minisgl.server.frontend import Frontend
+
+if TYPE_CHECKING:
+    from minisgl.server.api.models import ServedModel
+
+PREFIX_HEADER: Final = "x-minisgl-prefix"
+
+TIMEOUT_S: Final = 30.0
+"""A step of a long prompt on a CPU takes seconds."""
+
+FRESH_S: Final = 0.2
+"""Answers are made no more often: the state of so long ago is returned instead."""
+
+MAX_PAGE_SIZE: Final = 65_536
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+    made_at, made = -FRESH_S, b""
+
+    @routes.get("/replica")
+    async def replica() -> Response:
+        """The server's load and the prefixes that it has cached, for a router."""
+        nonlocal made_at, made
+        if frontend.is_draining:
+            raise Draining
+        if frontend.failure:
+            raise frontend.failure
+        if time.monotonic() - made_at >= FRESH_S:
+            frame = await frontend.round_trips.replica_state(TIMEOUT_S)
+            state = msgspec.json.decode(frame, type=ReplicaState)
+            whole = msgspec.structs.replace(
+                state, model=model.name, max_model_len=frontend.context_length
+            )
+            made_at, made = time.monotonic(), msgspec.json.encode(whole)
+        return Response(made, media_type="application/json")
+
+    return routes
+
+
+async def prefix_answer(
+    request: Request, frontend: Frontend, prompts: Sequence[Prompt], namespace: str
+) -> Response:
+    """Return the hashes of the first of `prompts`. Raises RequestError, EngineError."""
+    asked = request.headers[PREFIX_HEADER]
+    if not asked.isdecimal() or not 1 <= int(asked[:6]) <= MAX_PAGE_SIZE or len(asked) > 5:
+        raise InvalidRequest(
+            f"the header X-Minisgl-Prefix must be a page size from 1 to {MAX_PAGE_SIZE}"
+        )
+    page_size = int(asked)
+    replies = [await frontend.round_trips.encode(prompt) for prompt in prompts]
+    hashes = prompt_hashes(ids_from_bytes(replies[0].ids), page_size, namespace)
+    answer = PromptHashes(
+        num_tokens=sum(len(reply.ids) // 4 for reply in replies),
+        page_size=page_size,
+        hashes=hashes.astype("<u8").tobytes(),
+    )
+    return Response(msgspec.json.encode(answer), media_type="application/json")

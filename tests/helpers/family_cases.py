@@ -1,0 +1,305 @@
+"""Configurations of every family, and their comparison with transformers."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Glm4MoeConfig,
+    GptOssConfig,
+    GraniteMoeConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+from helpers.dense_cases import DENSE_CASES
+from helpers.hybrid_cases import HYBRID_CASES
+from helpers.model_harness import (
+    VOCAB,
+    Runner,
+    Sequence,
+    make_reference,
+    random_ids,
+    relative_error,
+    to_old_spelling,
+)
+
+TOLERANCE = 1e-4
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def rope(rope_type: str, **values: Any) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": 10_000.0, **values}
+
+
+LLAMA3 = rope(
+    "llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
+MOE = {"num_experts": 9, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
+GLM4_MOE: dict[str, Any] = {
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+}
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "rope_parameters": {**YARN, "truncate": False},
+}
+MSCALE = {"mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}
+
+
+# name -> (config class, changes, page size, old spelling of config.json)
+CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
+    "llama": (LlamaConfig, {}, 1, False),
+    "llama-old": (LlamaConfig, {"rope_parameters": rope("default", rope_theta=500.0)}, 4, True),
+    "llama-mha-tied": (
+        LlamaConfig,
+        {"num_key_value_heads": 4, "tie_word_embeddings": True},
+        4,
+        False,
+    ),
+    "llama-gqa7": (
+        LlamaConfig,
+        {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 10, "hidden_size": 35},
+        1,
+        False,
+    ),
+    "llama-head-dim": (LlamaConfig, {"head_dim": 22, "rms_norm_eps": 1e-3}, 4, False),
+    "llama-biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}, 4, False),
+    "llama-gelu": (LlamaConfig, {"hidden_act": "gelu_pytorch_tanh"}, 1, False),
+    "llama-linear": (LlamaConfig, {"rope_parameters": rope("linear", factor=3.0)}, 1, False),
+    "llama-linear-old": (LlamaConfig, {"rope_parameters": rope("linear", factor=3.0)}, 4, True),
+    "llama-dynamic": (LlamaConfig, {"rope_parameters": rope("dynamic", factor=2.0)}, 1, False),
+    "llama-dynamic-old": (LlamaConfig, {"rope_parameters": rope("dynamic", factor=2.0)}, 4, True),
+    "llama-llama3": (LlamaConfig, {"rope_parameters": LLAMA3}, 1, False),
+    "llama-llama3-old": (LlamaConfig, {"rope_parameters": LLAMA3}, 4, True),
+    "llama-yarn": (LlamaConfig, {"rope_parameters": YARN}, 4, False),
+    "llama-yarn-mscale": (LlamaConfig, {"rope_parameters": {**YARN, **MSCALE}}, 4, False),
+    "mistral": (MistralConfig, {"sliding_window": 16}, 4, False),
+    "mistral-old": (MistralConfig, {"sliding_window": 13, "head_dim": 16}, 1, True),
+    "mistral-full": (MistralConfig, {"sliding_window": None, "num_key_value_heads": 1}, 1, False),
+    "qwen2": (Qwen2Config, {"num_attention_heads": 6, "num_key_value_heads": 6}, 1, False),
+    "qwen2-tied-old": (Qwen2Config, {"tie_word_embeddings": True}, 4, True),
+    "qwen2.5-window": (
+        Qwen2Config,
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+        4,
+        True,
+    ),
+    "qwen2.5-layer-types": (
+        Qwen2Config,
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        1,
+        False,
+    ),
+    "qwen2.5-yarn": (Qwen2Config, {"rope_parameters": YARN}, 4, True),
+    "qwen3": (Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}, 4, False),
+    "qwen3-gqa7-bias": (
+        Qwen3Config,
+        {
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 6,
+            "attention_bias": True,
+        },
+        1,
+        False,
+    ),
+    "qwen3-window-old": (
+        Qwen3Config,
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "rope_parameters": rope("default", rope_theta=1e6),
+        },
+        4,
+        True,
+    ),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 20, "mlp_only_layers": [0], "norm_topk_prob": True},
+        4,
+        False,
+    ),
+    "qwen3-moe-stacked": (
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 16, "decoder_sparse_step": 2, "num_experts_per_tok": 9},
+        1,
+        False,
+    ),
+    "qwen3-moe-window-old": (
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 16, "use_sliding_window": True, "sliding_window": 9},
+        4,
+        True,
+    ),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5}, 4, False),
+    "mixtral-stacked": (
+        MixtralConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 11},
+        1,
+        False,
+    ),
+    "qwen2-moe": (Qwen2MoeConfig, {**MOE, "shared_expert_intermediate_size": 56}, 4, True),
+    "qwen2-moe-stacked": (
+        Qwen2MoeConfig,
+        {
+            **MOE,
+            "shared_expert_intermediate_size": 33,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+        1,
+        False,
+    ),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {**GLM4_MOE, "n_group": 3, "topk_group": 2, "use_qk_norm": True, "n_shared_experts": 2},
+        4,
+        False,
+    ),
+    "glm4-moe-stacked": (
+        Glm4MoeConfig,
+        {**GLM4_MOE, "attention_bias": True, "norm_topk_prob": False, "first_k_dense_replace": 2},
+        1,
+        False,
+    ),
+    "olmoe": (OlmoeConfig, {"num_experts": 5, "num_experts_per_tok": 2}, 4, False),
+    "olmoe-stacked": (
+        OlmoeConfig,
+        {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": True},
+        1,
+        False,
+    ),
+    "granite-moe": (
+        GraniteMoeConfig,
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 8.0,
+        },
+        4,
+        True,
+    ),
+    "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),
+    "gpt-oss-old": (
+        GptOssConfig,
+        {
+            **GPT_OSS,
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_key_value_heads": 4,
+            "swiglu_limit": 0.7,
+            "swiglu_alpha": 1.3,
+        },
+        1,
+        True,
+    ),
+    **DENSE_CASES,
+    **HYBRID_CASES,
+}
+
+
+def save_case(name: str, folder: Path) -> tuple[PreTrainedModel, int]:
+    """The reference, which is saved to the folder, and the page size."""
+    config_class, changes, page_size, old_spelling = CASES[name]
+    reference = make_reference(config_class(**{**SIZES, **changes}))
+    for module in reference.modules():  # transformers 5.17 has constants for these fields
+        if isinstance(module, GptOssExperts):
+            module.alpha = changes.get("swiglu_alpha", module.alpha)
+            module.limit = changes.get("swiglu_limit", module.limit)
+    # The other layout of experts is transformers' own: one tensor for all.
+    reference.save_pretrained(folder, save_original_format=not name.endswith("stacked"))
+    if old_spelling:
+        to_old_spelling(folder)
+    return reference, page_size
+
+
+def check_case(reference: PreTrainedModel, runner: Runner, num_outputs: int) -> None:
+    """Two sequences' logits and greedy tokens against the reference's."""
+    sequences = [Sequence(random_ids(37, 1), num_outputs), Sequence(random_ids(20, 2), num_outputs)]
+    runner.generate(sequences, chunk=7)
+    for sequence in sequences:
+        expected = reference(torch.tensor([sequence.ids[:-1]])).logits[0]
+        logits = torch.cat(sequence.logits).float().cpu()
+        assert relative_error(logits, expected) <= TOLERANCE
+        greedy = reference.generate(
+            torch.tensor([sequence.prompt]), max_new_tokens=num_outputs, do_sample=False
+        )[0, len(sequence.prompt) :].tolist()
+        check_greedy(sequence, greedy, logits, expected)
+
+
+def check_greedy(
+    sequence: Sequence, greedy: list[int], logits: torch.Tensor, expected: torch.Tensor
+) -> None:
+    """Equal, or the reference itself could not tell the first two at the first difference.
+
+    Such a near tie is counted among pytest's warnings.
+    """
+    assert len(greedy) == len(sequence.outputs) == sequence.num_outputs
+    for i, (ours, theirs) in enumerate(zip(sequence.outputs, greedy, strict=True)):
+        if ours != theirs:
+            # Up to here both have the same ids, so this row of the logits has the same meaning.
+            row = len(sequence.prompt) - 1 + i
+            first, second = expected[row].topk(2).values
+            error = (logits[row] - expected[row]).abs().max()
+            assert first - second <= error, f"token {i}: {ours} instead of {theirs}"
+            warnings.warn(f"near tie at token {i}: top-2 gap {first - second}", stacklevel=1)
+            return
+
+
+# Every expert of a mixture, as two that the router nearly ties may change places in 16 bits.
+ALL_EXPERTS = {**MOE, "num_experts_per_tok": MOE["num_experts"]}
+ALL_GPT_OSS = {**GPT_OSS, "num_experts_per_tok": GPT_OSS["num_local_experts"]}

@@ -1,0 +1,65 @@
+"""Batches of attention cases, on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from helpers.attention_cases import (
+    Sinks,
+    Step,
+)
+from minisgl.attention import (
+    AttnLayer,
+    BaseAttnBackend,
+)
+from minisgl.core import Context, PoolBatch
+from minisgl.kvcache.pool import LayerPool
+
+
+class _Pool:
+    def __init__(self, layers: list[LayerPool], page_size: int) -> None:
+        self._layers, self.page_size = layers, page_size
+
+    def layer(self, layer_id: int) -> LayerPool:
+        return self._layers[layer_id]
+
+
+def layer_to(layer: LayerPool, device: torch.device) -> LayerPool:
+    tensors = {
+        field.name: x.to(device)
+        for field in dataclasses.fields(layer)
+        if (x := getattr(layer, field.name)) is not None
+    }
+    return dataclasses.replace(layer, **tensors)
+
+
+def layer_on(step: Step, device: torch.device) -> AttnLayer:
+    """Return the step's layer with its sinks on the device."""
+    sinks = step.layer.sinks
+    return dataclasses.replace(step.layer, sinks=sinks and Sinks(sinks.weight.to(device)))
+
+
+def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:
+    """The step's, on the device; its first one-token rows decode."""
+    starts, ends = np.array(step.plan.starts), np.array(step.plan.ends)
+    lengths = ends - starts
+    num_decodes = int((np.cumsum(lengths != 1) == 0).sum())
+    plan = dataclasses.replace(step.plan, num_decodes=num_decodes)
+    rows = np.stack((plan.table_idxs, np.cumsum(lengths) - lengths, lengths, ends))
+    old = step.batch.context
+    layers = [layer_to(old.kv_pool.layer(i), device) for i in range(2)]
+    return dataclasses.replace(
+        step.batch,
+        positions=step.batch.positions.to(device),
+        slots=step.batch.slots.to(device),
+        rows=torch.from_numpy(rows.astype(np.int32)).to(device),
+        attn_metadata=backend.prepare(plan),
+        context=Context(
+            kv_pool=_Pool(layers, layers[0].k.shape[1]),
+            page_table=old.page_table.to(device),
+            attn=backend,
+        ),
+    )

@@ -1,0 +1,128 @@
+"""Loading needs no more memory than the model plus one layer in bfloat16.
+
+It is measured in a process of its own: anonymous memory, since pages of mapped files are the
+system's. Planted once, and noticed: a whole matrix quantised in float32 at a time (it took 15
+layers), shapes that are found with `torch.stack` on meta (which imports torch's compiler).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+SIZE, INNER, VOCAB, LAYERS = 1280, 5120, 64, 2
+MATRICES = {
+    "self_attn.q_proj": (SIZE, SIZE),
+    "self_attn.k_proj": (SIZE, SIZE),
+    "self_attn.v_proj": (SIZE, SIZE),
+    "self_attn.o_proj": (SIZE, SIZE),
+    "mlp.gate_proj": (INNER, SIZE),
+    "mlp.up_proj": (INNER, SIZE),
+    "mlp.down_proj": (SIZE, INNER),
+}
+LAYER_BYTES = 2 * sum(rows * columns for rows, columns in MATRICES.values())
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": SIZE,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 10,
+    "max_position_embeddings": 64,
+    "torch_dtype": "bfloat16",
+}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+
+MEASURE = """
+import re, sys, threading, time
+from pathlib import Path
+import torch
+from minisgl.distributed import SingleRank
+from minisgl.kernel.registry import create_ops
+from minisgl.models import load_model
+import minisgl.quantization.config, minisgl.quantization.online, minisgl.kernel.panels
+
+def anonymous():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+def watch():
+    global peak
+    while not is_done:
+        peak = max(peak, anonymous())
+        time.sleep(0.0005)
+
+ops = create_ops(torch.device("cpu"))
+is_done, start = False, anonymous()
+peak = start
+thread = threading.Thread(target=watch)
+thread.start()
+model = load_model(
+    Path(sys.argv[1]), dtype=torch.bfloat16, device=torch.device("cpu"), ops=ops,
+    comm=SingleRank(), quantization=sys.argv[2] or None,
+)
+is_done = True
+thread.join()
+print(model.num_weight_bytes, peak - start, "sympy" in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    generator = torch.Generator().manual_seed(0)
+    plain: dict[str, Tensor] = {}
+    gptq: dict[str, Tensor] = {}
+    for name, (rows, columns) in MATRICES.items():
+        plain[f"{name}.weight"] = torch.randn(rows, columns, generator=generator).bfloat16()
+        words = torch.randint(-(2**31), 2**31, (columns // 8, rows), generator=generator)
+        gptq |= {
+            f"{name}.qweight": words.int(),
+            f"{name}.qzeros": torch.full((columns // 128, rows // 8), 0x77777777).int(),
+            f"{name}.scales": torch.full((columns // 128, rows), 0.01).half(),
+        }
+    made = {}
+    configs: dict[str, dict[str, Any]] = {
+        "plain": CONFIG,
+        "gptq": {**CONFIG, "quantization_config": GPTQ},
+    }
+    for kind, tensors in (("plain", plain), ("gptq", gptq)):
+        made[kind] = folder = tmp_path_factory.mktemp(kind)
+        (folder / "config.json").write_text(json.dumps(configs[kind]))
+        whole = {
+            "model.embed_tokens.weight": torch.ones(VOCAB, SIZE).bfloat16(),
+            "lm_head.weight": torch.ones(VOCAB, SIZE).bfloat16(),
+            "model.norm.weight": torch.ones(SIZE).bfloat16(),
+        }
+        for layer in range(LAYERS):
+            prefix = f"model.layers.{layer}"
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                whole[f"{prefix}.{norm}.weight"] = torch.ones(SIZE).bfloat16()
+            whole |= {f"{prefix}.{name}": tensor.clone() for name, tensor in tensors.items()}
+        save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [("plain", ""), ("plain", "fp8"), ("plain", "int8"), ("plain", "int4"), ("gptq", "")],
+)
+def test_loading_takes_the_model_and_a_layer(
+    folders: dict[str, Path], kind: str, quantization: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(folders[kind]), quantization],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    model, peak, imports_a_compiler = done.stdout.split()[-3:]
+    assert int(peak) <= int(model) + LAYER_BYTES
+    assert imports_a_compiler == "False"

@@ -1,0 +1,312 @@
+"""The router over servers whose pipelines the test writes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from helpers.router_thread import RouterThread
+from helpers.scripted_server import MODEL, STATE, ScriptedServer, text_of
+from minisgl.message.replica import ReplicaState
+from minisgl.router import fleet
+from minisgl.server.keys import KeyRing
+from minisgl.server.telemetry import replica
+
+STATES_S = 0.3
+"""After which the router has a server's new state."""
+
+
+@pytest.fixture(autouse=True)
+def _often_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "ASK_EVERY_S", 0.1)
+    monkeypatch.setattr(replica, "FRESH_S", 0.0)
+
+
+def _state(**fields: int) -> bytes:
+    state = msgspec.json.decode(STATE, type=ReplicaState)
+    return msgspec.json.encode(msgspec.structs.replace(state, **fields))
+
+
+class Setup:
+    """A router over two servers. Mutable."""
+
+    def __init__(self, stack: ExitStack, *states: bytes) -> None:
+        self.servers = []
+        for state in states:
+            server = ScriptedServer()
+            server.state = state
+            self.servers.append(stack.enter_context(server))
+        self.router = stack.enter_context(RouterThread([each.url for each in self.servers]))
+        self.url = self.router.url
+
+    def name(self, index: int) -> str:
+        return self.router.fleet.replicas[index].name
+
+    def served_by(self, text: str) -> int:
+        """Which server has received the prompt."""
+        found = [
+            index
+            for index, server in enumerate(self.servers)
+            if any(text_of(message) == text for message in server.received)
+        ]
+        assert len(found) == 1, found
+        return found[0]
+
+
+@pytest.fixture
+def two() -> Iterator[Setup]:
+    with ExitStack() as stack:
+        yield Setup(stack, STATE, STATE)
+
+
+def _complete(url: str, prompt: str, **more: object) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, **more}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=20)
+
+
+def test_official_client_streams_and_lists(two: Setup) -> None:
+    client = openai.OpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0)
+    chat = [{"role": "user", "content": "one two three"}]
+    answer = client.chat.completions.create(model=MODEL, messages=chat)
+    assert answer.choices[0].message.content == "one two three ."
+    stream = client.chat.completions.create(model=MODEL, messages=chat, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == "one two three ."
+    assert next(model.id for model in client.models.list()) == MODEL
+
+
+def test_the_other_doors_pass(two: Setup) -> None:
+    message = [{"role": "user", "content": "one two"}]
+    asked = {"model": MODEL, "messages": message, "max_tokens": 9}
+    anthropic = httpx.post(f"{two.url}/v1/messages", json=asked).json()
+    assert anthropic["content"][0]["text"] == "one two ."
+    with httpx.stream("POST", f"{two.url}/api/chat", json=asked | {"max_tokens": 9}) as refused:
+        refused.read()
+        assert refused.status_code == 400
+        assert "max_tokens" in refused.json()["error"], "a refusal of the replica, in Ollama's form"
+    ollama = httpx.post(f"{two.url}/api/chat", json={"model": MODEL, "messages": message})
+    lines = [json.loads(line) for line in ollama.text.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "one two ."
+    assert httpx.get(f"{two.url}/nowhere").status_code == 404
+    assert httpx.head(f"{two.url}/v1/models").status_code == 200
+
+
+def test_a_prompt_goes_where_its_prefix_is_and_another_to_the_shorter_queue(two: Setup) -> None:
+    first = _complete(two.url, "a bb ccc dddd")
+    assert first.headers["x-minisgl-replica"] == two.name(0)
+    two.servers[1].state = _state(num_running=1)
+    time.sleep(STATES_S)
+    # Every word's length is its id: the same lengths are the same prompt.
+    hashes = two.router.fleet.replicas[0].view.sent
+    assert hashes == [], "a state that was asked for later has taken its place"
+    two.servers[0].state = _state(queued_tokens=1000)
+    time.sleep(STATES_S)
+    assert _complete(two.url, "x yy zzz").headers["x-minisgl-replica"] == two.name(1)
+
+
+def test_a_session_sticks_before_the_next_state(two: Setup) -> None:
+    words = " ".join("x" * (1 + n % 7) for n in range(200))
+    names = [
+        _complete(two.url, words + " more" * turn).headers["x-minisgl-replica"] for turn in range(4)
+    ]
+    assert len(set(names)) == 1
+    assert two.served_by(words) == [two.name(0), two.name(1)].index(names[0])
+
+
+def test_a_replica_that_cannot_be_reached_is_passed_over() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nothing listens
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with ScriptedServer() as server, RouterThread([dead, server.url]) as router:
+            assert _complete(router.url, "one two").status_code == 200
+            health = httpx.get(f"{router.url}/health").json()
+            assert (health["replicas"], health["up"]) == (2, 1)
+        with RouterThread([dead]) as router:
+            answer = _complete(router.url, "one two")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_replica"
+            assert "Connect" in answer.json()["error"]["message"]
+            assert httpx.get(f"{router.url}/ready").status_code == 503
+
+
+class Breaking:
+    """A replica that ends connections of the model's endpoint. before: without a byte; else after
+    one event."""
+
+    def __init__(self, *, before: bool, model: str = MODEL) -> None:
+        self._before, self._model = before, model
+        self.num_asked = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        state = msgspec.json.decode(STATE, type=ReplicaState)
+        state = msgspec.structs.replace(state, model=self._model, prefill_tokens_per_s=1e6)
+        with connection, suppress(ConnectionResetError):
+            while data := connection.recv(65536):
+                if b"GET /replica" in data:
+                    self._whole(connection, msgspec.json.encode(state))
+                elif b"x-minisgl-prefix" in data:
+                    hashes = b'{"num_tokens":1,"page_size":1,"hashes":""}'
+                    self._whole(connection, hashes)
+                else:
+                    self.num_asked += 1
+                    if not self._before:
+                        event = b'data: {"choices":[]}\n\n'
+                        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                        connection.sendall(
+                            head
+                            + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n40\r\ndata: {"
+                            % (len(event), event)
+                        )
+                        time.sleep(0.1)
+                    return
+
+    def _whole(self, connection: socket.socket, body: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        connection.sendall(head % len(body) + body)
+
+
+def test_a_request_without_an_answer_is_asked_elsewhere_once() -> None:
+    breaking = Breaking(before=True)
+    with ScriptedServer() as server, RouterThread([breaking.url, server.url]) as router:
+        answer = _complete(router.url, "one two")
+        assert answer.status_code == 200
+        assert (breaking.num_asked, len(server.received)) == (1, 1)
+        page = httpx.get(f"{router.url}/metrics").text
+        assert "minisgl_router_retries_total 1.0" in page
+    breaking.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/completions", b'data: {"error":{"message":"replica '),
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error"'),
+        ("/v1/responses", b'event: error\ndata: {"type":"error","code":"replica_failed"'),
+    ],
+)
+def test_a_stream_that_has_begun_ends_with_an_error_event(path: str, expected: bytes) -> None:
+    breaking = Breaking(before=False)
+    with RouterThread([breaking.url]) as router:
+        answer = httpx.post(f"{router.url}{path}", json={"stream": True})
+        first, rest = answer.content.split(b"\n\n", 1)
+        assert first == b'data: {"choices":[]}'
+        assert rest.startswith(expected), "behind a whole event"
+        assert rest.endswith(b"}\n\n")
+    breaking.close()
+
+
+def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:
+    body = {"model": MODEL, "prompt": "!forever", "stream": True}
+    with httpx.stream("POST", f"{two.url}/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+    began = time.monotonic()
+    while not any(server.aborted for server in two.servers):
+        assert time.monotonic() - began < 1
+        time.sleep(0.01)
+    page = httpx.get(f"{two.url}/metrics").text
+    assert f'minisgl_router_requests_total{{replica="{two.name(0)}",result="left"}} 1.0' in page
+
+
+def test_metrics_have_each_replicas_label(two: Setup) -> None:
+    _complete(two.url, "one two")
+    page = httpx.get(f"{two.url}/metrics").text
+    for index in range(2):
+        assert f'minisgl_requests_open{{replica="{two.name(index)}"}} 0.0' in page
+        assert f'minisgl_replica_up{{replica="{two.name(index)}"}} 1.0' in page
+    assert page.count("# TYPE minisgl_requests_open gauge") == 1
+    assert f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0' in page
+
+
+def test_a_stored_response_is_found(two: Setup) -> None:
+    client = openai.OpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0)
+    two.servers[0].state = _state(queued_tokens=1000)
+    time.sleep(STATES_S)
+    first = client.responses.create(model=MODEL, input="one two")
+    assert two.served_by("one two") == 1
+    two.servers[0].state, two.servers[1].state = STATE, _state(queued_tokens=1000)
+    time.sleep(STATES_S)
+    for _ in range(2):
+        assert client.responses.retrieve(first.id).output_text == "one two ."
+        second = client.responses.create(model=MODEL, input="three", previous_response_id=first.id)
+        assert second.output_text == "three ."
+    unknown = httpx.get(f"{two.url}/v1/responses/resp_none")
+    assert unknown.status_code == 404
+    lost = {"model": MODEL, "input": "x", "previous_response_id": "resp_none"}
+    refused = httpx.post(f"{two.url}/v1/responses", json=lost)
+    assert "resp_none" in refused.json()["error"]["message"]
+
+
+def test_profiles_are_of_one_replica(two: Setup) -> None:
+    refused = httpx.post(f"{two.url}/start_profile")
+    assert refused.status_code == 400
+    assert two.name(1) in refused.json()["error"]["message"]
+
+
+def test_draining_finishes_what_is_open_and_takes_no_more(two: Setup) -> None:
+    texts = []
+
+    def read() -> None:
+        texts.append(_complete(two.url, "one !pause two", stream=True).text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while not any(server.received for server in two.servers):
+        time.sleep(0.01)
+    two.router.end(drain=True)
+    time.sleep(0.2)
+    refused = _complete(two.url, "more")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    for server in two.servers:
+        server.resumed.set()
+    reader.join(5)
+    assert texts[0].endswith("data: [DONE]\n\n")
+
+
+def test_servers_of_another_model_get_nothing() -> None:
+    breaking = Breaking(before=True, model="another")
+    with ScriptedServer() as server, RouterThread([server.url, breaking.url]) as router:
+        reasons = [each.down for each in router.fleet.replicas if each.down]
+        assert len(reasons) == 1, "whichever answered first has decided what is served"
+        assert "serves 'another'" in reasons[0] or f"serves '{MODEL}'" in reasons[0]
+    breaking.close()
+
+
+def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[a]\nkey = "client"\nrequests_per_minute = 2\n[router]\nkey = "asks"\n')
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ScriptedServer(keys=KeyRing(None, file))) for _ in range(2)]
+        urls = [server.url for server in servers]
+        with RouterThread(urls) as keyless:
+            assert "--api-key" in str(keyless.fleet.replicas[0].down)
+        router = stack.enter_context(RouterThread(urls, key="asks"))
+        assert _complete(router.url, "one").status_code == 401
+        assert httpx.get(f"{router.url}/metrics").status_code == 401
+        client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="client", max_retries=0)
+        texts = [client.completions.create(model=MODEL, prompt="a b").choices[0].text]
+        texts.append(client.completions.create(model=MODEL, prompt="a b").choices[0].text)
+        assert texts == ["a b ."] * 2, "asking for a prompt's hashes is not counted as a request"

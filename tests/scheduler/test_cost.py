@@ -1,0 +1,133 @@
+"""What requests cost: shares of device time and energy, with a clock and a meter of the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from minisgl.core import Finished, SamplingParams
+from minisgl.core.executor import Executor, Flight
+from minisgl.core.plan import Plan, StepOutcome
+from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.cost import READ_EVERY_S, CostedExecutor, CostedOutbox, Ledger
+from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+
+STEP_S, WATTS = 0.125, 40.0
+
+
+@dataclass
+class World:
+    """Mutable: a clock, and a device that uses energy while it computes and none otherwise."""
+
+    now: float = 100.0
+    joules: float = 7.0
+    busy_s: float = 0.0
+    step_s: float = STEP_S
+    num_readings: int = 0
+
+    def read(self) -> float:
+        self.num_readings += 1
+        return self.joules
+
+
+class SteadyExecutor:
+    """Each step ends `STEP_S` after the one before, when somebody waits for it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._inner = FakeExecutor(num_pages=64, page_size=4, max_running=8, vocab_size=50)
+
+    def launch(self, plan: Plan) -> Flight:
+        return _SteadyFlight(self._inner.launch(plan), self._world)
+
+
+class _SteadyFlight(Flight):
+    def __init__(self, flight: Flight, world: World) -> None:
+        self._flight, self._world = flight, world
+
+    def wait(self) -> StepOutcome:
+        self._world.now += self._world.step_s
+        self._world.busy_s += self._world.step_s
+        self._world.joules += self._world.step_s * WATTS
+        return self._flight.wait()
+
+
+def serve(world: World, ledger: Ledger, turns: list[list[SchedulerMsg]]) -> list[Finished]:
+    config = SchedulerConfig(
+        num_pages=64, page_size=4, max_seq_len=60, vocab_size=50, eos_ids=frozenset(),
+        max_prefill_tokens=16, max_running=8,
+    )  # fmt: skip
+    scheduler = Scheduler(config)
+    outbox = ListOutbox()
+    executor: Executor = CostedExecutor(SteadyExecutor(world), ledger)
+    inbox = ListInbox(turns, more=lambda: [] if scheduler.runnable else None)
+    run(scheduler, executor, inbox, CostedOutbox(outbox, ledger))
+    return [event for event in outbox.events if isinstance(event, Finished)]
+
+
+def request(uid: int, num_prompt: int, num_output: int) -> UserMsg:
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_output)
+    ids = ids_to_bytes([(7 * uid + index) % 50 for index in range(num_prompt)])
+    return UserMsg(uid=uid, ids=ids, sampling=sampling)
+
+
+def test_what_the_device_used_is_what_the_requests_cost() -> None:
+    world = World()
+    ledger = Ledger(world.read, lambda: world.now)
+    ends = serve(world, ledger, [[request(1, 12, 6), request(2, 4, 6)]])
+    costs = {end.uid: end.cost for end in ends}
+    assert costs[1]
+    assert costs[2]
+    # The last launched step of a request that has ended may be for nobody.
+    assert world.busy_s - 2 * STEP_S <= costs[1][0] + costs[2][0] <= world.busy_s
+    for device_s, joules in (costs[1], costs[2]):
+        assert joules == pytest.approx(device_s * WATTS)
+    # The first step has 12 and 4 tokens, the others one of each.
+    assert costs[1][0] == pytest.approx(STEP_S * (12 / 16 + 5 / 2))
+    assert costs[2][0] == pytest.approx(STEP_S * (4 / 16 + 5 / 2))
+    assert not ledger._costs, "what has ended is forgotten"
+
+
+def test_energy_of_an_idle_device_is_nobodys() -> None:
+    world = World()
+    ledger = Ledger(world.read, lambda: world.now)
+    (first,) = serve(world, ledger, [[request(1, 8, 4)]])
+    world.now += 1000
+    world.joules += 50_000
+    (second,) = serve(world, ledger, [[request(2, 8, 4)]])
+    assert first.cost
+    assert first.cost == pytest.approx(second.cost)
+
+
+def test_an_aborted_request_tells_its_cost_and_is_forgotten() -> None:
+    world = World()
+    ledger = Ledger(world.read, lambda: world.now)
+    turns: list[list[SchedulerMsg]] = [[request(1, 8, 40)], [], [], [AbortMsg(uid=1)]]
+    (end,) = serve(world, ledger, turns)
+    assert end.reason == "abort"
+    assert end.cost
+    assert 0 < end.cost[0] <= world.busy_s
+    assert not ledger._costs
+
+
+def test_a_meter_that_fails_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+
+    def joules() -> float:
+        if world.busy_s > 2 * STEP_S:
+            raise OSError("the driver is gone")
+        return world.joules
+
+    ends = serve(world, Ledger(joules, lambda: world.now), [[request(1, 8, 6)]])
+    assert [end.reason for end in ends] == ["length"]
+    assert ends[0].cost is None
+    assert "no energy_j from now on: the driver is gone" in caplog.text
+
+
+def test_the_meter_is_read_seldom() -> None:
+    world = World(step_s=0.005)
+    (end,) = serve(world, Ledger(world.read, lambda: world.now), [[request(1, 8, 40)]])
+    assert end.cost == pytest.approx((40 * 0.005, 40 * 0.005 * WATTS), rel=0.03)
+    assert world.num_readings <= 0.2 / READ_EVERY_S + 3

@@ -1,0 +1,68 @@
+"""What a hybrid computes when a prompt's prefix is cached: the tokens since the state, no more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minisgl.core import SamplingParams
+from minisgl.core.groups import CacheGroup
+from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.testing import InstantExecutor
+
+INTERVAL, PAGE_SIZE, MATCH = 64, 16, 4096
+
+
+def make_scheduler() -> Scheduler:
+    groups = (
+        CacheGroup(num_pages=2000),
+        CacheGroup(kind="rows", interval=INTERVAL, num_pages=64),
+        CacheGroup(kind="state", interval=INTERVAL, num_pages=64),
+    )
+    return Scheduler(
+        SchedulerConfig(
+            groups=groups, page_size=PAGE_SIZE, max_seq_len=8192, vocab_size=1000,
+            eos_ids=frozenset(), max_prefill_tokens=8192, max_running=8,
+        )
+    )  # fmt: skip
+
+
+def computed(scheduler: Scheduler, *prompts: list[int]) -> int:
+    """Requests for one token each arrive together. Returns the prompt tokens in their steps."""
+    executor, sampling = InstantExecutor(), SamplingParams(max_tokens=1, ignore_eos=True)
+    for uid, prompt in enumerate(prompts):
+        scheduler.handle(UserMsg(uid=uid, ids=ids_to_bytes(prompt), sampling=sampling))
+    count = 0
+    while scheduler.runnable:
+        plan = scheduler.plan()
+        assert plan is not None
+        count += plan.num_tokens
+        scheduler.commit(plan, executor.launch(plan).wait())
+    scheduler.check()
+    return count
+
+
+def ids(count: int, seed: int) -> list[int]:
+    drawn: list[int] = np.random.default_rng(seed).integers(0, 1000, count).tolist()
+    return drawn
+
+
+@pytest.mark.parametrize("gap", [0, 16, 48])
+def test_a_match_costs_the_gap_to_the_state_and_the_new_tokens(gap: int) -> None:
+    scheduler, stem = make_scheduler(), ids(MATCH + gap, 0)
+    assert computed(scheduler, stem + ids(1, 1)) == MATCH + gap + 1
+    assert computed(scheduler, stem + ids(100, 2)) == gap + 100
+    assert computed(scheduler, stem + ids(70, 3)) == gap + 70
+
+
+def test_a_branch_is_paid_for_by_the_second_prompt_alone() -> None:
+    scheduler, stem = make_scheduler(), ids(MATCH, 0)
+    costs = [computed(scheduler, stem + ids(300, seed)) for seed in (1, 2, 3, 4)]
+    assert costs == [MATCH + 300, MATCH + 300, 300, 300]
+
+
+def test_eight_choices_compute_their_prompt_once() -> None:
+    rest = 20  # since the last state: rows are a request's own
+    prompt = ids(MATCH + rest, 0)
+    assert computed(make_scheduler(), *[prompt] * 8) == MATCH + 8 * rest

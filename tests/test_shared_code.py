@@ -1,0 +1,29 @@
+"""Tests share code through tests/helpers. They do not import each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules that a file imports, by the last part of their names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").rpartition(".")[2])
+        elif isinstance(node, ast.Import):
+            names.update(alias.name.rpartition(".")[2] for alias in node.names)
+    return names
+
+
+def test_no_test_imports_another() -> None:
+    modules = {path.stem for path in TESTS.rglob("test_*.py")}
+    found = {
+        str(path.relative_to(TESTS)): sorted(others)
+        for path in sorted(TESTS.rglob("*.py"))
+        if (others := imported(path) & modules)
+    }
+    assert not found, f"move what they share to tests/helpers: {found}"

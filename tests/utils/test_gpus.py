@@ -1,0 +1,70 @@
+"""GPUs counted without torch, by a driver that is none."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from minisgl.utils import gpus
+
+
+class Nvml:
+    """Of a machine with four GPUs."""
+
+    def __init__(self, error: int = 0) -> None:
+        self._error = error
+
+    def nvmlInit_v2(self) -> int:
+        return self._error
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 4
+        return 0
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml())
+    monkeypatch.setattr(gpus, "version", lambda package: "2.11.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, 4),
+        ("", 0),
+        ("-1", 0),
+        ("1", 1),
+        ("0, 3,1", 3),
+        ("0,9,1", 1),
+        ("GPU-8932f937,GPU-1a", 2),
+        ("MIG-1,MIG-2,MIG-3,MIG-4,MIG-5", 5),
+        ("NoDevFiles", 0),
+    ],
+)
+def test_what_cuda_visible_devices_leaves(
+    machine: pytest.MonkeyPatch, visible: str | None, expected: int
+) -> None:
+    if visible is not None:
+        machine.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus.num_gpus() == expected
+
+
+def test_none_where_nobody_can_tell(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(ctypes, "CDLL", lambda name: Nvml(error=9))
+    assert gpus.num_gpus() == 0
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: no such file")
+
+    machine.setattr(ctypes, "CDLL", missing)
+    assert gpus.num_gpus() == 0
+
+
+def test_none_where_torch_is_built_for_a_cpu(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(gpus, "version", lambda package: "2.11.0+cpu")
+    assert gpus.num_gpus() == 0
