@@ -43,6 +43,9 @@ RUNS = (
     "qwen3.5",
     "qwen3.5-moe",
     "qwen3-next-moe",
+    "lfm2",
+    "lfm2-bias-untied-old",
+    "lfm2-moe",
 )
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import (
+    Lfm2Config,
+    Lfm2MoeConfig,
+    PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 DELTA = {
     "linear_num_value_heads": 4,
@@ -20,8 +27,16 @@ EXPERTS = {
     "num_experts_per_tok": 3,
     "shared_expert_intermediate_size": 40,
 }
-FULL, LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
 
+LFM2_MOE = {
+    "num_experts": 9,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 3,
+    "num_dense_layers": 1,
+    "layer_types": [CONV, FULL, CONV],
+    "num_hidden_layers": 3,
+}
 HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "qwen3.5": (Qwen3_5TextConfig, DELTA, 4, False),
     "qwen3.5-own-heads-tied": (
@@ -42,6 +57,32 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
     "qwen3-next-moe-6-heads-stacked": (
         Qwen3NextConfig,
         {**DELTA, **EXPERTS, "linear_num_value_heads": 6, "norm_topk_prob": False},
+        16,
+        False,
+    ),
+    "lfm2": (
+        Lfm2Config,
+        {"layer_types": [CONV, CONV, FULL, CONV], "num_hidden_layers": 4, "block_multiple_of": 8},
+        4,
+        False,
+    ),
+    "lfm2-bias-untied-old": (
+        Lfm2Config,
+        {
+            "full_attn_idxs": [1],
+            "num_hidden_layers": 3,
+            "conv_bias": True,
+            "conv_L_cache": 5,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+        1,
+        True,
+    ),
+    "lfm2-moe": (Lfm2MoeConfig, LFM2_MOE, 4, False),
+    "lfm2-moe-stacked": (
+        Lfm2MoeConfig,
+        {**LFM2_MOE, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
         16,
         False,
     ),

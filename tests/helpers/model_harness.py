@@ -18,13 +18,16 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.attention.recurrent_registry import create_recurrent_backend
+from minisgl.attention.short_conv import ShortConvBackend
 from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
 from minisgl.kvcache.recurrent import RecurrentPool
-from minisgl.models import BaseLLMModel, load_model
+from minisgl.kvcache.short_conv import ConvPool
+from minisgl.models import BaseLLMModel, PoolSpec, load_model
 from minisgl.models.recurrent import RecurrentPoolSpec
+from minisgl.models.short_conv import ConvPoolSpec
 
 CPU = torch.device("cpu")
 VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded
@@ -48,7 +51,7 @@ def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.3)
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3)
     return model
 
@@ -124,7 +127,7 @@ class Runner:
         self.page_table = pages.int().view(rows, pages_per_row).to(device)
         self.contexts = [
             self._recurrent(pool)
-            if isinstance(pool, RecurrentPoolSpec)
+            if pool.is_recurrent
             else Context(
                 kv_pool=create_kvcache_pool(
                     num_layers=pool.num_layers,
@@ -141,10 +144,25 @@ class Runner:
             for pool in model.pools
         ]
 
-    def _recurrent(self, pool: RecurrentPoolSpec) -> Context:
+    def _recurrent(self, pool: PoolSpec) -> Context:
+        dtype = self.model.norm.weight.dtype
+        if isinstance(pool, ConvPoolSpec):
+            return Context(
+                kv_pool=ConvPool(
+                    num_layers=pool.num_layers,
+                    num_pages=self.page_table.numel(),
+                    page_size=self.page_size,
+                    width=pool.width,
+                    dtype=dtype,
+                    device=self.device,
+                ),
+                page_table=self.page_table,
+                attn=ShortConvBackend(self.page_size),
+            )
+        assert isinstance(pool, RecurrentPoolSpec)
         return Context(
             kv_pool=RecurrentPool(
-                pool.shape(self.model.norm.weight.dtype),
+                pool.shape(dtype),
                 num_layers=pool.num_layers,
                 num_states=self.page_table.numel(),
                 num_row_pages=self.page_table.numel(),

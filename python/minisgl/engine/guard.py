@@ -21,6 +21,7 @@ from minisgl.core import Context, Plan
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
 from minisgl.kvcache.pool import LayerPool
+from minisgl.kvcache.short_conv import ConvLayer
 from minisgl.models import PoolSpec
 from minisgl.models.recurrent import RecurrentPoolSpec
 
@@ -130,8 +131,10 @@ class PageGuard:
                 )
 
 
-def _fillable(layer: LayerPool) -> tuple[Tensor, Tensor]:
-    """Tensors of a layer's pages whose NaN makes keys and values NaN."""
+def _fillable(layer: LayerPool | ConvLayer) -> tuple[Tensor, ...]:
+    """Tensors of a layer's pages whose NaN makes what a token reads NaN."""
+    if isinstance(layer, ConvLayer):
+        return (layer.pages,)
     if layer.k.dtype == torch.int8 and layer.k_scale is not None and layer.v_scale is not None:
         return layer.k_scale, layer.v_scale  # its numbers have none
     return layer.k, layer.v

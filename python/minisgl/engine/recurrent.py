@@ -1,13 +1,17 @@
-"""The pool and the backend of recurrent layers. Imported only for models that have them."""
+"""The pool and the backend of recurrent layers and of short convolutions. Imported only for models
+that have them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from minisgl.attention.recurrent_registry import create_recurrent_backend
+from minisgl.attention.short_conv import ShortConvBackend
 from minisgl.core import Context
 from minisgl.kvcache.recurrent import RecurrentPool
+from minisgl.kvcache.short_conv import ConvPool
 from minisgl.models.recurrent import RecurrentPoolSpec
+from minisgl.models.short_conv import ConvPoolSpec
 
 if TYPE_CHECKING:
     from minisgl.engine.engine import Engine
@@ -16,8 +20,21 @@ if TYPE_CHECKING:
 
 def recurrent_context(engine: Engine, pool: PoolSpec, attn: str) -> Context:
     """attn: the name that `--attn` gives."""
-    assert isinstance(pool, RecurrentPoolSpec)
     groups, tables = engine.memory.groups, engine._tables
+    if isinstance(pool, ConvPoolSpec):
+        return Context(
+            kv_pool=ConvPool(
+                num_layers=pool.num_layers,
+                num_pages=groups[pool.group].num_pages,
+                page_size=engine.page_size,
+                width=pool.width,
+                dtype=engine.dtype,
+                device=engine.device.torch_device,
+            ),
+            page_table=tables.group_table(pool.group),
+            attn=ShortConvBackend(engine.page_size),
+        )
+    assert isinstance(pool, RecurrentPoolSpec)
     return Context(
         kv_pool=RecurrentPool(
             pool.shape(engine.dtype),

@@ -27,6 +27,7 @@ class SigmoidExperts(MoELayer):
     experts, those count whose two best sum up to most."""
 
     correction: Tensor
+    sum_eps = 1e-20
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class SigmoidExperts(MoELayer):
         ids_TK = choice_TE.topk(self._top_k, dim=-1).indices
         weights_TK = scores_TE.gather(1, ids_TK)
         if self._renormalise:
-            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + self.sum_eps)
         return self._backend.routed(x_TD, weights_TK * self._factor, ids_TK.int(), self.experts)
 
 

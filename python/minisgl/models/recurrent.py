@@ -6,7 +6,7 @@ Imported only by families that have such layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 INTERVAL = 64
 """Tokens between states, decision 0024."""
 GROUPS = (CacheGroup(kind="rows", interval=INTERVAL), CacheGroup(kind="state", interval=INTERVAL))
+
+
+class RecurrentSpec(Protocol):
+    """A layer that keeps something else than keys and values."""
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups that it needs."""
+
+    def width(self, layer: LayerSpec) -> int:
+        """See `LayerSpec.width`."""
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        """See `LayerSpec.pool`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

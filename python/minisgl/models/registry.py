@@ -21,6 +21,8 @@ _MODULES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2_moe",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "ministral3",
     "MistralForCausalLM": "mistral",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, Decoder
     from minisgl.models.mixture import MoeSpec
-    from minisgl.models.recurrent import DeltaSpec
+    from minisgl.models.recurrent import RecurrentSpec
     from minisgl.models.view import CheckpointView
 
 
@@ -45,7 +45,7 @@ class LayerSpec:
     rope: RotaryConfig
     scale: float | None = None
     block: type[Block] | None = None
-    recurrent: DeltaSpec | None = None
+    recurrent: RecurrentSpec | None = None
     shares: int | None = None
 
     @property

@@ -7,7 +7,7 @@ larger one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +64,17 @@ class CheckpointView(Checkpoint):
         self.names = set(self._places)
         return self
 
+    def renamed(self, names: Mapping[str, str]) -> CheckpointView:
+        """Show tensors under other names. names: parts of them -> what is there instead, each
+        applied to what the ones before have made."""
+        places = {}
+        for name, place in self._places.items():
+            for part, new in names.items():
+                name = name.replace(part, new)
+            places[name] = place
+        self._places, self.names = places, set(places)
+        return self
+
     def drop(self, prefix: str) -> None:
         """Leave out the tensors of a module that is not served."""
         skipped = {name for name in self.names if name.startswith(prefix)}
@@ -92,6 +103,8 @@ class CheckpointView(Checkpoint):
         if rows is not None and part.axis == 0:
             share = range(rows.start + part.share.start, rows.start + part.share.stop)
             part = replace(part, share=share)
+        if part.stack and name == part.stack.name:
+            part = replace(part, stack=replace(part.stack, name=file_name))
         tensor = super().share(file_name, part)
         is_rotated = name.rpartition(".")[0].endswith((".q_proj", ".k_proj"))
         return self._interleaved(tensor) if self._interleaved and is_rotated else tensor

@@ -1,0 +1,76 @@
+"""The backend of short convolutions in the place of attention, in plain torch on every device.
+
+The step's inputs are stored first. Then each token gathers the W - 1 inputs before its own through
+the page table, whether this step or an earlier one stored them.
+
+Axes: T tokens of this step, B rows, D channels, W taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import BaseAttnMetadata
+from minisgl.core import Plan, PoolBatch
+from minisgl.kvcache.short_conv import ConvLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvMetadata(BaseAttnMetadata):
+    """has_prompts: a row may have several tokens. before: entries of `ConvLayer.inputs`, int64
+    [T, W - 1], the nearest token first; the first layer computes them."""
+
+    has_prompts: bool
+    before: list[Tensor] = field(default_factory=list)
+
+
+class ShortConvBackend:
+    """See `BaseAttnBackend`, of which this has what the engine asks for."""
+
+    name = "conv"
+    graph_safe = True
+    prompts_graph_safe = False
+    reads_window_only = True
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+
+    def prepare(self, plan: Plan) -> ConvMetadata:
+        return ConvMetadata(has_prompts=plan.num_decodes < plan.num_rows)
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        weight_WD: Tensor,
+        bias_D: Tensor | None,
+        layer: ConvLayer,
+        batch: PoolBatch,
+    ) -> Tensor:
+        """Store x and convolve each channel with its taps, the last of which is the token's own.
+        Returns [T, D] in x's dtype, rounded once."""
+        layer.inputs[batch.slots.long()] = x_TD  # -1 is the last entry
+        metadata: ConvMetadata = batch.attn_metadata
+        if not metadata.before:
+            metadata.before.append(self._before(len(weight_WD), layer, batch))
+        weight = weight_WD.float()
+        sum_TD = x_TD.float() * weight[-1]
+        for entries_T, tap_D in zip(metadata.before[0].T, weight[:-1].flip(0), strict=True):
+            sum_TD += layer.inputs[entries_T].float() * tap_D
+        if bias_D is not None:
+            sum_TD += bias_D.float()
+        return sum_TD.to(x_TD.dtype)
+
+    def _before(self, taps: int, layer: ConvLayer, batch: PoolBatch) -> Tensor:
+        rows, positions = batch.rows, batch.positions.long()
+        assert rows is not None
+        table_idxs = rows[0]
+        if batch.attn_metadata.has_prompts:
+            table_idxs = torch.repeat_interleave(rows[0], rows[2], output_size=len(positions))
+        before = positions[:, None] - torch.arange(1, taps, device=positions.device)
+        index = before.clamp(min=0)
+        pages = batch.context.page_table[table_idxs.long()[:, None], index // self.page_size]
+        entries = pages.long() * self.page_size + index % self.page_size
+        return torch.where(before < 0, len(layer.inputs) - 2, entries)

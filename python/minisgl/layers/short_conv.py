@@ -1,0 +1,91 @@
+"""A gated short convolution in the place of attention, as in LFM2.
+
+One projection gives b, c and x. b * x goes through a causal convolution of a few taps, channel by
+channel; its output times c is projected.
+
+Channels are split over ranks in units of a head.
+
+Axes: T tokens, D hidden size, W taps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.delta_net import shift
+from minisgl.layers.linear import Linear, LinearRowParallel
+from minisgl.layers.norm import RMSNormFused
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+
+
+class ShortConv(BaseOP):
+    conv: Tensor
+    conv_bias: Tensor | None = None
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        prefix: str,
+        hidden_size: int,
+        channels: range,
+        taps: int,
+        bias: bool,
+        place: tuple[int, int],
+    ) -> None:
+        """prefix: of the tensors' names. channels: this rank's share. bias: of the projections and
+        the convolution. place: the layer's pool, and its index in it."""
+        super().__init__()
+        self.pool, self.layer_id = place
+        shape = (3 * hidden_size, hidden_size)
+        name = f"{prefix}.in_proj.weight"
+        self.projection = Linear(
+            build,
+            *(
+                Part(name=name, shape=shape, axis=0, share=shift(channels, index * hidden_size))
+                for index in range(3)
+            ),
+            bias=bias,
+        )
+        name, shape_1 = f"{prefix}.conv.weight", (hidden_size, 1, taps)
+        self.declare("conv", build.dtype, Part(name=name, shape=shape_1, axis=0, share=channels))
+        if bias:
+            part = Part(name=f"{prefix}.conv.bias", shape=(hidden_size,), axis=0, share=channels)
+            self.declare("conv_bias", build.dtype, part)
+        self.out = LinearRowParallel(
+            build,
+            in_size=hidden_size,
+            share=channels,
+            out_size=hidden_size,
+            bias=bias,
+            name=f"{prefix}.out_proj",
+        )
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.conv = self.conv[:, 0].T.contiguous()  # [taps, D], as the backend reads it
+
+    def forward(
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Attention.forward`."""
+        projected, residual_TD = self.projection.forward_normed(norm, x_TD, residual_TD)
+        b_TD, c_TD, x_TD = projected.chunk(3, dim=-1)
+        view = batch.pools[self.pool]
+        layer = view.context.kv_pool.layer(self.layer_id)
+        mixed = view.context.attn.forward(b_TD * x_TD, self.conv, self.conv_bias, layer, view)
+        if rows_S is not None:
+            residual_TD = norm.rows(residual_TD, rows_S, len(mixed))
+            mixed, c_TD = mixed[rows_S], c_TD[rows_S]
+        return self.out.forward(c_TD * mixed), residual_TD

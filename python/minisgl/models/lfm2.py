@@ -1,0 +1,91 @@
+"""LFM2: gated short convolutions, and attention in some layers, which norms its heads. (No GPU has
+run it yet.)"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from minisgl.models.short_conv import ConvBlock, ConvSpec
+from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.view import CheckpointView
+
+FULL, CONV = "full_attention", "conv"
+
+
+def lfm2_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Returns the layers of `layer_types`, or else attention in those of `full_attn_idxs`. Raises
+    ConfigError."""
+    fields, count = config.fields, config.num_layers
+    types = fields.values.get("layer_types")
+    if types is None:
+        full = fields.values.get("full_attn_idxs") or range(count)
+        types = [FULL if index in full else CONV for index in range(count)]
+    is_list = isinstance(types, list) and len(types) == count
+    if not is_list or FULL not in types or not {*types} <= {FULL, CONV}:
+        raise fields.error("layer_types", f"a list of {count} {CONV} and {FULL}, of these one")
+    if config.hidden_size % config.num_heads:
+        raise fields.error("num_attention_heads", f"a divisor of {config.hidden_size} channels")
+    conv = ConvSpec(
+        taps=fields.integer("conv_L_cache", minimum=2), bias=fields.flag("conv_bias", False)
+    )
+    of_conv: dict[str, Any] = {
+        "num_kv_heads": config.num_heads,
+        "head_dim": config.hidden_size // config.num_heads,
+        "block": ConvBlock,
+        "recurrent": conv,
+    }
+    return tuple(
+        layer if kind == FULL else replace(layer, **of_conv)
+        for layer, kind in zip(layers_of(config), types, strict=True)
+    )
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    fields, width = config.fields, config.intermediate_size
+    if fields.flag("block_auto_adjust_ff_dim", True):
+        unit = fields.integer("block_multiple_of", 256)
+        width = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+        config = replace(config, intermediate_size=-(-width // unit) * unit)
+    return ModelSpec(config=config, layers=lfm2_layers(config), qk_norm=True)
+
+
+NAMES = {
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    "model.embedding_norm.": "model.norm.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".q_layernorm.": ".q_norm.",
+    ".k_layernorm.": ".k_norm.",
+    ".feed_forward.expert_bias": ".feed_forward.gate.e_score_correction_bias",
+    ".feed_forward.": ".mlp.",
+    ".w1.": ".gate_proj.",
+    ".w2.": ".down_proj.",
+    ".w3.": ".up_proj.",
+}
+"""Parts of the files' names -> as the layers declare them."""
+
+
+def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    return view.renamed(NAMES)
+
+
+DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+}
+RENAMES = {"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"}
+FAMILY = Family(
+    architectures=("Lfm2ForCausalLM",),
+    spec=spec,
+    defaults=DEFAULTS,
+    renames={**RENAMES, "block_ff_dim": "intermediate_size", "block_norm_eps": "rms_norm_eps"},
+    view=view,
+)
