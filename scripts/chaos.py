@@ -3,22 +3,24 @@
     python scripts/chaos.py [--rounds N] [--seed S] [--tp N] [--no-restart] [--json FILE]
 
 A round: clients ask, one thing breaks, and every client must have an end within the bound. Then the
-server must be ready again (with `--restart`), or must have ended with code 1 and left nothing. What
-breaks: a worker is killed, is stopped, or is stopped for a second; or a client does not read,
-closes its sending half, or vanishes, which must not disturb the others. Round i of seed S is the
-same in each run but for the machine's timing.
+server must have started its workers again (with `--restart`), or must have ended with code 1 and
+left nothing. What breaks: a worker is killed, is stopped, or is killed while the disk is full. What
+must not disturb the others: a worker is stopped for a second; the disk is full; a client does not
+read, reads slowly, closes its sending half, or vanishes. The disk is a small file system in memory
+that holds the server's TMPDIR, which needs root to mount. Round i of seed S is the same in each run
+but for the machine's timing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,71 +31,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import psutil
 
-FAULTS: Final = ("kill", "stop", "pause", "unread", "half-close", "vanish")
+from own_server import START_S, Server, full_disk, leftovers, shared_memory, small_disk, wait_until
+
+FAULTS: Final = (
+    *("kill", "stop", "pause", "slow", "half-close"),
+    *("unread", "vanish", "full", "full-kill"),
+)
+BREAKS: Final = ("kill", "stop", "full-kill")
+"""After these the workers start again, or the server ends."""
 HANG_S: Final = 6.0
-"""With 3 s a pause of 1 s was once taken for a hang, on two cores under a load of 18."""
 PAUSE_S: Final = 1.0
 LATE_S: Final = 15.0
 """For a busy machine: heartbeat, check and answer."""
-START_S: Final = 120.0
 NUM_CLIENTS: Final = 6
-
-
-class Server:
-    """`minisgl serve` with the built-in model, its sockets in `folder`."""
-
-    def __init__(self, folder: Path, *, tp: int, restart: bool) -> None:
-        self.folder = folder
-        flags = ["--port", "0", "--num-pages", "256", "--hang-timeout", str(HANG_S)]
-        flags += ["--tp", str(tp), *(["--restart", "--max-restarts", "10000"] if restart else [])]
-        self._log = folder.parent / f"{folder.name}.log"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "minisgl", "serve", *flags],
-            stdout=subprocess.PIPE,
-            stderr=self._log.open("w"),
-            text=True,
-            env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdout
-        self.url = ""
-        for line in self.process.stdout:
-            if found := re.search(r"Serving \S+ on (http://\S+)", line):
-                self.url = found[1]
-                break
-        if not self.url:
-            raise RuntimeError(f"the server did not start: {self.log}")
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def workers(self) -> dict[str, int]:
-        """Process ids by name, of the last start."""
-        return {
-            name: int(pid)
-            for name, pid in re.findall(r"the (\S+) is ready after .* \(pid (\d+)\)", self.log)
-        }
-
-    def is_idle(self) -> bool:
-        """Whether it is ready, and no request or page is left."""
-        try:
-            if httpx.get(f"{self.url}/ready", timeout=5).status_code != 200:
-                return False
-            page = httpx.get(f"{self.url}/metrics", timeout=5).text
-        except httpx.HTTPError:
-            return False
-        used = re.findall(r'minisgl_kv_pages\{.*state="used"\} (\S+)', page)
-        return "minisgl_requests_open 0.0" in page and all(float(n) == 0 for n in used)
-
-    def close(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
 
 
 class Client(threading.Thread):
@@ -124,19 +75,39 @@ class Client(threading.Thread):
         self.end = code[1] if code else "done" if whole else f"cut off: {text[-80:]!r}"
 
 
-def bad_client(url: str, fault: str) -> None:
-    """A request whose client misbehaves. Returns when it has left."""
+def bad_client(url: str, fault: str) -> str:
+    """A request whose client misbehaves. Returns what is wrong with its answer, or "".
+
+    The slow one must get all of it. The one that closes its sending half must get an end.
+    """
     port = int(url.rpartition(":")[2])
     body = b'{"prompt": "a", "max_tokens": 400, "stream": true, "ignore_eos": true}'
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so the server must wait
+        client.settimeout(HANG_S + LATE_S)
+        client.connect(("127.0.0.1", port))
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         )
-        if fault == "half-close":
-            client.shutdown(socket.SHUT_WR)
+        if fault == "vanish":
+            return ""
         if fault == "unread":
             time.sleep(1)
+            return ""
+        if fault == "half-close":
+            client.shutdown(socket.SHUT_WR)
+        answer = b""
+        try:
+            while piece := client.recv(1024):
+                answer += piece
+                time.sleep(0.02 if fault == "slow" else 0)
+        except TimeoutError:
+            return f"the {fault} client has no end"
+        except ConnectionError:
+            pass
+    is_cut = fault == "slow" and b"[DONE]" not in answer
+    return f"the slow client's answer is cut off: {answer[-80:]!r}" if is_cut else ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,78 +123,92 @@ class Result:
     problems: list[str] = field(default_factory=list)
 
 
-def break_something(server: Server, fault: str, rng: random.Random) -> None:
-    if fault in ("unread", "half-close", "vanish"):
-        bad_client(server.url, fault)
-        return
-    name = rng.choice(sorted(server.workers()))
-    pid = server.workers()[name]
-    os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+def break_something(server: Server, fault: str, rng: random.Random) -> str:
+    """Returns what is wrong with a client that misbehaves, or ""."""
+    if fault == "full":
+        time.sleep(PAUSE_S)
+        return ""
+    if fault in ("slow", "half-close", "unread", "vanish"):
+        return bad_client(server.url, fault)
+    workers = server.workers()
+    name = rng.choice(sorted(workers))
+    os.kill(workers[name], signal.SIGSTOP if fault in ("stop", "pause") else signal.SIGKILL)
     if fault == "pause":
         time.sleep(PAUSE_S)
-        os.kill(pid, signal.SIGCONT)
+        os.kill(workers[name], signal.SIGCONT)
+    return ""
 
 
 def one_round(server: Server, number: int, fault: str, result: Result) -> None:
     rng = random.Random(result.seed * 100_003 + number)
     where = f"round {number} ({fault})"
-    clients = [Client(server.url, index, rng) for index in range(NUM_CLIENTS)]
-    for client in clients:
-        client.start()
-        time.sleep(rng.random() * 0.05)
-    time.sleep(rng.random() * 0.3)
-    break_something(server, fault, rng)
-    began = time.monotonic()
-    for client in clients:
-        client.join(max(began + HANG_S + LATE_S - time.monotonic(), 0.01))
-    result.slowest_end_s = max(result.slowest_end_s, time.monotonic() - began)
-    result.rounds[fault] += 1
-    for client in clients:
-        result.ends[client.end or "no end"] += 1
-        if not client.end or client.end.startswith("cut off"):
-            result.problems.append(f"{where}: a client's end: {client.end or 'none'}")
-    is_broken = fault in ("kill", "stop")
-    if not is_broken and (bad := {client.end for client in clients} - {"done", ""}):
-        result.problems.append(f"{where}: others were disturbed: {sorted(bad)}")
-    if is_broken and not result.restart:
-        code = server.process.wait(30)
-        if code != 1:
-            result.problems.append(f"{where}: exit code {code}")
+    num_starts = server.num_starts
+    server.note_family()
+    with full_disk(server.folder) if "full" in fault else contextlib.nullcontext():
+        clients = [Client(server.url, index, rng) for index in range(NUM_CLIENTS)]
+        for client in clients:
+            client.start()
+            time.sleep(rng.random() * 0.05)
+        time.sleep(rng.random() * 0.3)
+        problem = break_something(server, fault, rng)
+        began = time.monotonic()
+        # Whom nothing disturbs may need long on a busy machine: its tokens are computed.
+        bound_s = HANG_S + LATE_S if fault in BREAKS else START_S
+        for client in clients:
+            client.join(max(began + bound_s - time.monotonic(), 0.01))
+        result.slowest_end_s = max(result.slowest_end_s, time.monotonic() - began)
+        if problem:
+            result.problems.append(f"{where}: {problem}")
+        result.rounds[fault] += 1
+        for client in clients:
+            result.ends[client.end or "no end"] += 1
+            if not client.end or client.end.startswith("cut off"):
+                result.problems.append(f"{where}: a client's end: {client.end or 'none'}")
+        if fault not in BREAKS and (bad := {client.end for client in clients} - {"done", ""}):
+            result.problems.append(f"{where}: others were disturbed: {sorted(bad)}")
+        if fault in BREAKS:
+            wait_for_effect(server, num_starts, where, result)
+    if server.process.poll() is None and not wait_until(server.is_idle):
+        result.problems.append(f"{where}: not ready and idle again")
+
+
+def wait_for_effect(server: Server, num_starts: int, where: str, result: Result) -> None:
+    """Wait until the workers have started again, or the server has ended.
+
+    No request may show a worker that is stopped, such as a tokenizer when all texts are encoded;
+    the server notices it after `HANG_S`, which must not be in the next round.
+    """
+
+    def is_over() -> bool:
+        return server.process.poll() is not None or server.num_starts > num_starts
+
+    if not wait_until(is_over):
+        result.problems.append(f"{where}: the server noticed nothing")
         return
-    deadline = time.monotonic() + START_S
-    while not server.is_idle():
-        if time.monotonic() > deadline:
-            result.problems.append(f"{where}: not ready and idle again")
-            break
-        time.sleep(0.05)
-
-
-def leftovers(folder: Path, before: set[str], family: list[psutil.Process]) -> list[str]:
-    _, alive = psutil.wait_procs(family, timeout=10)
-    shared = set(os.listdir("/dev/shm")) - before if os.path.isdir("/dev/shm") else set()
-    files = [path.name for path in folder.iterdir()]
-    return [*(f"process {p.pid}" for p in alive), *files, *(f"/dev/shm/{n}" for n in shared)]
+    if (code := server.process.poll()) != (None if result.restart else 1):
+        result.problems.append(f"{where}: exit code {code}: {server.log[-500:]}")
 
 
 def run(num_rounds: int, seed: int, tp: int, restart: bool) -> Result:
     result = Result(seed=seed, tp=tp, restart=restart)
     order = random.Random(seed)
+    flags = ["--num-pages", "256", "--hang-timeout", str(HANG_S), "--tp", str(tp)]
+    flags += ["--restart", "--max-restarts", "10000"] if restart else []
     server: Server | None = None
-    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
-        before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    with tempfile.TemporaryDirectory(prefix="chaos") as scratch, contextlib.ExitStack() as stack:
+        folder = Path(scratch) / "disk"
+        folder.mkdir()
+        has_disk = stack.enter_context(small_disk(folder))
+        faults = [fault for fault in FAULTS if has_disk or "full" not in fault]
+        before = shared_memory()
         for number in range(num_rounds):
-            if server is None:
-                folder = Path(scratch) / str(number)
-                folder.mkdir()
-                server = Server(folder, tp=tp, restart=restart)
-            fault = FAULTS[number % len(FAULTS)] if num_rounds < 12 else order.choice(FAULTS)
-            own = psutil.Process(server.process.pid)
-            family = own.children(recursive=True)
+            server = server or Server(folder, *flags)
+            fault = faults[number] if num_rounds <= len(faults) else order.choice(faults)
             one_round(server, number, fault, result)
             if server.process.poll() is not None or number == num_rounds - 1:
                 if server.process.poll() is None and (code := server.close()) != 0:
                     result.problems.append(f"round {number}: exit code {code} after Ctrl-C")
-                if left := leftovers(server.folder, before, family):
+                if left := leftovers(server, before):
                     result.problems.append(f"round {number}: left behind: {left}")
                 if "Traceback" in server.log:
                     result.problems.append(f"round {number}: a traceback in {server.log[-2000:]}")

@@ -1,4 +1,4 @@
-"""`scripts/chaos.py` in short: a worker is killed, one is stopped."""
+"""`scripts/chaos.py` in short: a worker is killed, stopped, paused; clients misbehave."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def test_every_client_has_an_end() -> None:
-    chaos = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "chaos.py")))
-    result = chaos.run(num_rounds=2, seed=1, tp=1, restart=True)
+def test_every_client_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    chaos = SimpleNamespace(**runpy.run_path(str(SCRIPTS / "chaos.py")))
+    faults = chaos.FAULTS[:5]
+    assert faults == ("kill", "stop", "pause", "slow", "half-close")
+    result = chaos.run(num_rounds=5, seed=1, tp=1, restart=True)
     assert result.problems == []
-    assert result.rounds == {"kill": 1, "stop": 1}
-    assert sum(result.ends.values()) == 2 * chaos.NUM_CLIENTS
+    assert result.rounds == dict.fromkeys(faults, 1)
+    assert sum(result.ends.values()) == 5 * chaos.NUM_CLIENTS

@@ -101,19 +101,26 @@ def test_a_signal_while_it_starts_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("broken", ["weights", "folder of the sockets"])
 def test_what_does_not_start_again_ends_the_server(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    broken: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     sockets, folder = tmp_path_factory.mktemp("s"), tmp_path / "model"
     shutil.copytree(model_path(), folder)
     server = RunningServer(sockets, *POOL, "--model", str(folder))
     try:
         assert server.url
-        (folder / "model.safetensors").write_bytes(b"")
+        if broken == "weights":
+            (folder / "model.safetensors").write_bytes(b"")
+        else:
+            shutil.rmtree(sockets)
         os.kill(server.pid("engine"), signal.SIGKILL)
         assert server.ended(60) == 1
     finally:
         server.close()
     assert "it did not start again: " in server.output["err"]
-    assert "model.safetensors is damaged or incomplete" in server.output["err"]
-    assert list(sockets.iterdir()) == []
+    if broken == "weights":
+        assert "model.safetensors is damaged or incomplete" in server.output["err"]
+        assert list(sockets.iterdir()) == []
+    else:
+        assert f"no socket can be made at {sockets}: No such file" in server.output["err"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import stat
 import tempfile
 import threading
@@ -51,6 +53,18 @@ class TestEndpoints:
         finally:
             other.remove()
             other.remove()
+
+    def test_a_full_disk_is_a_sentence(self, endpoints: Endpoints, monkeypatch: Any) -> None:
+        def no_space(*args: Any, **options: Any) -> str:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(tempfile, "mkdtemp", no_space)
+        with pytest.raises(ConfigError, match="No space left on device; make room there"):
+            Endpoints.create()
+        endpoints.folder.rmdir()  # a socket in it cannot be made
+        with pytest.raises(ConfigError, match=r"at \S+/api: No such file .*set TMPDIR"):
+            PullQueue(endpoints.api, Fruit)
+        endpoints.folder.mkdir()
 
     def test_long_folder_is_refused(self, monkeypatch: Any, tmp_path: Path) -> None:
         long = tmp_path / ("x" * 100)

@@ -267,6 +267,8 @@ class Server:
         logger.error("%s; starting it again", error)
         try:
             await asyncio.to_thread(self._replace_workers, str(error))
+            if not self._http.should_exit:
+                self._queues = self._open_queues()
         except (ConfigError, EngineError) as failed:
             if self._http.should_exit:  # a request to stop has ended the start
                 return
@@ -275,7 +277,6 @@ class Server:
             return
         if self._http.should_exit:
             return
-        self._queues = self._open_queues()
         self._frontend.reconnect(*self._queues, self._context_length)
         self._connect(self._loop)
         self._frontend.observer.num_restarts += 1

@@ -56,9 +56,12 @@ class Endpoints:
     def create(cls) -> Endpoints:
         """Make the folder (mode 0700), under TMPDIR if that is set.
 
-        Raises ConfigError if the folder's name is too long for unix sockets.
+        Raises ConfigError if the folder's name is too long for unix sockets, or cannot be made.
         """
-        endpoints = cls(folder=Path(tempfile.mkdtemp(prefix="minisgl-")))
+        try:
+            endpoints = cls(folder=Path(tempfile.mkdtemp(prefix="minisgl-")))
+        except OSError as error:
+            raise _no_place(tempfile.gettempdir(), error) from None
         longest = endpoints.tokenizer(9999).removeprefix("ipc://")
         if len(longest.encode()) > MAX_SOCKET_PATH_BYTES:
             endpoints.remove()
@@ -97,6 +100,13 @@ class Endpoints:
         return f"ipc://{self.folder}/api"
 
 
+def _no_place(where: str, error: OSError | zmq.ZMQError) -> ConfigError:
+    return ConfigError(
+        f"no socket can be made at {where}: {error.strerror}; make room there, or set TMPDIR to a "
+        "folder on another disk"
+    )
+
+
 class PushQueue:
     """The sending end. Records that are put before the receiver exists wait for it, in order."""
 
@@ -123,6 +133,8 @@ class PushQueue:
 class _Receiver(Generic[T]):
     """Binds `address` and accepts lists of `union`, decoded strictly.
 
+    Raises ConfigError if the folder takes no more sockets.
+
     A frame that is not such a list is logged, counted in `num_dropped` and dropped.
     """
 
@@ -132,7 +144,13 @@ class _Receiver(Generic[T]):
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)  # as on the sending side
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            if address.startswith("ipc:"):
+                raise _no_place(address.removeprefix("ipc://"), error) from None
+            raise
         self.num_dropped = 0
 
     def close(self) -> None:
