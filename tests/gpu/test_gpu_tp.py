@@ -193,5 +193,5 @@ def test_a_killed_rank_ends_the_server(rank: int, tmp_path: Path) -> None:
         assert time.monotonic() - began < 2
         assert server.ended() == 1
         assert time.monotonic() - began < 3  # the driver takes a GPU's memory back
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

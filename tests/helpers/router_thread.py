@@ -29,7 +29,7 @@ class RouterThread:
 
     def __enter__(self) -> RouterThread:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         return self
 
     def end(self, *, drain: bool) -> None:
@@ -38,6 +38,6 @@ class RouterThread:
     def __exit__(self, *exc_info: object) -> None:
         if self._thread.is_alive():
             self.end(drain=False)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._bound.close()

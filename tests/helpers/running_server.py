@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,14 +13,28 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
+
+
+def free_ports(count: int) -> int:
+    """The first of so many. Below those that the system hands out; pid: tests run side by side."""
+    for base in range(20000 + os.getpid() % 1000 * 10, 32000, 10):
+        try:
+            for port in range(base, base + count):
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+        except OSError:
+            continue
+        return base
+    raise AssertionError("no free ports")
 
 
 class RunningServer:
     """``python -m minisgl`` as a child process with a socket folder of its own."""
 
-    def __init__(self, folder: Path, *args: str, wait_s: float = 60, **env: str) -> None:
+    def __init__(self, folder: Path, *args: str, wait_s: float = 150, **env: str) -> None:
         """wait_s: for what `wait_for` looks for, at most."""
         self.sockets, self._wait_s = folder, wait_s
         self.process = subprocess.Popen(
@@ -55,20 +70,27 @@ class RunningServer:
         return self.wait_for(r"Serving \S+ on (http://\S+)")
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=150)
 
     def pid(self, worker: str) -> int:
         return int(self.wait_for(rf"the {worker} is ready after .* \(pid (\d+)\)", "err"))
+
+    def wait_open(self, num: int) -> None:
+        """Wait until so many prompts are open."""
+        deadline = time.monotonic() + self._wait_s
+        while f"minisgl_requests_open {num}.0" not in httpx.get(f"{self.url}/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def family(self) -> list[psutil.Process]:
         server = psutil.Process(self.process.pid)
         return [server, *server.children(recursive=True)]
 
-    def ended(self, timeout_s: float = 10) -> int:
+    def ended(self, timeout_s: float = 60) -> int:
         """The exit code, once the process has ended and what it wrote is read."""
         code = self.process.wait(timeout_s)
         for reader in self._readers:
-            reader.join(5)
+            reader.join(60)
         return code
 
     def close(self) -> None:

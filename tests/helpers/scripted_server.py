@@ -137,13 +137,13 @@ class ScriptedServer:
     def __enter__(self) -> ScriptedServer:
         for thread in self._threads:
             thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
         self._inbox.close()
         self._outbox.close()
@@ -154,7 +154,7 @@ class ScriptedServer:
         """As the supervisor does when a worker is gone."""
         self._loop.call_soon_threadsafe(self._frontend.fail_all, error)
 
-    def wait_aborted(self, num: int, timeout_s: float = 5) -> list[int]:
+    def wait_aborted(self, num: int, timeout_s: float = 60) -> list[int]:
         deadline = time.monotonic() + timeout_s
         while len(self.aborted) < num and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -13,7 +13,7 @@ class StubThread:
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(script)))
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
 
     async def _serve(self, script: Script) -> None:
         async with StubServer(script) as self.stub:
@@ -28,4 +28,4 @@ class StubThread:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)

@@ -97,7 +97,7 @@ def test_leaving_a_stream_ends_its_request(llm: LLM) -> None:
 
 
 def wait_idle(llm: LLM) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(thread.name == "llm-streams" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -105,18 +105,24 @@ def wait_idle(llm: LLM) -> None:
 
 def test_threads_run_as_one_batch(llm: LLM) -> None:
     """Four calls at once share steps: they take fewer than the sum of what each takes."""
-    steps = 0
+    steps, num_expected = 0, 1
     launch = llm._engine.engine.launch
 
     def counted(plan: object) -> object:
         nonlocal steps
         steps += 1
+        while steps == 1 and num_calls() < num_expected:
+            time.sleep(0.001)
         return launch(plan)
+
+    def num_calls() -> int:
+        with llm._session.changed:
+            return len(set(llm._session._calls.values()))
 
     llm._engine.engine.launch = counted
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     (alone,) = llm.generate("Tell me", sampling)
-    steps = 0
+    steps, num_expected = 0, 5  # the first step waits for all
     outputs: list[RequestOutput] = []
     threads = [
         threading.Thread(target=lambda: outputs.extend(llm.generate("Tell me", sampling)))
@@ -130,7 +136,7 @@ def test_threads_run_as_one_batch(llm: LLM) -> None:
     llm._engine.engine.launch = launch
     assert [output.token_ids for output in outputs] == [alone.token_ids] * 4
     assert joined(parts).token_ids == alone.token_ids
-    assert 200 <= steps < 600
+    assert 200 <= steps < 220
 
 
 def test_a_refused_call_of_one_thread_leaves_the_others(llm: LLM) -> None:
@@ -147,6 +153,18 @@ def test_a_refused_call_of_one_thread_leaves_the_others(llm: LLM) -> None:
 
 def test_close_ends_open_calls() -> None:
     llm = LLM(progress=False, num_pages=256)
+    launch = llm._engine.engine.launch
+    num_steps = 0
+
+    def held(plan: object) -> object:
+        """From the 50th step on, wait for the end."""
+        nonlocal num_steps
+        num_steps += 1
+        while num_steps >= 50 and not llm._session._is_closed:
+            time.sleep(0.001)
+        return launch(plan)
+
+    llm._engine.engine.launch = held
     stream = llm.stream("Once", LONG)
     next(stream)
     failures: list[Exception] = []
@@ -159,9 +177,10 @@ def test_close_ends_open_calls() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(0.05)
+    while len(set(llm._session._calls.values())) < 2:
+        time.sleep(0.001)
     llm.close()
-    thread.join(5)
+    thread.join(60)
     with pytest.raises(ConfigError, match="closed"):
         list(stream)
     assert [type(error) for error in failures] == [ConfigError]
@@ -169,13 +188,19 @@ def test_close_ends_open_calls() -> None:
 
 def test_an_error_of_the_loop_reaches_every_call() -> None:
     llm = LLM(progress=False, num_pages=256)
+    launch = llm._engine.engine.launch
+    num_steps = 0
+
+    def broken(plan: object) -> object:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 50:
+            raise RuntimeError("the device is gone")
+        return launch(plan)
+
+    llm._engine.engine.launch = broken
     stream = llm.stream("Once", LONG)
     next(stream)
-
-    def launch(plan: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    llm._engine.engine.launch = launch
     with pytest.raises(RuntimeError, match="the device is gone"):
         list(stream)
     with pytest.raises(ConfigError, match="closed"):
@@ -214,16 +239,25 @@ def test_async_requests_run_as_one_batch(async_llm: AsyncLLM) -> None:
     assert len(asyncio.run(main())) == 8  # in another event loop
 
 
-def test_cancelling_ends_the_request(async_llm: AsyncLLM) -> None:
+def test_cancelling_ends_the_request(async_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = async_llm._llm._engine.engine
+    launch, may_go_on = engine.launch, threading.Event()
+
+    def held(plan: object) -> object:
+        assert may_go_on.wait(60)
+        return launch(plan)
+
     async def main() -> None:
         async for _ in async_llm.generate("Once", LONG):
             break
+        monkeypatch.setattr(engine, "launch", held)
         stream = async_llm.generate("Once", LONG)
         task = asyncio.create_task(_read(stream))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        may_go_on.set()
         await stream.aclose()
 
     asyncio.run(main())

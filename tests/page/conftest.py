@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
 def tab(browser: Any) -> Iterator[Any]:
     """A tab of a new profile. An exception or a refusal by the page's policy fails the test."""
     context = browser.new_context(viewport={"width": 1240, "height": 800})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     tab = context.new_page()
     wrong: list[str] = []
     tab.on("pageerror", lambda error: wrong.append(str(error)))

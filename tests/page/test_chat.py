@@ -26,7 +26,7 @@ def ask(tab: Any, text: str) -> None:
     tab.press("#question", "Enter")
 
 
-def until(tab: Any, condition: str, wait_s: float = 15) -> None:
+def until(tab: Any, condition: str, wait_s: float = 60) -> None:
     """Playwright's own wait_for_function needs eval, which the page's policy forbids."""
     deadline = time.monotonic() + wait_s
     while not tab.evaluate(condition):

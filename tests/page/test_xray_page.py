@@ -50,7 +50,7 @@ def load(builtin: RunningServer) -> Any:
 def read_frames(url: str, count: int) -> list[dict[str, Any]]:
     """Read so many frames that have steps."""
     frames = []
-    with httpx.stream("GET", f"{url}/xray/events", timeout=20) as response:
+    with httpx.stream("GET", f"{url}/xray/events", timeout=60) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         for line in response.iter_lines():
             if line.startswith("data: "):
@@ -85,7 +85,7 @@ def test_the_page_shows_it_and_goes_back(
 ) -> None:
     tab.goto(f"{builtin.url}/#xray")
     tab.wait_for_selector(".numbers dd:not(:text-is('–')) >> nth=0")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not int(tab.text_content(".numbers dd >> nth=0").replace(",", "")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -173,7 +173,7 @@ def test_a_recording_opens_and_is_replayed(
             f"{server.url}/v1/chat/completions", json={"messages": messages}, timeout=60
         )
         answer.raise_for_status()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while file.read_text().count('{"end"') < 3:  # an end is written after its answer
         assert time.monotonic() < deadline
         time.sleep(0.05)

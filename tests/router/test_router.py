@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -22,9 +22,6 @@ from minisgl.router import fleet
 from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry import replica
 
-STATES_S = 0.3
-"""After which the router has a server's new state."""
-
 
 @pytest.fixture(autouse=True)
 def _often_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +32,13 @@ def _often_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def _state(**fields: int) -> bytes:
     state = msgspec.json.decode(STATE, type=ReplicaState)
     return msgspec.json.encode(msgspec.structs.replace(state, **fields))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Setup:
@@ -48,6 +52,18 @@ class Setup:
             self.servers.append(stack.enter_context(server))
         self.router = stack.enter_context(RouterThread([each.url for each in self.servers]))
         self.url = self.router.url
+
+    def set_state(self, index: int, **fields: int) -> None:
+        """Change what a server says of itself, and wait until the router has it."""
+        self.servers[index].state = _state(**fields)
+        expected = msgspec.json.decode(_state(**fields), type=ReplicaState)
+        view = self.router.fleet.replicas[index].view
+
+        def is_there() -> bool:
+            names = ("queued_tokens", "num_running")
+            return all(getattr(view.state, name) == getattr(expected, name) for name in names)
+
+        until(is_there)
 
     def name(self, index: int) -> str:
         return self.router.fleet.replicas[index].name
@@ -71,7 +87,7 @@ def two() -> Iterator[Setup]:
 
 def _complete(url: str, prompt: str, **more: object) -> httpx.Response:
     body = {"model": MODEL, "prompt": prompt, **more}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=20)
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
 def test_official_client_streams_and_lists(two: Setup) -> None:
@@ -104,13 +120,11 @@ def test_the_other_doors_pass(two: Setup) -> None:
 def test_a_prompt_goes_where_its_prefix_is_and_another_to_the_shorter_queue(two: Setup) -> None:
     first = _complete(two.url, "a bb ccc dddd")
     assert first.headers["x-minisgl-replica"] == two.name(0)
-    two.servers[1].state = _state(num_running=1)
-    time.sleep(STATES_S)
+    two.set_state(1, num_running=1)
     # Every word's length is its id: the same lengths are the same prompt.
-    hashes = two.router.fleet.replicas[0].view.sent
-    assert hashes == [], "a state that was asked for later has taken its place"
-    two.servers[0].state = _state(queued_tokens=1000)
-    time.sleep(STATES_S)
+    view = two.router.fleet.replicas[0].view
+    until(lambda: not view.sent)  # a state that was asked for later takes its place
+    two.set_state(0, queued_tokens=1000)
     assert _complete(two.url, "x yy zzz").headers["x-minisgl-replica"] == two.name(1)
 
 
@@ -223,32 +237,29 @@ def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:
     body = {"model": MODEL, "prompt": "!forever", "stream": True}
     with httpx.stream("POST", f"{two.url}/v1/completions", json=body) as stream:
         next(stream.iter_lines())
-    began = time.monotonic()
-    while not any(server.aborted for server in two.servers):
-        assert time.monotonic() - began < 1
-        time.sleep(0.01)
-    page = httpx.get(f"{two.url}/metrics").text
-    assert f'minisgl_router_requests_total{{replica="{two.name(0)}",result="left"}} 1.0' in page
+    until(lambda: any(server.aborted for server in two.servers))
+    told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="left"}} 1.0'
+    until(lambda: told in httpx.get(f"{two.url}/metrics").text)
 
 
 def test_metrics_have_each_replicas_label(two: Setup) -> None:
     _complete(two.url, "one two")
+    told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0'
+    until(lambda: told in httpx.get(f"{two.url}/metrics").text)
     page = httpx.get(f"{two.url}/metrics").text
     for index in range(2):
         assert f'minisgl_requests_open{{replica="{two.name(index)}"}} 0.0' in page
         assert f'minisgl_replica_up{{replica="{two.name(index)}"}} 1.0' in page
     assert page.count("# TYPE minisgl_requests_open gauge") == 1
-    assert f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0' in page
 
 
 def test_a_stored_response_is_found(two: Setup) -> None:
     client = openai.OpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0)
-    two.servers[0].state = _state(queued_tokens=1000)
-    time.sleep(STATES_S)
+    two.set_state(0, queued_tokens=1000)
     first = client.responses.create(model=MODEL, input="one two")
     assert two.served_by("one two") == 1
-    two.servers[0].state, two.servers[1].state = STATE, _state(queued_tokens=1000)
-    time.sleep(STATES_S)
+    two.set_state(0)
+    two.set_state(1, queued_tokens=1000)
     for _ in range(2):
         assert client.responses.retrieve(first.id).output_text == "one two ."
         second = client.responses.create(model=MODEL, input="three", previous_response_id=first.id)
@@ -274,15 +285,14 @@ def test_draining_finishes_what_is_open_and_takes_no_more(two: Setup) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    while not any(server.received for server in two.servers):
-        time.sleep(0.01)
+    until(lambda: any(server.received for server in two.servers))
     two.router.end(drain=True)
-    time.sleep(0.2)
+    until(lambda: httpx.get(f"{two.url}/ready").status_code == 503)
     refused = _complete(two.url, "more")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     for server in two.servers:
         server.resumed.set()
-    reader.join(5)
+    reader.join(60)
     assert texts[0].endswith("data: [DONE]\n\n")
 
 

@@ -79,8 +79,8 @@ def powered(tmp_path: Path) -> Iterator[RunningServer]:
 def test_a_server_tells_device_time_and_energy(powered: RunningServer) -> None:
     body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True}
     energy = device_s = 0.0
-    deadline = time.monotonic() + 30
-    with httpx.Client(base_url=powered.url, timeout=60) as http:
+    deadline = time.monotonic() + 120
+    with httpx.Client(base_url=powered.url, timeout=150) as http:
         while not energy:  # a busy machine may hold up the thread of the counter for an answer
             assert time.monotonic() < deadline
             timings = http.post("/v1/completions", json=body).raise_for_status().json()["timings"]
@@ -101,7 +101,7 @@ def test_a_server_without_a_counter_has_no_such_fields(tmp_path: Path) -> None:
     server = RunningServer(tmp_path, MINISGL_POWERCAP=str(tmp_path / "none"))
     try:
         answer = httpx.post(
-            f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 2}, timeout=60
+            f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 2}, timeout=150
         )
         assert not {"device_s", "energy_j"} & answer.json()["timings"].keys()
         assert "joules" not in httpx.get(f"{server.url}/metrics").text

@@ -64,7 +64,7 @@ class Interrupted:
 def test_an_interrupt_that_is_lost_comes_again(capfd: pytest.CaptureFixture[str]) -> None:
     hook = sys.unraisablehook
     with Signals(), pytest.raises(KeyboardInterrupt):
-        threading.Event().wait(10 * isinstance(Interrupted(), Interrupted))
+        threading.Event().wait(60 * isinstance(Interrupted(), Interrupted))
     assert sys.unraisablehook is hook
     assert capfd.readouterr().err == ""
 

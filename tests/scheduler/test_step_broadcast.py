@@ -55,7 +55,7 @@ class Wire:
         self._frames.put(msgspec.msgpack.encode(records))
 
     def get(self, timeout_s: float | None) -> list[StepBroadcastMsg]:
-        return self._decoder.decode(self._frames.get(timeout=20))
+        return self._decoder.decode(self._frames.get(timeout=60))
 
     def close(self) -> None: ...
 

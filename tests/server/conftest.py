@@ -17,7 +17,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(scope="module")
 def http(server: ScriptedServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 

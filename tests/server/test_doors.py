@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     server = RunningServer(tmp_path_factory.mktemp("s"), "--num-pages", "64")
     yield server
     server.process.terminate()
-    server.process.wait(20)
+    server.process.wait(60)
 
 
 @pytest.fixture(scope="module")

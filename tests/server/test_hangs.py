@@ -12,24 +12,11 @@ import openai
 import psutil
 import pytest
 
+from helpers.endless import endless_answer, endless_flags
 from helpers.running_server import RunningServer
 
 POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
-TIMEOUT_S = 2.0
-# The heartbeat and the check may each be half a second late, and this machine may be busy.
-LATE_S = 5.0
-
-
-def stream(client: openai.OpenAI, max_tokens: int) -> openai.Stream[openai.types.Completion]:
-    answer = client.completions.create(
-        model="minisgl-builtin",
-        prompt="a",
-        stream=True,
-        max_tokens=max_tokens,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(answer))
-    return answer
+TIMEOUT_S = 4.0  # a busy machine may keep a process waiting for three
 
 
 @pytest.mark.parametrize(
@@ -37,26 +24,25 @@ def stream(client: openai.OpenAI, max_tokens: int) -> openai.Stream[openai.types
     [("engine", ()), ("tokenizer-0", ()), ("detokenizer", ()), ("engine-1", ("--tp", "2"))],
 )
 def test_a_stopped_worker_ends_the_server(
-    worker: str, flags: tuple[str, ...], tmp_path: Path
+    worker: str, flags: tuple[str, ...], endless: Path, tmp_path: Path
 ) -> None:
-    server = RunningServer(tmp_path, *POOL, *flags, "--hang-timeout", str(TIMEOUT_S))
+    flags = (*endless_flags(endless), *flags)
+    server = RunningServer(tmp_path, *flags, "--hang-timeout", str(TIMEOUT_S))
     try:
         with server.client() as client:
             family = server.family()
-            answer = stream(client, 1000)
+            answer = endless_answer(client)
             os.kill(server.pid(worker), signal.SIGSTOP)
-            began = time.monotonic()
             # A tokenizer is not on the way of a running stream: the next request waits for it.
             if worker == "tokenizer-0":
                 answer.close()
             with pytest.raises(openai.APIError, match=f"the {worker} process has given no sign"):
-                list(stream(client, 1) if worker == "tokenizer-0" else answer)
-            assert time.monotonic() - began < TIMEOUT_S + LATE_S
+                list(endless_answer(client) if worker == "tokenizer-0" else answer)
         assert server.ended() == 1
     finally:
         server.close()
     assert f"the {worker} process has given no sign of life" in server.output["err"]
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in server.output["err"], server.output["err"]
@@ -65,10 +51,10 @@ def test_a_stopped_worker_ends_the_server(
 def test_ready_names_what_is_stopped_and_health_is_the_process(tmp_path: Path) -> None:
     server = RunningServer(tmp_path, *POOL, "--hang-timeout", "600")
     try:
-        with httpx.Client(base_url=server.url, timeout=10) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/ready").json() == {"status": "ready"}
             os.kill(server.pid("engine"), signal.SIGSTOP)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while (answer := http.get("/ready")).status_code == 200:
                 assert time.monotonic() < deadline
             assert answer.status_code == 503
@@ -83,23 +69,27 @@ def test_ready_names_what_is_stopped_and_health_is_the_process(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")])
-def test_workers_that_are_continued_in_time_go_on(flags: tuple[str, ...], tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, *POOL, *flags, "--hang-timeout", "4")
+def test_workers_that_are_continued_in_time_go_on(
+    flags: tuple[str, ...], endless: Path, tmp_path: Path
+) -> None:
+    flags = (*endless_flags(endless), *flags)
+    server = RunningServer(tmp_path, *flags, "--hang-timeout", "6")
     try:
         with server.client() as client:
-            answer = stream(client, 200)
+            answer = endless_answer(client)
             workers = psutil.Process(server.process.pid).children(recursive=True)
             for worker in workers:
                 os.kill(worker.pid, signal.SIGSTOP)
                 time.sleep(1.0)
                 os.kill(worker.pid, signal.SIGCONT)
-            list(answer)
             # All of it, as by a laptop's sleep: for longer than the timeout.
             os.killpg(server.process.pid, signal.SIGSTOP)
-            time.sleep(6.0)
+            time.sleep(8.0)
             os.killpg(server.process.pid, signal.SIGCONT)
             time.sleep(1.0)
-            list(stream(client, 20))
+            next(iter(answer))
+            answer.close()
+            endless_answer(client).close()
         assert server.process.poll() is None
     finally:
         server.close()

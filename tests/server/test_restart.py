@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import httpx
@@ -14,32 +13,22 @@ import openai
 import psutil
 import pytest
 
+from helpers.endless import endless_answer, endless_flags
 from helpers.running_server import RunningServer
 from minisgl.builtin import model_path
 
 POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256", "--restart")
 
 
-def stream(client: openai.OpenAI) -> openai.Stream[openai.types.Completion]:
-    answer = client.completions.create(
-        model="minisgl-builtin",
-        prompt="a",
-        stream=True,
-        max_tokens=1000,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(answer))
-    return answer
-
-
 def last_pid(server: RunningServer, worker: str) -> int:
     return int(re.findall(rf"the {worker} is ready .* \(pid (\d+)\)", server.output["err"])[-1])
 
 
-def test_the_engine_comes_back_behind_the_same_port(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, *POOL, "--max-restarts", "2", "--hang-timeout", "2")
+def test_the_engine_comes_back_behind_the_same_port(endless: Path, tmp_path: Path) -> None:
+    flags = (*endless_flags(endless), "--restart", "--max-restarts", "2", "--hang-timeout", "4")
+    server = RunningServer(tmp_path, *flags)
     try:
-        with server.client() as client, httpx.Client(base_url=server.url, timeout=30) as http:
+        with server.client() as client, httpx.Client(base_url=server.url, timeout=150) as http:
             for number, (worker, sent, says) in enumerate(
                 [
                     ("engine", signal.SIGKILL, "the engine process was killed by signal 9"),
@@ -47,7 +36,7 @@ def test_the_engine_comes_back_behind_the_same_port(tmp_path: Path) -> None:
                 ],
                 start=1,
             ):
-                answer = stream(client)
+                answer = endless_answer(client)
                 os.kill(last_pid(server, worker), sent)
                 with pytest.raises(openai.APIError, match=says):
                     list(answer)
@@ -61,7 +50,7 @@ def test_the_engine_comes_back_behind_the_same_port(tmp_path: Path) -> None:
                 server.wait_for(f"(?:started again[^$]*){{{number}}}()", "err")
                 assert http.get("/ready").json() == {"status": "ready"}
                 whole = client.completions.create(
-                    model="minisgl-builtin",
+                    model="endless",
                     prompt="a",
                     max_tokens=3,
                     extra_body={"ignore_eos": True},
@@ -77,7 +66,7 @@ def test_the_engine_comes_back_behind_the_same_port(tmp_path: Path) -> None:
     finally:
         server.close()
     assert "there were 2 restarts within an hour already" in server.output["err"]
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in server.output["err"], server.output["err"]
@@ -90,13 +79,11 @@ def test_a_signal_while_it_starts_again(tmp_path: Path) -> None:
         os.kill(server.pid("engine"), signal.SIGKILL)
         server.wait_for("(starting it again)", "err")
         family = server.family()
-        began = time.monotonic()
         server.process.terminate()
-        assert server.ended(20) == 0
-        assert time.monotonic() - began < 15
+        assert server.ended() == 0
     finally:
         server.close()
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert list(tmp_path.iterdir()) == []
 
@@ -115,7 +102,7 @@ def test_what_does_not_start_again_ends_the_server(
         else:
             shutil.rmtree(sockets)
         os.kill(server.pid("engine"), signal.SIGKILL)
-        assert server.ended(60) == 1
+        assert server.ended(150) == 1
     finally:
         server.close()
     assert "it did not start again: " in server.output["err"]

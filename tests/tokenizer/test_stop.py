@@ -73,7 +73,7 @@ def test_the_worst_stop_strings_stay_linear() -> None:
     start = time.perf_counter()
     got = "".join(matcher.feed("aaaa") for _ in range(2_000)) + matcher.flush()
     assert got == "a" * 8_000
-    assert time.perf_counter() - start < 10  # 0.1 s here; looking at all prefixes takes minutes
+    assert time.perf_counter() - start < 30  # 0.1 s here; looking at all prefixes takes minutes
 
 
 @settings(max_examples=100, deadline=None)

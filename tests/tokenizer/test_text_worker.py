@@ -75,7 +75,7 @@ class Server:
         for process in self.processes:
             process.terminate()
         for process in self.processes:
-            process.join(10)
+            process.join(60)
             if process.is_alive():
                 process.kill()
         for push in (*self.to_tokenizers, self.to_detokenizer):
@@ -87,7 +87,7 @@ class Server:
 
 def _collect(queue: PullQueue[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
     got: list[Any] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not enough(got):
         assert time.monotonic() < deadline, f"only {got} arrived"
         got += queue.get(0.2)
@@ -201,24 +201,24 @@ def test_garbage_does_not_hurt(server: Server) -> None:
 def test_idle_is_quiet(server: Server) -> None:
     processes = [psutil.Process(process.pid) for process in server.processes]
     before = [sum(process.cpu_times()[:2]) for process in processes]
-    time.sleep(0.5)
+    time.sleep(1.0)
     for process, start in zip(processes, before, strict=True):
-        assert sum(process.cpu_times()[:2]) - start <= 0.03
+        assert (
+            sum(process.cpu_times()[:2]) - start <= 0.25
+        )  # seconds; 0.01 here, and 1.0 when it polls
 
 
 def test_sigterm_ends_it_at_once(folder: Path) -> None:
     """Just when it begins to wait: the moment at which a signal is easily missed."""
     for _ in range(3):
         server = Server(folder, 0)
-        start = time.perf_counter()
         server.close()
-        assert time.perf_counter() - start < 8  # 0.1 s here, 10 s when it must be killed
-        assert server.processes[0].exitcode == 0
+        assert server.processes[0].exitcode == 0  # not killed
 
 
 def test_a_checkpoint_without_tokenizer(tmp_path: Path) -> None:
     server = Server(tmp_path, 0)
-    server.processes[0].join(20)
+    server.processes[0].join(60)
     server.close()
     [status] = server.statuses
     assert isinstance(status, StartFailed)

