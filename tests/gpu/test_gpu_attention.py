@@ -21,7 +21,7 @@ from helpers.attention_cases import (
     make_step,
 )
 from helpers.attention_error import count_keys, worst_miscount, worst_share
-from helpers.gpu_batches import layer_on, make_batch
+from helpers.gpu_batches import layer_on, make_batch, make_shared_batch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -295,15 +295,7 @@ def test_decode_of_a_shared_beginning(
     )  # fmt: skip
     backend = make_backend("triton", case, dtype, device)
     step = make_step(case, dtype, "torch")
-    table = step.batch.context.page_table
-    table[step.plan.table_idxs, : shared // 16] = table[step.plan.table_idxs[0], : shared // 16]
-    for row in step.contexts[1:]:
-        for x, first in zip(row, step.contexts[0], strict=True):
-            x[:shared] = first[:shared]
-    batch = make_batch(step, backend, device)
-    batch = dataclasses.replace(
-        batch, shared=torch.tensor([shared], dtype=torch.int32, device=device)
-    )
+    batch = make_shared_batch(step, shared, backend, device)
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
     share = worst_share(backend.forward(q, k, v, layer_on(step, device), batch), step)
     assert share <= 1, f"{share:.2f} of the error that rounding explains"

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
 
-from helpers.engine_runs import drive, greedy, prompts
+from helpers.engine_runs import drive, greedy, prompts, save_reference
 from helpers.guarded_runs import long_run, make_guarded
 from helpers.masked_runs import masked_scheduler
 from helpers.masked_runs import requests as masked_requests
-from helpers.model_harness import make_reference
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.device import StepSize
@@ -26,20 +24,7 @@ Checkpoint = tuple[Path, list[list[int]]]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A folder, and what transformers answers greedily to the prompts."""
-    config = Qwen3Config(
-        vocab_size=101,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=20,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    folder = tmp_path_factory.mktemp("qwen3")
-    model = make_reference(config)
-    model.save_pretrained(folder)
+    folder, model = save_reference(tmp_path_factory.mktemp("qwen3"))
     outputs = []
     for prompt in prompts(6):
         ids = model.generate(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from helpers.attention_cases import BOUNDED, CASES, MIXED, Case, Step, Steps, make_step
 from helpers.attention_error import worst_share
-from helpers.gpu_batches import layer_on, make_batch
+from helpers.gpu_batches import layer_on, make_batch, make_shared_batch
 from helpers.quantised_kv import FP8, KV_DTYPES, bits, put
 from minisgl.attention import create_attention_backend
 from minisgl.attention.triton_backend import TritonAttnBackend
@@ -136,15 +136,7 @@ def test_decode_of_a_shared_beginning(
     )  # fmt: skip
     backend = make_backend(dtype, kv_dtype, device)
     step = make_step(case, dtype, "torch", kv_dtype=kv_dtype)
-    table = step.batch.context.page_table
-    table[step.plan.table_idxs, : shared // 16] = table[step.plan.table_idxs[0], : shared // 16]
-    for row in step.contexts[1:]:
-        for x, first in zip(row, step.contexts[0], strict=True):
-            x[:shared] = first[:shared]
-    batch = make_batch(step, backend, device)
-    batch = dataclasses.replace(
-        batch, shared=torch.tensor([shared], dtype=torch.int32, device=device)
-    )
+    batch = make_shared_batch(step, shared, backend, device)
     out = backend.forward(*tokens_of(step, device), layer_on(step, device), batch)
     share = worst_share(out, step)
     assert share <= 1, f"{share:.2f} of the error that rounding explains"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config
 
+from helpers.model_harness import make_reference
 from minisgl.core import Finished, SamplingParams, Token
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
@@ -18,6 +19,24 @@ VOCAB = 101
 NUM_TOKENS = 64
 Reference = tuple[Path, PreTrainedModel]
 Request = tuple[list[int], SamplingParams]
+
+
+def save_reference(folder: Path) -> Reference:
+    """Write a tiny Qwen3 with random weights into the folder."""
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=20,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    model = make_reference(config)
+    model.save_pretrained(folder)
+    return folder, model
 
 
 def make_engine(reference: Reference, **options: Any) -> Engine:

@@ -63,3 +63,17 @@ def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> Po
             attn=backend,
         ),
     )
+
+
+def make_shared_batch(
+    step: Step, num_tokens: int, backend: BaseAttnBackend, device: torch.device
+) -> PoolBatch:
+    """As `make_batch`, after all rows were given the first row's context of so many tokens, in
+    whole pages of 16. Changes the step."""
+    table, rows = step.batch.context.page_table, step.plan.table_idxs
+    table[rows, : num_tokens // 16] = table[rows[0], : num_tokens // 16]
+    for row in step.contexts[1:]:
+        for x, first in zip(row, step.contexts[0], strict=True):
+            x[:num_tokens] = first[:num_tokens]
+    shared = torch.tensor([num_tokens], dtype=torch.int32, device=device)
+    return dataclasses.replace(make_batch(step, backend, device), shared=shared)
