@@ -46,6 +46,8 @@ RUNS = (
     "lfm2",
     "lfm2-bias-untied-old",
     "lfm2-moe",
+    "nemotron-h",
+    "nemotron-h-biases",
 )
 
 

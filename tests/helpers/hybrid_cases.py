@@ -7,6 +7,7 @@ from typing import Any
 from transformers import (
     Lfm2Config,
     Lfm2MoeConfig,
+    NemotronHConfig,
     PreTrainedConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -36,6 +37,16 @@ LFM2_MOE = {
     "num_dense_layers": 1,
     "layer_types": [CONV, FULL, CONV],
     "num_hidden_layers": 3,
+}
+M, A, MLP = LINEAR, FULL, "mlp"
+MAMBA = {
+    "layers_block_type": [M, MLP, M, A, MLP, M],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 20,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "head_dim": 16,
+    "chunk_size": 8,
 }
 HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "qwen3.5": (Qwen3_5TextConfig, DELTA, 4, False),
@@ -83,6 +94,22 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
     "lfm2-moe-stacked": (
         Lfm2MoeConfig,
         {**LFM2_MOE, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
+        16,
+        False,
+    ),
+    "nemotron-h": (NemotronHConfig, MAMBA, 4, False),
+    "nemotron-h-biases": (
+        NemotronHConfig,
+        {
+            **MAMBA,
+            "layers_block_type": [A, MLP, M],
+            "mamba_num_heads": 6,
+            "n_groups": 3,
+            "conv_kernel": 2,
+            "use_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
         16,
         False,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from minisgl.kernel.delta_rule import Rows, delta_rule, next_state, short_conv
@@ -84,3 +85,19 @@ def test_the_convolution_sees_the_inputs_before() -> None:
     whole = F.silu(F.conv1d(x.T[None], weight[:, None], padding=3, groups=7)[0, :, :30].T)
     torch.testing.assert_close(short_conv(padded, weight.T), whole)
     torch.testing.assert_close(short_conv(padded[10:], weight.T), whole[10:])
+
+
+@pytest.mark.parametrize("cuts", [[40], [17, 1, 1, 21]], ids=str)
+def test_without_the_delta_it_is_mamba2_of_transformers(cuts: list[int]) -> None:
+    q, k, v, _, _ = inputs(sum(cuts))
+    dt, a_N = torch.rand(len(q), NUM_HEADS) + 0.01, -torch.rand(NUM_HEADS)
+    expected, last = mamba2_chunk_scan(
+        v[None], dt[None], a_N, k[None], q[None], chunk_size=16, return_final_states=True
+    )
+    zero, outputs, rows = torch.zeros(NUM_HEADS, KEY_DIM, VALUE_DIM), [], no_rows()
+    for parts in zip(*(x.split(cuts) for x in (q, k, v, dt * a_N, dt)), strict=True):
+        out, rows = delta_rule(zero, rows, *parts, is_delta=False)
+        outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs), expected[0], atol=1e-4, rtol=1e-4)
+    state = next_state(zero, rows, is_delta=False)
+    torch.testing.assert_close(state, last[0].mT, atol=1e-4, rtol=1e-4)

@@ -49,6 +49,15 @@ class DeltaLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """What Mamba2 has in the place of the delta rule (`minisgl.kernel.delta_rule`). bias_D: of the
+    convolution. skip_N: float32, multiplies a head's values, which are added to its output."""
+
+    bias_D: Tensor
+    skip_N: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentMetadata(BaseAttnMetadata):
     """rows: int32 [3, B], the plan's table_idxs, starts and ends."""
 
@@ -82,11 +91,13 @@ class RecurrentBackend(ABC):
         weight_WD: Tensor,
         layer: DeltaLayer,
         batch: PoolBatch,
+        space: StateSpace | None = None,
     ) -> Tensor:
         """Convolve x, which is queries, keys and values side by side, and apply the gated delta
         rule. Returns [T, N, V] in x's dtype.
 
-        g_TN, beta_TN: float32, log decays and weights. weight_WD: the convolution's.
+        g_TN, beta_TN: float32, log decays and weights. weight_WD: the convolution's. space: of
+        Mamba2; None for the delta rule.
         """
 
 
@@ -103,10 +114,12 @@ class TorchRecurrentBackend(RecurrentBackend):
         weight_WD: Tensor,
         layer: DeltaLayer,
         batch: PoolBatch,
+        space: StateSpace | None = None,
     ) -> Tensor:
         pool: RecurrentPool = batch.context.kv_pool
         cache = pool.layer(layer.layer_id)
         out_TNV = x_TD.new_empty(len(x_TD), layer.num_heads, layer.value_dim)
+        is_delta, bias_D = space is None, space.bias_D if space else None
         offset = 0
         for table_idx, start, end in batch.attn_metadata.rows.T.tolist():
             span = slice(offset, offset + end - start)
@@ -117,13 +130,13 @@ class TorchRecurrentBackend(RecurrentBackend):
             ring = self._ring(slots[-len(tail_WD) :], len(weight_WD))
             before_JD = torch.cat((tail_WD, cache.inputs[ring]))[-len(tail_WD) :]
             x_JD = torch.cat((before_JD, x_TD[span]))
-            mixed = torch.split(short_conv(x_JD, weight_WD), layer.sizes, dim=-1)
+            mixed = torch.split(short_conv(x_JD, weight_WD, bias_D), layer.sizes, dim=-1)
             q, k, v = (x.contiguous() for x in mixed)
             rows = Rows(cache.keys[slots], cache.updates[slots], cache.decays[slots])
             at = start
             while at < end:
                 if at % layer.interval == 0 and at > start:
-                    state_NHV = next_state(state_NHV, rows)
+                    state_NHV = next_state(state_NHV, rows, is_delta)
                     rows = Rows(*(x[:0] for x in (rows.keys, rows.updates, rows.decays)))
                 until = min((at // layer.interval + 1) * layer.interval, end)
                 part = slice(at - start, until - start)
@@ -135,12 +148,16 @@ class TorchRecurrentBackend(RecurrentBackend):
                     v[part].view(until - at, -1, layer.value_dim),
                     g_TN[span][part],
                     beta_TN[span][part],
+                    is_delta,
                 )
+                if space:
+                    value = v[part].view(out.shape).float()
+                    out = out + space.skip_N[:, None] * value
                 out_TNV[span][part] = out.to(x_TD.dtype)
                 at = until
             newest = end // layer.interval * layer.interval
             if newest == end:
-                state_NHV = next_state(state_NHV, rows)
+                state_NHV = next_state(state_NHV, rows, is_delta)
             else:
                 new = min(end - start, end - newest)  # tokens to keep
                 kept = batch.slots[span][-new:]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend
+from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, StateSpace
 from minisgl.core import PoolBatch
 from minisgl.kvcache.recurrent import RecurrentPool
 
@@ -28,7 +28,9 @@ class CpuRecurrentBackend(RecurrentBackend):
         weight_WD: Tensor,
         layer: DeltaLayer,
         batch: PoolBatch,
+        space: StateSpace | None = None,
     ) -> Tensor:
+        assert space is None, "Mamba2 runs on the reference"
         pool: RecurrentPool = batch.context.kv_pool
         cache = pool.layer(layer.layer_id)
         out_TNV = torch.empty(len(x_TD), layer.num_heads, layer.value_dim, dtype=x_TD.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import BaseAttnMetadata
-from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend
+from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, StateSpace
 from minisgl.core import Plan, PoolBatch
 from minisgl.kernel.triton.delta_conv import convolve
 from minisgl.kernel.triton.delta_decode import decode
@@ -49,7 +49,9 @@ class TritonRecurrentBackend(RecurrentBackend):
         weight_WD: Tensor,
         layer: DeltaLayer,
         batch: PoolBatch,
+        space: StateSpace | None = None,
     ) -> Tensor:
+        assert space is None, "Mamba2 runs on the reference"
         rows = batch.rows
         assert rows is not None
         metadata: TritonRecurrentMetadata = batch.attn_metadata

@@ -16,6 +16,9 @@ so that S_0 and the rows (k, u, G) since then are the state after any token (dec
 updates u of a span of tokens solve a triangular system (Yang et al., "Gated Delta Networks", 2024).
 All is float32.
 
+Mamba2 (Dao & Gu, 2024) is the same without the delta: u = beta v. There k and q (B and C) are not
+normed, and beta is the time step. So its states and rows are cached alike.
+
 Axes: O old tokens (rows since S_0), T new tokens, J = O + T, N value heads, K key heads (N a
 multiple of K), H key dim, V value dim.
 """
@@ -49,14 +52,17 @@ def delta_rule(
     v_TNV: Tensor,
     g_TN: Tensor,
     beta_TN: Tensor,
+    is_delta: bool = True,
 ) -> tuple[Tensor, Rows]:
-    """Returns the outputs, float32 [T, N, V], and the rows of old and new tokens."""
+    """Returns the outputs, float32 [T, N, V], and the rows of old and new tokens. is_delta: False
+    for Mamba2."""
     num_old, num_heads = len(old.keys), state_NHV.shape[0]
     keys = torch.cat((old.keys, k_TKH))
     decays = g_TN.cumsum(0) + (old.decays[-1] if num_old else 0)
     decays_JN = torch.cat((old.decays, decays))
-    q_TNH = _unit(q_TKH, num_heads) * q_TKH.shape[-1] ** -0.5
-    k_JNH = _unit(keys, num_heads)
+    scale = q_TKH.shape[-1] ** -0.5 if is_delta else 1.0
+    q_TNH = _unit(q_TKH, num_heads, is_delta) * scale
+    k_JNH = _unit(keys, num_heads, is_delta)
     k_TNH = k_JNH[num_old:]
 
     count = len(q_TKH)
@@ -65,12 +71,12 @@ def delta_rule(
     between_NTJ = (decays.T[:, :, None] - decays_JN.T[:, None]).masked_fill(age > 0, -torch.inf)
     between_NTJ = between_NTJ.exp()
     seen_NTJ = torch.einsum("tnh,jnh->ntj", q_TNH, k_JNH) * between_NTJ
-    mixed_NTJ = torch.einsum("tnh,jnh->ntj", k_TNH, k_JNH) * between_NTJ
+    mixed_NTJ = torch.einsum("tnh,jnh->ntj", k_TNH, k_JNH) * between_NTJ * is_delta
     mixed_NTJ = mixed_NTJ.masked_fill(age == 0, 0) * beta_TN.T[:, :, None]
 
     decay_TN1 = decays.exp()[:, :, None]
     known_TNV = torch.einsum("tnh,nhv->tnv", k_TNH, state_NHV) * decay_TN1
-    right_NTV = (beta_TN[:, :, None] * (v_TNV.float() - known_TNV)).transpose(0, 1)
+    right_NTV = (beta_TN[:, :, None] * (v_TNV.float() - known_TNV * is_delta)).transpose(0, 1)
     right_NTV = right_NTV - mixed_NTJ[:, :, :num_old] @ old.updates.transpose(0, 1)
     new_NTV = torch.linalg.solve_triangular(
         mixed_NTJ[:, :, num_old:], right_NTV, upper=False, unitriangular=True
@@ -81,23 +87,26 @@ def delta_rule(
     return out_TNV, Rows(keys, updates, decays_JN)
 
 
-def next_state(state_NHV: Tensor, rows: Rows) -> Tensor:
+def next_state(state_NHV: Tensor, rows: Rows, is_delta: bool = True) -> Tensor:
     """Returns the state after the last of these rows, [N, H, V]."""
     last_N = rows.decays[-1]
-    k_JNH = _unit(rows.keys, len(state_NHV)) * (last_N - rows.decays).exp()[:, :, None]
+    k_JNH = _unit(rows.keys, len(state_NHV), is_delta) * (last_N - rows.decays).exp()[:, :, None]
     added = torch.einsum("jnh,jnv->nhv", k_JNH, rows.updates)
     return state_NHV * last_N.exp()[:, None, None] + added
 
 
-def short_conv(x_JD: Tensor, weight_WD: Tensor) -> Tensor:
-    """A causal convolution of each channel with its W taps, then SiLU. The first W - 1 of the J
-    inputs are of the tokens before. Returns [J - W + 1, D] in x's dtype."""
-    x = torch.nn.functional.conv1d(x_JD.T[None], weight_WD.T[:, None], groups=weight_WD.shape[1])
+def short_conv(x_JD: Tensor, weight_WD: Tensor, bias_D: Tensor | None = None) -> Tensor:
+    """A causal convolution of each channel with its W taps, plus a bias, then SiLU. The first W - 1
+    of the J inputs are of the tokens before. Returns [J - W + 1, D] in x's dtype."""
+    weight = weight_WD.T[:, None]
+    x = torch.nn.functional.conv1d(x_JD.T[None], weight, bias_D, groups=len(weight))
     return torch.nn.functional.silu(x)[0].T
 
 
-def _unit(x_JKH: Tensor, num_heads: int) -> Tensor:
-    """Normed to length 1, float32, and repeated for the value heads that share a key head."""
+def _unit(x_JKH: Tensor, num_heads: int, is_delta: bool) -> Tensor:
+    """Normed to length 1 if is_delta, float32, and repeated for the value heads that share a key
+    head."""
     x = x_JKH.float()
-    x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
+    if is_delta:
+        x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
     return x.repeat_interleave(num_heads // x.shape[1], dim=1)

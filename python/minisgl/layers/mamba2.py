@@ -1,0 +1,134 @@
+"""A Mamba2 mixer (Dao & Gu, 2024) in the place of attention, as in Nemotron-H.
+
+One projection gives the inputs of a short convolution (C, B and x, in the places of queries, keys
+and values), an output gate z and the time steps. The state of a head fades by exp(A dt) and gets
+dt B x^T; the output C^T S + D x is gated, normed per group, and projected.
+
+Heads are split over ranks like those of attention, with the group (B and C) that they read.
+
+Axes: T tokens, N heads, K groups, H state size, V head dim, D inputs of the convolution.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.attention.recurrent import DeltaLayer, StateSpace
+from minisgl.errors import ConfigError
+from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.delta_net import shift
+from minisgl.layers.linear import Linear, LinearRowParallel
+from minisgl.layers.norm import RMSNormFused
+from minisgl.layers.shard import split_heads, times
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+
+
+class Mamba2(BaseOP):
+    a_log: Tensor
+    dt_bias: Tensor
+    skip: Tensor
+    conv: Tensor
+    conv_bias: Tensor
+    norm: Tensor
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_groups: int,
+        state_size: int,
+        head_dim: int,
+        taps: int,
+        bias: bool,
+        interval: int,
+        norm_eps: float,
+        place: tuple[int, int],
+    ) -> None:
+        """prefix: of the tensors' names. num_heads, num_groups: of all ranks. bias: of the
+        projections. place: the layer's pool, and its index in it. Raises ConfigError for more
+        ranks than groups: a group is normed together."""
+        super().__init__()
+        comm = build.comm
+        if comm.size > num_groups:
+            raise ConfigError(
+                f"a Mamba2 layer of {num_groups} groups cannot be shared by {comm.size} ranks; "
+                f"use at most {num_groups}"
+            )
+        heads = split_heads(num_heads, num_groups, comm.size)[comm.rank]
+        self.eps = norm_eps
+        self.layer = DeltaLayer(
+            pool=place[0],
+            layer_id=place[1],
+            num_heads=len(heads.q),
+            num_key_heads=len(heads.kv),
+            key_dim=state_size,
+            value_dim=head_dim,
+            interval=interval,
+        )
+        inner, groups = num_heads * head_dim, num_groups * state_size
+        width = inner + 2 * groups
+        values, keys = times(heads.q, head_dim), times(heads.kv, state_size)
+        # The files have x, B and C in this order, after z and before the time steps.
+        channels = (shift(keys, inner + groups), shift(keys, inner), values)
+        rows = [shift(span, inner) for span in channels]
+        rows += [values, shift(heads.q, inner + width)]
+        name, shape = f"{prefix}.in_proj.weight", (inner + width + num_heads, hidden_size)
+        parts = [Part(name=name, shape=shape, axis=0, share=span) for span in rows]
+        self.projection = Linear(build, *parts, bias=bias)
+        of_conv: dict[str, tuple[int, ...]] = {"weight": (width, 1, taps), "bias": (width,)}
+        for attr, (name, sizes) in zip(("conv", "conv_bias"), of_conv.items(), strict=True):
+            name = f"{prefix}.conv1d.{name}"
+            spans = (Part(name=name, shape=sizes, axis=0, share=span) for span in channels)
+            self.declare(attr, build.dtype, *spans)
+        for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias"), ("skip", "D")):
+            part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
+            self.declare(attr, torch.float32, part)
+        norm = Part(name=f"{prefix}.gated_norm.weight", shape=(inner,), axis=0, share=values)
+        self.declare("norm", build.dtype, norm)
+        self.out = LinearRowParallel(
+            build,
+            in_size=inner,
+            share=values,
+            out_size=hidden_size,
+            bias=bias,
+            name=f"{prefix}.out_proj",
+        )
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.conv = self.conv[:, 0].T.contiguous()  # [taps, D], as the backends read it
+
+    def forward(
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Attention.forward`."""
+        layer = self.layer
+        projected, residual_TD = self.projection.forward_normed(norm, x_TD, residual_TD)
+        width, inner = sum(layer.sizes), layer.sizes[2]
+        inputs_TD, z, dt_TN = projected.tensor_split([width, width + inner], dim=-1)
+        dt_TN = F.softplus(dt_TN.float() + self.dt_bias)
+        g_TN = -self.a_log.exp() * dt_TN
+        view, space = batch.pools[layer.pool], StateSpace(bias_D=self.conv_bias, skip_N=self.skip)
+        out_TNV = view.context.attn.forward(inputs_TD, g_TN, dt_TN, self.conv, layer, view, space)
+        if rows_S is not None:
+            residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
+            out_TNV, z = out_TNV[rows_S], z[rows_S]
+        gated = out_TNV.flatten(1).float() * F.silu(z.float())
+        groups = gated.unflatten(1, (layer.num_key_heads, -1))
+        groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
+        normed = groups.flatten(1) * self.norm.float()
+        return self.out.forward(normed.to(out_TNV.dtype)), residual_TD

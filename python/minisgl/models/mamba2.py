@@ -1,0 +1,150 @@
+"""Mamba2 in the place of attention: what a spec says of it, and the blocks of Nemotron-H.
+
+A file counts MLPs as layers of their own. Here one belongs to the block of the layer before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+
+from minisgl.errors import ConfigError
+from minisgl.layers import (
+    BaseOP,
+    LinearColParallelMerged,
+    LinearRowParallel,
+    RMSNormFused,
+    StateLessOP,
+)
+from minisgl.layers.mamba2 import Mamba2
+from minisgl.models.decoder import Attention, Block
+from minisgl.models.recurrent import INTERVAL, DeltaSpec, RecurrentPoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from minisgl.core.groups import CacheGroup
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec, ModelSpec, PoolSpec
+
+KINDS = {
+    "linear_attention": "M",
+    "mamba": "M",
+    "full_attention": "*",
+    "attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+"""A kind of layer in `layers_block_type` -> its letter in `hybrid_override_pattern`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec(DeltaSpec):
+    """Mamba2. `LayerSpec.num_heads` are its heads, `num_kv_heads` its groups, and `head_dim` is the
+    size of a state. value_dim: of a head. bias: of the projections."""
+
+    bias: bool
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        pool = DeltaSpec.pool(self, layer, groups)
+        assert isinstance(pool, RecurrentPoolSpec)
+        return replace(pool, is_delta=False)
+
+
+def layer_kinds(config: ModelConfig) -> str:
+    """Returns a letter for each layer of the file: M (Mamba2), * (attention), - (MLP). Raises
+    ConfigError for others, and where an MLP does not follow one of the first two."""
+    fields, name = config.fields, "hybrid_override_pattern"
+    kinds = fields.values.get(name)
+    if kinds is None:
+        name = "layers_block_type"
+        types = fields.values.get(name)
+        kinds = "".join(KINDS.get(x, "?") for x in types) if isinstance(types, list) else None
+    if not isinstance(kinds, str) or not kinds or not {*kinds} <= {*"M*-E"}:
+        raise fields.error(name, "the kinds of layers, as in M-M*-")
+    if "E" in kinds:
+        raise ConfigError(f"{fields.where}: {name}: mixtures of Nemotron-H are not served")
+    if "*" not in kinds or kinds[0] == "-" or "--" in kinds:
+        raise fields.error(name, "one with attention, whose MLPs follow Mamba2 or attention")
+    return kinds
+
+
+class SquaredReluMLP(BaseOP):
+    """down(relu(up(x)) ** 2)."""
+
+    def __init__(self, spec: ModelSpec, at: LayerBuild, prefix: str) -> None:
+        super().__init__()
+        config = spec.config
+        self.up = LinearColParallelMerged(
+            at.build,
+            in_size=config.hidden_size,
+            out_size=config.intermediate_size,
+            bias=spec.mlp_bias,
+            names=(f"{prefix}.up_proj",),
+        )
+        self.down = LinearRowParallel(
+            at.build,
+            in_size=config.intermediate_size,
+            share=self.up.columns,
+            out_size=config.hidden_size,
+            bias=spec.mlp_bias,
+            name=f"{prefix}.down_proj",
+        )
+
+    def forward(
+        self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Apply norm, then the MLP. Returns (output, residual)."""
+        x_TF, residual_TD = self.up.forward_normed(norm, x_TD, residual_TD)
+        return self.down.forward(F.relu(x_TF).square()), residual_TD
+
+
+class NoMLP(StateLessOP):
+    """Returns (x, residual)."""
+
+    def forward(self, norm: object, x_TD: Tensor, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        return x_TD, residual_TD
+
+
+class MambaAttentionBlock(Block):
+    """norm, attention, and if the file's next layer is an MLP: norm, MLP."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        BaseOP.__init__(self)
+        before, _, index = at.layer.prefix.rpartition(".")
+        self.attention_norm = at.norm(self.norm_type, "norm")
+        self.attention = self.attention_type(at)
+        self.mlp_norm = self.mlp = NoMLP()  # type: ignore[assignment] # takes the place of both
+        if layer_kinds(at.spec.config)[int(index) + 1 :][:1] == "-":
+            mlp = replace(at.layer, prefix=f"{before}.{int(index) + 1}")
+            self.mlp_norm = replace(at, layer=mlp).norm(self.norm_type, "norm")
+            self.mlp = SquaredReluMLP(at.spec, at, f"{mlp.prefix}.mixer")  # type: ignore[assignment] # has their `forward`
+
+
+class MambaBlock(MambaAttentionBlock):
+    @staticmethod
+    def attention_type(at: LayerBuild) -> Mamba2:
+        spec, layer, mamba = at.spec, at.layer, at.layer.recurrent
+        assert isinstance(mamba, MambaSpec)
+        return Mamba2(
+            at.build,
+            prefix=f"{layer.prefix}.mixer",
+            hidden_size=spec.config.hidden_size,
+            num_heads=layer.num_heads,
+            num_groups=layer.num_kv_heads,
+            state_size=layer.head_dim,
+            head_dim=mamba.value_dim,
+            taps=mamba.taps,
+            bias=mamba.bias,
+            interval=INTERVAL,
+            norm_eps=spec.config.norm_eps,
+            place=at.place,
+        )
+
+
+MambaAttentionBlock.attention_type = Attention
