@@ -110,6 +110,9 @@ def test_drop_takes_the_pages_of_failed_steps() -> None:
     insert(cache, [4], [3], step=6)
     assert sorted(cache.drop(5)) == [2, 3]
     assert cache.match(ids([1, 2, 3])).pages() == [0, 1]
+    insert(cache, [1, 2, 7], [8, 9, 4], step=1)  # computed before what it stands behind
+    assert sorted(cache.drop(3)) == [0, 1, 4]
+    assert list(cache.held_pages()) == []
 
 
 def test_namespaces_share_nothing_and_leave_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -202,6 +203,20 @@ def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> 
     unkept = client.responses.create(model=MODEL, input="one", store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unkept.id)
+
+
+def test_a_read_keeps_an_answer_and_a_deleted_one_makes_room() -> None:
+    message = Message(role="user", content="x")
+    size = len(msgspec.json.encode([[message], message]))
+    store = ResponseStore(max_bytes=2 * size)
+    for name in ("a", "b"):
+        store.put(name, "alice", [message], message)
+    store.get("a", "alice")
+    store.put("c", "alice", [message], message)
+    assert sorted(store._kept) == ["a", "c"]
+    store.delete("c", "alice")
+    store.put("d", "alice", [message], message)
+    assert sorted(store._kept) == ["a", "d"]
 
 
 def test_the_store_is_bounded_and_keeps_owners_apart() -> None:

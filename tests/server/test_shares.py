@@ -143,3 +143,13 @@ def test_tokens_that_a_request_did_not_take_lower_the_next_tag() -> None:
     assert [share.begin(100), share.begin(50)] == [0, 100]
     share.end(left=100)
     assert share.begin(1) == 50
+
+
+def test_a_key_that_comes_back_is_level_with_the_one_that_was_served_least() -> None:
+    shares = Shares()
+    a, b, idle = (Share(shares) for _ in range(3))
+    a.begin(100)
+    b.begin(100)
+    a.serve(80, expected=80)
+    b.serve(20, expected=20)
+    assert idle.begin(1) == 20
