@@ -117,7 +117,26 @@ def harmony(*calls: Any) -> str:
     )
 
 
+def seed(*calls: Any) -> str:
+    return coder(*calls).replace("tool_call>", "seed:tool_call>")
+
+
+def cohere(*calls: Any) -> str:
+    each = [{"tool_call_id": "0", "tool_name": n, "parameters": a} for n, a in calls]
+    return f"<|START_ACTION|>{dumped(each)}<|END_ACTION|>"
+
+
+def phi4(*calls: Any) -> str:
+    each = [{"name": n, "arguments": a} for n, a in calls]
+    return f"<|tool_call|>{dumped(each)}<|/tool_call|>"
+
+
+def granite(*calls: Any) -> str:
+    return phi4(*calls).removesuffix("<|/tool_call|>")
+
+
 WRITERS = {
+    "seed": seed, "cohere": cohere, "phi4": phi4, "granite": granite,
     "hermes": hermes, "qwen3_coder": coder, "glm": glm, "deepseek_v3": deepseek_v3,
     "deepseek_v31": deepseek_v31, "mistral": mistral, "mistral_v3": mistral_v3, "gemma": gemma,
     "gemma4": gemma4, "llama3": llama3, "harmony": harmony,

@@ -17,20 +17,28 @@ def object_call(
     grammar: AnswerGrammar, tools: Sequence[Tool], key: str, begin: str, end: str
 ) -> str:
     """{"name": ..., KEY: {...}} between `begin` and `end`."""
-    calls = [grammar.sub(json_grammar(_object(name, schema, key))) for name, schema in tools]
+    calls = [
+        grammar.sub(json_grammar(_object(name, schema, "name", key))) for name, schema in tools
+    ]
     line = '("\\n")?' if begin else ""
     return f"{grammar.literal(begin)} {line} ({' | '.join(calls)}) {line} {grammar.literal(end)}"
 
 
 def list_of_calls(
-    grammar: AnswerGrammar, tools: Sequence[Tool], key: str, begin: str, most: int | None
+    grammar: AnswerGrammar,
+    tools: Sequence[Tool],
+    keys: tuple[str, str],
+    begin: str,
+    end: str,
+    most: int | None,
 ) -> str:
-    """A list of such objects behind `begin`."""
-    items = {"anyOf": [_object(name, schema, key) for name, schema in tools]}
+    """A list of such objects between `begin` and `end`. keys: of the name and of the arguments."""
+    items = {"anyOf": [_object(name, schema, *keys) for name, schema in tools]}
     schema = {"type": "array", "items": items, "minItems": 1}
     if most:
         schema["maxItems"] = most
-    return f'{grammar.literal(begin)} (" ")? {grammar.sub(json_grammar(schema))}'
+    closing = grammar.literal(end) if end else ""
+    return f'{grammar.literal(begin)} (" ")? {grammar.sub(json_grammar(schema))} {closing}'
 
 
 def named_call(
@@ -80,13 +88,13 @@ def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], aft
     return f"{grammar.sub(json_grammar({**definitions, **schema}))} {closing}"
 
 
-def _object(name: str, schema: dict[str, Any], key: str) -> dict[str, Any]:
+def _object(name: str, schema: dict[str, Any], name_key: str, key: str) -> dict[str, Any]:
     definitions = _definitions(schema)
     return {
         **definitions,
         "type": "object",
-        "properties": {"name": {"const": name}, key: schema},
-        "required": ["name", key],
+        "properties": {name_key: {"const": name}, key: schema},
+        "required": [name_key, key],
         "additionalProperties": False,
     }
 

@@ -53,8 +53,8 @@ _COLLECTOR: Final = text(
 
 
 ToolCallParser = Literal[
-    "qwen3_coder", "glm", "hermes", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v3",
-    "gemma", "gemma4", "llama3", "harmony",
+    "seed", "qwen3_coder", "glm", "hermes", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v3",
+    "gemma", "gemma4", "cohere", "phi4", "granite", "llama3", "harmony",
 ]  # fmt: skip
 """The formats of `minisgl.tokenizer.parse.formats`, where a test compares them."""
 

@@ -6,7 +6,6 @@ takes no tools gets them in a system message of Hermes' form, and its calls are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +22,7 @@ from minisgl.message import ChatPrompt, ids_to_bytes
 from minisgl.tokenizer.parse.formats import HARMONY, REASONING, detect_calls, detect_reasoning
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.tokenizer.tool_text import plain_messages, takes_tools
 
 if TYPE_CHECKING:
     from minisgl.tokenizer.tokenize import PromptEncoder
@@ -31,15 +31,6 @@ _detect_calls = lru_cache(4)(detect_calls)
 _detect_reasoning = lru_cache(4)(detect_reasoning)
 ANY_TOOL: Final = ("auto", "required")
 EFFORT_SWITCH: Final = "enable_thinking"
-TOOLS_TEXT: Final = """You can call functions to help with the task. These are their signatures:
-<tools>
-{tools}
-</tools>
-To call one, write a JSON object with its name and arguments:
-<tool_call>
-{{"name": "...", "arguments": {{...}}}}
-</tool_call>"""
-"""For templates that take no tools; the tags are those of the Hermes models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +90,14 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     template = encoder.template.source
     tools = [_tool(tool, index) for index, tool in enumerate(prompt.tools)]
     _check_tools(tools, prompt.tool_choice)
-    messages, args = _messages(prompt, template), _template_args(prompt, template)
+    takes = bool(prompt.tools) and takes_tools(encoder.template)
+    messages, args = list(prompt.messages), _template_args(prompt, template, takes)
+    if prompt.tools or any(message.get("tool_calls") for message in messages):
+        calls = encoder.tool_call_parser or _detect_calls(template)
+        messages = plain_messages(messages, prompt.tools, encoder.template, calls)
     ids = ids_to_bytes(encoder.chat.encode(messages, args, keep))
-    form = _form(prompt, texts[0], template, encoder.tool_call_parser, tools)
+    parser = encoder.tool_call_parser or (_detect_calls(template) if takes else "") or "hermes"
+    form = _form(prompt, texts[0], template, parser, tools)
     if form is None:
         return ids
     planned = PlannedIds(ids)
@@ -115,7 +111,7 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     return planned
 
 
-def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
+def _template_args(prompt: ChatPrompt, template: str, takes: bool) -> dict[str, Any]:
     """Return the template's variables: tools, and the switches of reasoning that it has."""
     args = dict(prompt.template_args)
     effort = args.get("reasoning_effort")
@@ -127,31 +123,16 @@ def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
                 param="reasoning_effort",
             )
         args.setdefault(EFFORT_SWITCH, effort not in ("none", "minimal"))
-    if prompt.tools and "tools" in template:
+    if takes:
         args["tools"] = prompt.tools
     return args
 
 
-def _messages(prompt: ChatPrompt, template: str) -> list[dict[str, Any]]:
-    """Return the messages, with the tools in a system message if the template takes none."""
-    messages = list(prompt.messages)
-    if not prompt.tools or "tools" in template:
-        return messages
-    tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in prompt.tools)
-    text = TOOLS_TEXT.format(tools=tools)
-    if messages and messages[0].get("role") in ("system", "developer"):
-        first, *rest = messages
-        return [{**first, "content": f"{first.get('content') or ''}\n\n{text}"}, *rest]
-    return [{"role": "system", "content": text}, *messages]
-
-
 def _form(
-    prompt: ChatPrompt, text: str, template: str, parser: str | None, tools: Sequence[Tool]
+    prompt: ChatPrompt, text: str, template: str, parser: str, tools: Sequence[Tool]
 ) -> AnswerForm | None:
     """Return what the answer to the prompt `text` may have, None if it is text alone."""
-    calls = ""
-    if tools:
-        calls = parser or (_detect_calls(template) if "tools" in template else "") or "hermes"
+    calls = parser if tools else ""
     is_harmony = HARMONY in (parser, _detect_calls(template))
     known = reasoning = HARMONY if is_harmony else _detect_reasoning(template)
     is_open = False

@@ -79,9 +79,9 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
             param="tool_choice",
         )
     begin, end = form.begin, form.end
-    if name == "mistral_v3":
-        most = 1 if is_one else None
-        return calls.list_of_calls(grammar, tools, form.key, begin, most)
+    if name in ("mistral_v3", "granite", "cohere"):
+        keys, most = (form.name_key, form.key), 1 if is_one else None
+        return calls.list_of_calls(grammar, tools, keys, begin, end, most)
     if form.is_bare:
         return calls.object_call(grammar, tools, form.key, "", "")
     if form.syntax == "object":
@@ -97,7 +97,8 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
         item = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
         call = calls.tagged_call(grammar, tools, begin, "NAME\n", item, end)
     else:
-        item = "<parameter=KEY>\nVALUE\n</parameter>\n"
+        line = "" if name == "seed" else "\n"
+        item = f"<parameter=KEY>{line}VALUE{line}</parameter>\n"
         header = "\n<function=NAME>\n"
         call = calls.tagged_call(grammar, tools, begin, header, item, f"</function>\n{end}")
     before, after = (grammar.literal(text) if text else "" for text in form.section)

@@ -18,7 +18,8 @@ class CallFormat:
     """How a family writes tool calls.
 
     syntax: of a call between `begin` and `end`.
-        object  {"name": NAME, KEY: {...}}; a list of such may follow one `begin`
+        object  {"name": NAME, KEY: {...}}, the name under `name_key`; a list of such may follow one
+                `begin`
         named   a header with the name, `separator`, then the arguments as JSON
         tags    a header with the name, then for each argument `key`, its name, `key_end`, its
                 value, `value_end`
@@ -33,6 +34,7 @@ class CallFormat:
     detected_by: tuple[str, ...]
     syntax: Syntax = "object"
     name: re.Pattern[str] = field(default=re.compile(r"\s*(.*?)\s*", re.DOTALL))
+    name_key: str = "name"
     key: str = "arguments"
     separator: str = ""
     key_end: str = ""
@@ -49,6 +51,16 @@ class CallFormat:
 
 
 CALLS: Final[dict[str, CallFormat]] = {
+    "seed": CallFormat(
+        begin="<seed:tool_call>",
+        end="</seed:tool_call>",
+        detected_by=("<seed:tool_call>",),
+        syntax="tags",
+        name=re.compile(r"\s*<function=(.*?)>?\s*", re.DOTALL),
+        key="<parameter=",
+        key_end=">",
+        value_end="</parameter>",
+    ),
     "qwen3_coder": CallFormat(
         begin="<tool_call>",
         end="</tool_call>",
@@ -111,6 +123,17 @@ CALLS: Final[dict[str, CallFormat]] = {
         syntax="pairs",
         quote='<|"|>',
     ),
+    "cohere": CallFormat(
+        begin="<|START_ACTION|>",
+        end="<|END_ACTION|>",
+        detected_by=("<|START_ACTION|>", "tool_name"),
+        name_key="tool_name",
+        key="parameters",
+    ),
+    "phi4": CallFormat(
+        begin="<|tool_call|>", end="<|/tool_call|>", detected_by=("<|tool_call|>", "<|/tool_call|>")
+    ),
+    "granite": CallFormat(begin="<|tool_call|>", end="", detected_by=("<|tool_call|>",)),
     "llama3": CallFormat(
         begin="<|python_tag|>",
         end="",
@@ -127,6 +150,7 @@ REASONING: Final[dict[str, tuple[str, str]]] = {
     "seed": ("<seed:think>", "</seed:think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "gemma4": ("<|channel>thought", "<channel|>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
 }
 """The texts before and behind reasoning, by name."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -41,7 +43,7 @@ def read_object(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]
             value = yield from reader.json_value()
             if key in ARGUMENT_KEYS:
                 held = value
-            elif key == "name":
+            elif key == form.name_key:
                 name = _text(value)
                 if form.is_bare and name not in types:
                     return False
@@ -137,10 +139,13 @@ def _text(value: str) -> str:
 def _typed(value: str, type: str) -> str:
     """The JSON of an argument that is written as plain text."""
     if type != "string":
-        try:
+        with contextlib.suppress(ValueError):
             return json.dumps(json.loads(value), ensure_ascii=False)
-        except ValueError:
-            pass
+        if value[:1] in "{[TFN":  # as some templates print values of Python
+            with contextlib.suppress(
+                ValueError, SyntaxError, TypeError, RecursionError, MemoryError
+            ):
+                return json.dumps(ast.literal_eval(value), ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)
 
 

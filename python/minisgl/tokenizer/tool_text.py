@@ -1,0 +1,128 @@
+"""Tools as plain messages, for chat templates that take no tools or write no calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from minisgl.errors import InvalidRequest
+from minisgl.tokenizer.parse.formats import CALLS, CallFormat
+from minisgl.tokenizer.template import ChatTemplate
+
+TOOLS_TEXT: Final = """You can call functions to help with the task. These are their signatures:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments:
+<tool_call>
+{{"name": "...", "arguments": {{...}}}}
+</tool_call>"""
+"""The tags are those of the Hermes models."""
+
+_NAME: Final = "probe_7c1f"
+_USER: Final = {"role": "user", "content": "a"}
+_TOOL: Final = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}},
+}
+_CALL: Final = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": _NAME, "arguments": {"a": "b"}},
+}
+_SYSTEM: Final = {"role": "system", "content": _NAME}
+_ANSWER: Final = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+
+
+def takes_tools(template: ChatTemplate) -> bool:
+    """Whether the template writes `tools` into the prompt."""
+    return "tools" in template.source and _writes(template, [_USER], {"tools": [_TOOL]})
+
+
+def plain_messages(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    template: ChatTemplate,
+    calls: str,
+) -> list[dict[str, Any]]:
+    """Return the messages as the template writes them all.
+
+    Where it takes no tools, they stand in a system message, or in the first message where it takes
+    no such message, calls are content in the form `calls`, and results are messages of the user.
+    Where it only writes no calls, these are content.
+    """
+    shown = [dict(message) for message in messages]
+    form = CALLS.get(calls)
+    if form is None or form.syntax != "object":
+        form = CALLS["hermes"]
+    takes, has_calls = takes_tools(template), any(message.get("tool_calls") for message in shown)
+    is_plain = has_calls and not _writes(template, [_USER, _ANSWER], {})
+    if is_plain or (tools and not takes):
+        shown = [_with_calls(message, form) for message in shown]
+        shown = shown if takes else _with_results(shown)
+    if takes or not tools:
+        return shown
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = TOOLS_TEXT.format(tools=lines)
+    if shown and shown[0].get("role") in ("system", "developer"):
+        return [_before(shown[0], text, is_last=True), *shown[1:]]
+    if _writes(template, [_SYSTEM, _USER], {}) or not shown:
+        return [{"role": "system", "content": text}, *shown]
+    return [_before(shown[0], text), *shown[1:]]
+
+
+def _writes(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any]
+) -> bool:
+    """Whether the probe's name is in the prompt; a template that refuses the probe is taken to
+    write it: it may refuse for another reason."""
+    try:
+        return _NAME in template.render(messages, args)
+    except InvalidRequest:
+        return messages[0] is not _SYSTEM
+
+
+def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    if not message.get("tool_calls"):
+        return rest
+    texts = [str(message["content"])] if isinstance(message.get("content"), str) else []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        name, arguments = json.dumps(function["name"]), function.get("arguments") or "{}"
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        body = f'{{"{form.name_key}": {name}, "{form.key}": {arguments}}}'
+        texts.append(f"{form.begin}\n{body}\n{form.end}".rstrip())
+    return {**rest, "content": "\n".join(text for text in texts if text)}
+
+
+def _with_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results that follow one another are one message of the user: templates want the roles to
+    take turns."""
+    shown: list[dict[str, Any]] = []
+    is_result = False
+    for message in messages:
+        was_result, is_result = is_result, message.get("role") == "tool"
+        if not is_result:
+            shown.append(message)
+            continue
+        text = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
+        if was_result:
+            shown[-1]["content"] += f"\n{text}"
+        else:
+            shown.append({"role": "user", "content": text})
+    return shown
+
+
+def _before(message: dict[str, Any], text: str, *, is_last: bool = False) -> dict[str, Any]:
+    own = _text(message.get("content"))
+    return {**message, "content": f"{own}\n\n{text}" if is_last else f"{text}\n\n{own}"}
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content; parts that are no text are refused later."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")

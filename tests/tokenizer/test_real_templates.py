@@ -1,0 +1,171 @@
+"""The chat templates of released models: prompts, calls and results, and clients' special tokens.
+
+tests/templates/README.md says where they are from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from minisgl.builtin import model_path
+from minisgl.message import ChatPrompt
+from minisgl.tokenizer import PromptEncoder, Tokenizer
+from minisgl.tokenizer.answers import plan_of
+from minisgl.tokenizer.chat import ChatEncoder
+from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
+from minisgl.tokenizer.parse.formats import detect_calls, detect_reasoning
+from minisgl.tokenizer.template import ChatTemplate
+from minisgl.tokenizer.tool_text import plain_messages, takes_tools
+
+FOLDER = Path(__file__).parents[1] / "templates"
+FORMATS = {
+    "deepseek-r1-distill": ("deepseek_v3", "think"),
+    "deepseek-v3.1": ("deepseek_v31", "think"),
+    "gemma-4": ("gemma4", "gemma4"),
+    "glm-4.6": ("glm", "think"),
+    "glm-4.7": ("glm", "think"),
+    "gpt-oss": ("harmony", ""),
+    "granite-3.3": ("granite", "think"),
+    "granite-4.0": ("hermes", ""),
+    "ministral-3-reasoning": ("mistral", "mistral"),
+    "mistral-nemo": ("mistral_v3", ""),
+    "mistral-small-3.2": ("mistral", ""),
+    "phi-3.5": ("", ""),
+    "qwen2.5": ("hermes", ""),
+    "qwen3": ("hermes", "think"),
+    "qwen3-coder": ("qwen3_coder", ""),
+    "qwq": ("hermes", "think"),
+    "seed-oss": ("seed", "seed"),
+    "smollm3": ("", "think"),
+}
+NO_TOOLS = {"phi-3.5", "smollm3", "deepseek-r1-distill", "deepseek-v3.1"}
+ONE_CALL = {"gpt-oss"}  # its template writes the first call of a message
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def tool(name: str, **types: str) -> dict[str, Any]:
+    properties = {key: {"type": type, "description": "d"} for key, type in types.items()}
+    schema = {"type": "object", "properties": properties, "required": list(types)}
+    function = {"name": name, "description": f"does {name}", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [tool("weather", city="string", days="integer"), tool("find", text="string", more="object")]
+TYPES = {"weather": {"city": "string", "days": "integer"}, "find": {"text": "string"}}
+WANTED = [
+    ("weather", {"city": "Zürich 🏔", "days": 3}),
+    ("find", {"text": 'a "b" }\n<x>', "more": {"deep": [1, {"a": "]"}], "yes": True}}),
+]
+USER = {"role": "user", "content": "Hello?"}
+
+
+def call(index: int) -> dict[str, Any]:
+    name, arguments = WANTED[index]
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": f"abcdefgh{index}", "type": "function", "function": function}
+
+
+def asked(*calls: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [call(index) for index in calls]}
+
+
+def loaded(name: str) -> ChatTemplate:
+    source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    return ChatTemplate({"default": source}, TOKENS)
+
+
+def theirs(template: ChatTemplate, messages: list[dict[str, Any]], **args: Any) -> str:
+    """What transformers renders; it takes the arguments of calls as objects."""
+    shown = json.loads(json.dumps(messages))
+    for message in shown:
+        for each in message.get("tool_calls", ()):
+            each["function"]["arguments"] = json.loads(each["function"]["arguments"])
+    variables = {"add_generation_prompt": True, **TOKENS, **args}
+    texts, _ = render_jinja_template([shown], chat_template=template.source, **variables)
+    text: str = texts[0]
+    return text
+
+
+def test_every_template_is_tested() -> None:
+    assert {path.stem for path in FOLDER.glob("*.jinja")} == set(FORMATS)
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w.-]+)\.jinja`", readme, re.MULTILINE)) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    template = loaded(name)
+    assert (detect_calls(template.source), detect_reasoning(template.source)) == FORMATS[name]
+    assert takes_tools(template) == (name not in NO_TOOLS)
+    result = {"role": "tool", "tool_call_id": "abcdefgh0", "name": "weather", "content": "sunny"}
+    last = {"role": "assistant", "content": "It is sunny."}
+    chats = [[USER], [USER, asked(0), result, last, USER], [USER, last, USER]]
+    for chat in chats:
+        for args in ({"tools": TOOLS}, {"tools": None, "enable_thinking": False}):
+            assert template.render(chat, args) == theirs(template, chat, **args)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("calls", [(0,), (1,), (0, 1)], ids=["weather", "find", "both"])
+def test_the_calls_that_a_template_writes_are_read(name: str, calls: tuple[int, ...]) -> None:
+    template = loaded(name)
+    kind = (detect_calls(template.source) if takes_tools(template) else "") or "hermes"
+    chat = plain_messages([USER, asked(*calls)], TOOLS, template, kind)
+    args = {"tools": TOOLS if takes_tools(template) else None, "add_generation_prompt": False}
+    before, text = template.render(chat[:-1], args), template.render(chat, args)
+    parser = AnswerParser(AnswerForm(calls=kind, types=TYPES))
+    answer = collect([*parser.feed(text[len(before) :]), *parser.flush()])
+    found = [(each.name, json.loads(each.arguments)) for each in answer.calls]
+    wanted = [WANTED[index] for index in calls]
+    assert found == (wanted[:1] if name in ONE_CALL else wanted), text[len(before) :]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_results_and_tools_are_in_the_prompt(name: str, tmp_path: Path) -> None:
+    template = loaded(name)
+    encoder = PromptEncoder(tokenizer=plain_tokenizer(), folder=tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+    result = {"role": "tool", "tool_call_id": "abcdefgh0", "name": "weather", "content": "4711"}
+    prompt = ChatPrompt(messages=[USER, asked(0), result], tools=TOOLS, is_split=True)
+    ids = encoder.encode(prompt)
+    form = plan_of(ids).form
+    assert form
+    assert form.calls == ((FORMATS[name][0] if name not in NO_TOOLS else "") or "hermes")
+    text = encoder.tokenizer.backend.decode(memoryview(ids).cast("i").tolist(), False)
+    for part in ("does weather", "does find", "4711"):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_special_tokens_of_clients_stay_text(name: str) -> None:
+    template = loaded(name)
+    marks = sorted(set(re.findall(r"<[|｜/\w:▁]+>|\[/?[A-Z_]+\]", template.source)))
+    tokenizer = plain_tokenizer(marks)
+    encoder = ChatEncoder(tokenizer, template)
+
+    def num_special(text: str) -> int:
+        tools = json.loads(json.dumps(TOOLS))
+        tools[0]["function"]["description"] = text
+        result = {"role": "tool", "tool_call_id": "abcdefgh0", "name": "weather", "content": text}
+        chat = [{"role": "user", "content": text}, asked(0), result]
+        ids = encoder.encode(chat, {"tools": tools})
+        return sum(token in tokenizer.special_ids for token in ids)
+
+    harmless = num_special("x y")
+    for mark in marks:
+        if mark not in ("<think>", "</think>"):  # templates cut contents there
+            assert num_special(f"x {mark} y") == harmless, mark
+
+
+def plain_tokenizer(special: list[str] | None = None) -> Tokenizer:
+    """The built-in model's, with these special tokens."""
+    backend = tokenizers.Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+    backend.add_special_tokens(special or [])
+    return Tokenizer(backend, TOKENS)
