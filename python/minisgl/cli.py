@@ -49,7 +49,7 @@ runs, a small one that needs no download. `minisgl COMMAND --help` lists the fla
 """
 
 NOT_OF_A_CHAT: Final = (
-    "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile",
+    "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "dp",
 )  # fmt: skip
 """Options of `serve` that `chat` and `run` do not have, or that mean something else there."""
 
@@ -104,6 +104,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
 
 
 def _serve(args: ServerArgs, began: float) -> int:
+    if args.dp > 1:
+        from minisgl.deploy.local import serve_replicas
+
+        return serve_replicas(args)
     from minisgl.server.launch import launch_server
 
     return launch_server(args, began=began)

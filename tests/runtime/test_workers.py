@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from minisgl.errors import CheckpointError, StartupFailed
-from minisgl.runtime.worker import Worker, _main_module_hidden
+from minisgl.runtime.worker import Worker, main_module_hidden
 from minisgl.runtime.workers import Workers
 from minisgl.utils.process import WorkerStatus
 
@@ -119,7 +119,7 @@ def test_threads_that_start_workers_leave_the_main_module(workers: Workers) -> N
     go_on = threading.Event()
 
     def start(index: int) -> None:
-        with _main_module_hidden():
+        with main_module_hidden():
             assert sys.modules["__main__"] is not main
             inside[index].set()
             go_on.wait(60)

@@ -168,7 +168,7 @@ def test_flags_that_may_differ_between_nodes() -> None:
         "served_model_name", "host", "port", "num_tokenizer",
         "log_requests", "log_steps", "otlp_endpoint", "api_key", "api_key_file", "cors_origin",
         "ssl_certfile", "ssl_keyfile", "drain_timeout", "max_queue_wait",
-        "restart", "max_restarts", "record", "tool_call_parser", "xray_text",
+        "restart", "max_restarts", "record", "tool_call_parser", "xray_text", "dp",
     }  # fmt: skip
     assert kinds["own"] == {
         "model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -34,6 +34,7 @@ class Replica:
     """One server. Mutable. down: why it gets no requests; None if it does."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.upstream = Upstream(url)
         self.name = self.upstream.name
         self.view = View(self.name)
@@ -53,7 +54,7 @@ class Fleet:
         self.views = Views()
         self.model = ""
         self._headers: Headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._asks: set[asyncio.Task[None]] = set()
 
     @property
@@ -63,10 +64,28 @@ class Fleet:
     async def start(self) -> None:
         """Ask every replica once, and go on asking."""
         await asyncio.gather(*(self.ask(replica) for replica in self.replicas))
-        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        for replica in self.replicas:
+            if replica not in self._watches:
+                self._watches[replica] = asyncio.create_task(self._watch(replica))
+
+    async def change(self, urls: Collection[str]) -> None:
+        """Have the replicas at `urls` and no others. Open requests to the others go on."""
+        for replica in [each for each in self.replicas if each.url not in urls]:
+            self.lost(replica, "it is no replica any more")
+            self.replicas.remove(replica)
+            self._watches.pop(replica).cancel()
+            replica.upstream.close()
+        known = {each.url for each in self.replicas}
+        added = [Replica(url) for url in urls if url not in known]
+        self.replicas += added
+        self._watch_all()
+        await asyncio.gather(*(self.ask(replica) for replica in added))
 
     def close(self) -> None:
-        for task in (*self._tasks, *self._asks):
+        for task in (*self._watches.values(), *self._asks):
             task.cancel()
         for replica in self.replicas:
             replica.upstream.close()

@@ -280,10 +280,15 @@ class _Request:
         dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
         self.headers = end_to_end(scope["headers"], *dropped)
         self.headers.append((b"x-request-id", self.id.encode()))
-        self.abort_connection: Any = scope.get(ABORT_CONNECTION, lambda: None)
+        self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
 
     async def ask(self, replica: Replica) -> Answer:
         return await replica.upstream.request(self.method, self.target, self.headers, self.body)
+
+
+def _break_off() -> None:
+    """Where the HTTP server gives no other way, an error within an answer breaks it off."""
+    raise ConnectionAbortedError("a replica failed within its answer")
 
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:

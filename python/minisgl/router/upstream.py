@@ -11,7 +11,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -202,8 +202,7 @@ class _Connection(asyncio.Protocol):
     # --- called by asyncio -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = f"the connection ended ({exc})" if exc else "the connection ended"

@@ -82,6 +82,15 @@ class RuntimeArgs(EngineArgs):
         metavar="S",
         nodes="own",
     )
+    dp: int = option(
+        1,
+        whole(1, 64),
+        "many devices",
+        "data parallelism: N whole servers on this machine behind one port, each with --tp GPUs of "
+        "its own; on a CPU they share cores and memory; requests go by prefix and load, and a "
+        "server that dies is replaced (docs/replicas.md)",
+        nodes="first",
+    )
     nnodes: int = option(
         1,
         whole(1, 1024),

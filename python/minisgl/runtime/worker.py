@@ -65,7 +65,7 @@ def start_worker(
     from_terminal = {signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
     try:
-        with held(), _main_module_hidden():  # a half-started child prints a traceback
+        with held(), main_module_hidden():  # a half-started child prints a traceback
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, from_terminal)
@@ -74,7 +74,7 @@ def start_worker(
 
 
 @contextlib.contextmanager
-def _main_module_hidden() -> Iterator[None]:
+def main_module_hidden() -> Iterator[None]:
     """Hide the program's main module, which a spawned process would import again.
 
     Our workers do not need it, and a script without `if __name__ == "__main__"` would run twice.

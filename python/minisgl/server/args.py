@@ -226,6 +226,8 @@ def conflict(args: ServerArgs) -> str | None:
     """A sentence if two options contradict each other, else None."""
     if args.dry_run and args.shell:
         return "--dry-run serves nothing, so it does not go with --shell"
+    if args.dp > 1 and (other := _not_with_dp(args)):
+        return f"--dp {args.dp} does not go with {other}"
     if args.restart and args.nnodes > 1:
         return "--restart works on one machine, so it does not go with --nnodes"
     if args.ssl_keyfile and not args.ssl_certfile:
@@ -251,4 +253,17 @@ def conflict(args: ServerArgs) -> str | None:
             f"the nodes use among themselves (--dist-init-addr {args.dist_init_addr}); choose "
             "another"
         )
+    return None
+
+
+def _not_with_dp(args: ServerArgs) -> str | None:
+    """The first of what is for one server, with the reason."""
+    if args.nnodes > 1:
+        return "--nnodes: start a server on each machine, and minisgl route before them"
+    if args.shell:
+        return "a chat: it needs one server"
+    if args.dry_run:
+        return "--dry-run, which looks at one server"
+    if args.log_steps or args.record:
+        return "--log-steps and --record, which write one server's file"
     return None

@@ -45,12 +45,14 @@ def launch_server(
     *,
     foreground: Callable[[str], int] | None = None,
     began: float | None = None,
+    on_url: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread.
 
     foreground: called in the main thread, with the server's URL, while the server runs in another;
     when it returns, the server stops, and its exit code is the result. began: the start of the
-    command on `time.monotonic`; by default now.
+    command on `time.monotonic`; by default now. on_url: called with the server's URL once it
+    serves, in place of the line for the terminal.
     """
     clock = StartClock(began)
     level = args.log_level or ("warning" if args.shell else None)
@@ -67,7 +69,7 @@ def launch_server(
             elif args.node_rank:
                 _serve_node(args, signals)
             else:
-                return _serve(args, signals, foreground, clock)
+                return _serve(args, signals, foreground, clock, on_url)
         except KeyboardInterrupt:
             logger.info("stopped" if args.node_rank else "stopped before it was ready")
             return 130 if foreground else 0
@@ -92,6 +94,7 @@ def _serve(
     signals: Signals,
     foreground: Callable[[str], int] | None,
     clock: StartClock,
+    on_url: Callable[[str], None] | None,
 ) -> int:
     """Serve until asked to stop, and return the exit code."""
     tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
@@ -139,6 +142,9 @@ def _serve(
         def on_ready() -> None:
             signals.first = lambda: server.stop(drain=signals.number == signal.SIGTERM)
             url = url_of(bound, "https" if tls else "http")
+            if on_url:
+                on_url(url)
+                return
             say(ready_text(name, url, sum(clock.part_s.values()), needs_key=keys is not None))
 
         asyncio.run(server.serve(on_ready))

@@ -1,0 +1,27 @@
+"""Several servers as one: on this machine (`minisgl serve --dp N`), and on Ray.
+
+What it is for: it starts whole servers as child processes, replaces those that end, and puts the
+router before them. What it does not know: where a request goes (`minisgl.router`). Read in this
+order: `child` (one server), `local` (`--dp`), `ray_app` (`serve run minisgl.deploy:app`), `scale`
+(how many replicas).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def app(args: dict[str, Any]) -> Any:
+    """Return the Ray Serve application: `serve run minisgl.deploy:app model=... replicas=2`.
+
+    args: see `minisgl.deploy.options`. Raises ConfigError.
+    """
+    from minisgl.errors import ConfigError
+
+    try:
+        from minisgl.deploy.ray_app import build
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise ConfigError("minisgl.deploy needs Ray: pip install 'minisgl[ray]'") from None
+    return build(args)

@@ -1,0 +1,185 @@
+"""`minisgl serve --dp N`: N servers of this machine, and the router before them, as one command.
+
+::
+
+    this process   bind port | start servers ... wait until ready | route       | end them
+    server 0..N-1            | supervisor, engine, tokenizers     | step, step  |
+
+A server that ends is replaced. Its successor listens on another port: the router learns of it when
+it is ready. SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from minisgl import env
+from minisgl.deploy.child import ServerProcess
+from minisgl.errors import ConfigError, EngineError, StartupFailed
+from minisgl.router.fleet import Fleet
+from minisgl.router.serve import Router
+from minisgl.runtime.signals import Signals
+from minisgl.server.address import bind, tls_context
+from minisgl.server.args import ServerArgs
+from minisgl.server.checkpoint import find_checkpoint
+from minisgl.utils.gpus import num_gpus
+from minisgl.utils.logger import get_logger, setup_logging
+
+logger = get_logger(__name__)
+
+END_S: Final = 12.0
+"""For a server that has no open requests any more: twice what its workers get, and a little."""
+
+CPU_MEMORY_RATIO: Final = 0.5
+"""The default of --memory-ratio on a CPU."""
+
+MAX_PAUSE_S: Final = 60.0
+"""Before a server that does not start is tried again: 1, 2, 4, ... seconds, and no longer."""
+
+
+def serve_replicas(args: ServerArgs) -> int:
+    """Serve until a request to stop, and return the exit code. Called in the main thread."""
+    if args.log_level:
+        os.environ["MINISGL_LOG_LEVEL"] = args.log_level  # for the servers
+    if args.log_format:
+        os.environ["MINISGL_LOG_FORMAT"] = args.log_format
+    with Signals() as signals:
+        try:
+            setup_logging("router", level=args.log_level)
+            env.check()
+            tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
+            with bind(args.host, args.http_port) as bound, _servers(args) as servers:
+                urls = [server.wait_ready() for server in servers.processes]
+                signals.check()
+                fleet = Fleet(urls, servers.key)
+                router = Router(fleet, bound, tls, args.drain_timeout)
+                asyncio.run(_route(router, fleet, servers, signals))
+        except KeyboardInterrupt:
+            logger.info("stopped before it was ready")
+        except (ConfigError, EngineError) as error:
+            logger.error("%s", error)
+            return 1
+    return 0
+
+
+async def _route(router: Router, fleet: Fleet, servers: _Servers, signals: Signals) -> None:
+    watches = [
+        asyncio.create_task(servers.keep(index, fleet)) for index in range(len(servers.processes))
+    ]
+    try:
+        await router.serve(signals)
+    finally:
+        for watch in watches:
+            watch.cancel()
+        servers.terminate()  # one that starts holds a thread up
+
+
+class _Servers:
+    """The servers, by their index. Mutable: one that ends is replaced.
+
+    key: with which the router asks them for their state; None if they need none.
+    """
+
+    def __init__(self, args: ServerArgs) -> None:
+        # Each downloads nothing: they would do so at the same time.
+        args = replace(args, model=str(find_checkpoint(args).folder) if args.model else None)
+        self._devices = _devices(args)
+        self.key = None
+        given = args.api_key
+        if given is not None or args.api_key_file is not None:
+            self.key = secrets.token_urlsafe(24)
+            given = f"{given},{self.key}" if given is not None else self.key
+        if not self._devices:
+            args = with_share_of_memory(args, args.dp)
+        self._args = replace(
+            args, host="127.0.0.1", port=0, api_key=given, ssl_certfile=None, ssl_keyfile=None
+        )
+        self.processes: list[ServerProcess] = []
+        for index in range(args.dp):
+            self.processes.append(self._start(index))
+
+    def _start(self, index: int) -> ServerProcess:
+        folder = f"{self._args.profile_dir}/replica-{index}"
+        if self._devices:
+            variables = {"CUDA_VISIBLE_DEVICES": self._devices[index]}
+        else:
+            variables = {"OMP_NUM_THREADS": str(max(num_cores() // self._args.dp, 1))}
+            variables |= {name: os.environ[name] for name in variables if name in os.environ}
+        return ServerProcess(f"replica {index}", replace(self._args, profile_dir=folder), variables)
+
+    async def keep(self, index: int, fleet: Fleet) -> None:
+        """Replace the server whenever it ends."""
+        loop, pause_s = asyncio.get_running_loop(), 1.0
+        while True:
+            server, ended = self.processes[index], asyncio.Event()
+            loop.add_reader(server.sentinel, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(server.sentinel)
+            logger.error("%s (pid %d) has ended; starting it again", server.name, server.pid)
+            server.wait_ended(0.0)
+            self.processes[index] = server = self._start(index)
+            try:
+                await asyncio.to_thread(server.wait_ready)
+            except StartupFailed as error:
+                logger.error("%s; trying again in %g s", error, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                continue
+            pause_s = 1.0
+            await fleet.change([each.url for each in self.processes if each.url])
+
+    def terminate(self) -> None:
+        for server in self.processes:
+            server.terminate()
+
+    def end(self) -> None:
+        self.terminate()
+        for server in self.processes:
+            server.wait_ended(END_S)
+
+
+@contextlib.contextmanager
+def _servers(args: ServerArgs) -> Iterator[_Servers]:
+    """Servers that end with the block."""
+    servers = _Servers(args)
+    try:
+        yield servers
+    finally:
+        servers.end()
+
+
+def _devices(args: ServerArgs) -> list[str]:
+    """Return $CUDA_VISIBLE_DEVICES of each server; none if it uses no GPU. Raises ConfigError."""
+    if args.device == "cpu" or (args.device == "auto" and not num_gpus()):
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    needed = args.dp * args.tp
+    devices = given.split(",") if given is not None else [str(i) for i in range(needed)]
+    if len(devices) < needed:
+        raise ConfigError(
+            f"--dp {args.dp} with --tp {args.tp} needs {needed} GPUs, and CUDA_VISIBLE_DEVICES "
+            f"names {len(devices)}"
+        )
+    return [",".join(devices[i * args.tp : (i + 1) * args.tp]) for i in range(args.dp)]
+
+
+def with_share_of_memory(args: ServerArgs, num: int) -> ServerArgs:
+    """Return the options of one of `num` servers that share a CPU's memory."""
+    if args.num_pages is not None:
+        return args
+    return replace(args, memory_ratio=(args.memory_ratio or CPU_MEMORY_RATIO) / num)
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not Linux

@@ -1,0 +1,188 @@
+"""The Ray Serve application: replicas that are whole servers, and the router as its ingress.
+
+::
+
+    client -> Ray's HTTP proxy -> Ingress (RouterApp) -> HTTP -> server of an Engine's node
+
+Ray places, counts, restarts and upgrades; requests do not pass through its handles, but go from the
+ingress to the servers as they do with `minisgl route`. So all APIs, streams, errors and keys are
+the servers' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import ray
+from ray import serve
+
+from minisgl.deploy.child import ServerProcess
+from minisgl.deploy.options import DeployOptions, deploy_options
+from minisgl.deploy.scale import ByWait, scale_stats
+from minisgl.errors import EngineError
+from minisgl.message.replica import ReplicaState
+from minisgl.router.fleet import Fleet
+from minisgl.router.proxy import RouterApp
+from minisgl.router.upstream import Upstream
+from minisgl.server.args import ServerArgs
+from minisgl.utils.logger import get_logger, setup_logging
+
+logger = get_logger(__name__)
+
+LOOK_EVERY_S: Final = 0.5
+"""For replicas that have come or gone."""
+
+LOOK_S: Final = 5.0
+
+REQUEST_ID: Final = b"x-request-id"
+
+MAX_OPEN: Final = 100_000
+"""Requests at an ingress or a replica; the servers refuse what is too much for them."""
+
+
+class Engine:
+    """One replica: a server on this node, as a child process. Mutable: it starts and ends."""
+
+    def __init__(self, args: ServerArgs, key: str | None) -> None:
+        """Return once the server is ready. Raises StartupFailed."""
+        setup_logging("replica", level=args.log_level)
+        host = _this_node()
+        self._drain_s = args.drain_timeout
+        self._server = ServerProcess("the server", replace(args, host=host, port=0))
+        self._upstream = Upstream(self._server.wait_ready())
+        self._headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+
+    def address(self) -> str:
+        return self._server.url
+
+    async def check_health(self) -> None:
+        """Raises EngineError; Ray then replaces this replica."""
+        if not self._server.is_alive:
+            raise EngineError("the server has ended")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        answer = await self._upstream.request("GET", "/replica", self._headers)
+        try:
+            return scale_stats(msgspec.json.decode(await answer.whole(), type=ReplicaState))
+        finally:
+            answer.close()
+
+    async def __del__(self) -> None:  # Ray calls it, and waits for it, before the replica ends
+        if hasattr(self, "_server"):
+            self._server.terminate()
+            await asyncio.to_thread(self._server.wait_ended, self._drain_s + END_S)
+
+
+END_S: Final = 10.0
+"""For a server whose requests have ended."""
+
+
+class Ingress:
+    """What Ray Serve's proxies send requests to."""
+
+    def __init__(self, engines: Any, key: str | None) -> None:
+        self._engines, self._key = engines, key
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return IngressApp(self._engines, self._key)
+
+
+class IngressApp:
+    """The router over the replicas that Ray says there are. Mutable: they change."""
+
+    def __init__(self, engines: Any, key: str | None) -> None:
+        """engines: the handle of their deployment."""
+        setup_logging("router")
+        self._engines = engines
+        self._fleet = Fleet([], key)
+        self._app = RouterApp(self._fleet)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            scope["request_id"] = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
+            await self._app(scope, receive, _without_request_id(send))
+            return
+        await receive()
+        watch = asyncio.create_task(self._watch())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        watch.cancel()
+        self._fleet.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                answers = await self._engines.broadcast("address").results_async(
+                    timeout_s=LOOK_S, return_exceptions=True
+                )
+                await self._fleet.change([each for each in answers if isinstance(each, str)])
+            except Exception as error:  # Ray has many; the replicas stay as they were
+                logger.warning("Ray does not say which replicas there are: %r", error)
+            await asyncio.sleep(max(LOOK_EVERY_S - (time.monotonic() - began), 0.05))
+
+
+def _this_node() -> str:
+    """The address by which the cluster knows this node."""
+    own = ray.get_runtime_context().get_node_id()
+    return next(str(n["NodeManagerAddress"]) for n in ray.nodes() if n["NodeID"] == own)
+
+
+def _without_request_id(send: Any) -> Any:
+    """Ray's proxy adds the header itself."""
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [(n, v) for n, v in message["headers"] if n != REQUEST_ID]
+        await send(message)
+
+    return sent
+
+
+def build(given: dict[str, Any]) -> Any:
+    """Return the application for the options `given`. Raises ConfigError."""
+    options = deploy_options(given)
+    engines = serve.deployment(**_placement(options))(Engine)
+    ingress = serve.deployment(
+        num_replicas=options.ingresses,
+        max_ongoing_requests=MAX_OPEN,
+        graceful_shutdown_timeout_s=options.server.drain_timeout + END_S,
+        max_surge_percent=100,
+    )(serve.ingress()(Ingress))
+    return ingress.bind(engines.bind(options.server, options.key), options.key)
+
+
+def _placement(options: DeployOptions) -> dict[str, Any]:
+    """How Ray places and changes replicas: each in one bundle, so on one node."""
+    resources = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
+    placement: dict[str, Any] = {
+        "ray_actor_options": {"num_cpus": options.cpus, "num_gpus": options.gpus},
+        "placement_group_bundles": [resources],
+        "placement_group_strategy": "STRICT_PACK",
+        "max_ongoing_requests": MAX_OPEN,
+        "logging_config": {"enable_access_log": False},  # each ingress asks twice a second
+        "health_check_period_s": 1.0,
+        "graceful_shutdown_timeout_s": options.server.drain_timeout + 2 * END_S,
+        "rolling_update_percentage": 1 / options.max_replicas,  # one after the other
+    }
+    if not options.is_scaled:
+        return placement | {"num_replicas": options.replicas}
+    policy = {
+        "policy_function": f"{ByWait.__module__}:{ByWait.__name__}",
+        "policy_kwargs": {"target_s": options.wait_s},
+    }
+    return placement | {
+        "autoscaling_config": {
+            "min_replicas": options.replicas,
+            "max_replicas": options.max_replicas,
+            "look_back_period_s": 15.0,
+            "upscale_delay_s": 5.0,
+            "downscale_delay_s": 300.0,
+            "policy": policy,
+        }
+    }

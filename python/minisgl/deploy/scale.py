@@ -1,0 +1,65 @@
+"""How many replicas there should be: by how long a request would wait, not by how many are open.
+
+A long prompt and a short one are one request each, and a thousand idle chats none: their number
+says little about when the next request starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Final
+
+from minisgl.message.replica import ReplicaState
+from minisgl.router.choice import Load, expected_s
+
+MOST_TAKEN: Final = 0.5
+"""Of the other replicas' places, once one is gone: so it is not missed at once."""
+
+
+def scale_stats(state: ReplicaState) -> dict[str, float]:
+    """Return the metrics of one replica that `ByWait` reads: wait_s, seconds until a new request of
+    one token would start; taken, the share of its places that requests have."""
+    load = Load(
+        queued_tokens=state.queued_tokens,
+        num_waiting=state.num_waiting,
+        num_running=state.num_running,
+        max_running=state.max_running,
+        num_free_pages=state.num_free_pages,
+        page_size=state.page_size,
+        prefill_tokens_per_s=state.prefill_tokens_per_s,
+        finished_per_s=state.finished_per_s,
+    )
+    num_requests = state.num_running + state.num_waiting
+    return {"wait_s": expected_s(load, 1, 0), "taken": num_requests / state.max_running}
+
+
+def wanted(num: int, waits_s: Collection[float], taken: Collection[float], target_s: float) -> int:
+    """Return how many replicas there should be, where `num` are.
+
+    If requests wait longer than `target_s` in the mean, as many more as bring it down to that when
+    they share the queue, but at most twice as many. One less if no replica's wait is above half of
+    it, and the places of the others hold all requests twice.
+    """
+    if not waits_s:
+        return num
+    mean_s = sum(waits_s) / len(waits_s)
+    if mean_s > target_s:
+        return num + math.ceil(num * min(mean_s / target_s - 1, 1.0))
+    is_idle = max(waits_s) < target_s / 2
+    if num > 1 and is_idle and sum(taken) <= MOST_TAKEN * (num - 1):
+        return num - 1
+    return num
+
+
+class ByWait:
+    """Ray Serve's autoscaling policy. Ray applies bounds and delays to what it returns."""
+
+    def __init__(self, target_s: float) -> None:
+        self._target_s = target_s
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        metrics = context.aggregated_metrics or {}
+        waits_s = metrics.get("wait_s", {}).values()
+        taken = metrics.get("taken", {}).values()
+        return wanted(context.current_num_replicas, waits_s, taken, self._target_s), {}

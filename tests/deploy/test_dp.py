@@ -1,0 +1,96 @@
+"""`minisgl serve --dp 2`: two servers of this machine as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from helpers.running_server import RunningServer
+from minisgl.deploy.local import _devices, with_share_of_memory
+from minisgl.errors import ConfigError
+from minisgl.server.args import ServerArgs
+from minisgl.server.flags import parse_args
+
+KEY = "a-key"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    running = RunningServer(
+        tmp_path, "--dp", "2", "--num-pages", "512", "--served-model-name", "m", "--api-key", KEY,
+        wait_s=150,
+    )  # fmt: skip
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def test_a_server_that_dies_is_replaced_and_no_request_fails(server: RunningServer) -> None:
+    url = server.wait_for(r"Routing (http://\S+) to 2 servers, of which 2 are up")
+    children = psutil.Process(server.process.pid).children()
+    supervisors = [child for child in children if child.children()]  # not the resource tracker
+    assert len(supervisors) == 2
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
+    chat = [{"role": "user", "content": "What is a radix cache?"}]
+
+    def answer() -> str:
+        stream = client.chat.completions.create(
+            model="m", messages=chat, stream=True, max_tokens=8, temperature=0
+        )
+        return "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+
+    first = answer()
+    assert first
+    supervisors[0].send_signal(signal.SIGKILL)
+    for _ in range(4):
+        assert answer() == first
+    server.wait_for(rf"replica \d \(pid ({supervisors[0].pid})\) has ended; starting", "err")
+    deadline = time.monotonic() + 90
+    while httpx.get(f"{url}/health").json() != {"status": "ok", "replicas": 2, "up": 2}:
+        assert time.monotonic() < deadline, server.output
+        time.sleep(0.05)
+    family = server.family()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended(30) == 0
+    _, alive = psutil.wait_procs(family, 5)
+    assert not alive, "no process is left"
+
+
+def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
+    running = RunningServer(tmp_path, "--dp", "2", "--model", str(tmp_path / "none"))
+    assert running.ended(60) == 1
+    assert "none" in running.output["err"]
+
+
+@pytest.mark.parametrize("other", ["--nnodes 2", "--shell", "--dry-run", "--record f"])
+def test_what_is_for_one_server(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args(["--dp", "2", *other.split()])
+    assert "--dp 2 does not go with" in capsys.readouterr().err
+
+
+def test_servers_share_memory_and_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert with_share_of_memory(ServerArgs(), 4).memory_ratio == 0.125
+    assert with_share_of_memory(ServerArgs(memory_ratio=0.8), 2).memory_ratio == 0.4
+    assert with_share_of_memory(ServerArgs(num_pages=9), 2) == ServerArgs(num_pages=9)
+    assert _devices(ServerArgs(device="cpu", dp=2)) == []
+    args = ServerArgs(device="cuda", dp=2, tp=2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _devices(args) == ["0,1", "2,3"]
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert _devices(args) == ["4,5", "6,7"]
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "4,5,6")
+    with pytest.raises(ConfigError, match="needs 4 GPUs"):
+        _devices(args)
