@@ -73,9 +73,14 @@ class Engine:
 
     async def __del__(self) -> None:  # Ray calls it, and waits for it, before the replica ends
         if hasattr(self, "_server"):
+            await asyncio.sleep(LINGER_S)
             self._server.terminate()
             await asyncio.to_thread(self._server.wait_ended, self._drain_s + END_S)
 
+
+LINGER_S: Final = 5.0
+"""For which a server takes requests after Ray has begun to replace it: its successor is ready, but
+the ingresses learn of that only when they look, and then ask for its state."""
 
 END_S: Final = 10.0
 """For a server whose requests have ended."""
@@ -121,7 +126,10 @@ class IngressApp:
                 answers = await self._engines.broadcast("address").results_async(
                     timeout_s=LOOK_S, return_exceptions=True
                 )
-                await self._fleet.change([each for each in answers if isinstance(each, str)])
+                # One that Ray is ending still serves until it says that it drains.
+                serving = {replica.url for replica in self._fleet.up}
+                listed = {each for each in answers if isinstance(each, str)}
+                await self._fleet.change(serving | listed)
             except Exception as error:  # Ray has many; the replicas stay as they were
                 logger.warning("Ray does not say which replicas there are: %r", error)
             await asyncio.sleep(max(LOOK_EVERY_S - (time.monotonic() - began), 0.05))
