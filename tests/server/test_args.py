@@ -37,11 +37,12 @@ def test_defaults_and_every_flag() -> None:
         )
     )
     # They exclude others of these; the last is no flag.
-    same = {"shell", "memory_ratio", "nnodes", "node_rank", "dist_init_addr", "offline"}
+    same = {"shell", "memory_ratio", "dp", "nnodes", "node_rank", "dist_init_addr", "offline"}
     for field in dataclasses.fields(ServerArgs):
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
     assert parse_args(["--shell"]).shell
+    assert parse_args(["--dp", "2"]).dp == 2
     nodes = parse_args(shlex.split("--tp 4 --nnodes 2 --node-rank 1 --dist-init-addr h:2000"))
     assert (nodes.nnodes, nodes.node_rank, nodes.dist_init_addr) == (2, 1, "h:2000")
     assert pickle.loads(pickle.dumps(args)) == args
