@@ -84,12 +84,11 @@ void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorVie
   std::vector<Bf16::X> buffer;
   const bf16* rows = data<bf16>(x);
   const Bf16::X* from = as_inputs<Bf16>(rows, product.rows, inputs, false, buffer);
-  const uint8_t* packed = data<uint8_t>(weight);
-  product.run<false>(num_threads, [&](auto, int m, const int64_t(&first)[2], auto& sums) {
-    const uint8_t* const panels[2] = {packed + first[0] * inputs * 2,
-                                      packed + first[1] * inputs * 2};
-    add_steps<Bf16>(panels, from + m * inputs, inputs, inputs / 2, sums);
-  });
+  product.run<Bf16, false>(
+      data<uint8_t>(weight), from, inputs, num_threads,
+      [](int64_t, int64_t, int, int count, const VF(*sums)[NV], VF(*totals)[NV]) {
+        std::memcpy(totals, sums, count * sizeof(*sums));
+      });
   for (int64_t o = product.outputs / PANEL * PANEL; o < product.outputs; o++)
     for (int64_t m = 0; m < product.rows; m++) {
       float y = dot(data<bf16>(weight) + o * inputs, rows + m * inputs, inputs);

@@ -82,43 +82,30 @@ template <class K>
 void multiply(const Product& product, const Weight& weight, const typename K::X* rows,
               const IntRows* ints, int64_t block, int64_t num_threads) {
   constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
-  const int64_t inputs = product.inputs;
-  const int64_t blocks = (inputs + block - 1) / block;
-  const int64_t panel_bytes = inputs / 2 / K::STEPS * K::FETCH_BYTES;
-  product.run<true>(num_threads, [&](auto count, int m, const int64_t(&first)[2], auto& totals) {
-    constexpr int M = decltype(count)::value;
-    const int64_t panel[2] = {first[0] / PANEL, first[1] / PANEL};
-    for (int64_t b = 0; b < blocks; b++) {
-      const int64_t from = b * block, steps = std::min(block, inputs - from) / 2;
-      const int64_t skip = from / 2 / K::STEPS * K::FETCH_BYTES;
-      const uint8_t* const at[2] = {weight.numbers + panel[0] * panel_bytes + skip,
-                                    weight.numbers + panel[1] * panel_bytes + skip};
-      typename K::Sum sums[2][M][NV] = {};
-      add_steps<K, M>(at, rows + m * inputs + from, inputs, steps, sums);
-      const int64_t group = from / weight.group;
-      for (int p = 0; p < 2; p++) {
-        VF scales[NV];
-        weight.scales.load(panel[p], group, scales);
-        for (int i = 0; i < M; i++)
-          for (int v = 0; v < NV; v++) {
-            if constexpr (IS_INT) {
-              const VF sum = __builtin_convertvector(sums[p][i][v], VF);
-              totals[p][i][v] += sum * (scales[v] * ints->scales[(m + i) * blocks + b]);
-            } else {
-              totals[p][i][v] += sums[p][i][v] * scales[v];
-            }
-          }
-        if (IS_INT && weight.zeros)
-          for (int v = 0; v < NV; v++) {
-            const int64_t at = (panel[p] * weight.scales.groups + group) * PANEL + v * W;
-            const VI zero = (VI)Scales::bytes(weight.zeros + at) - weight.middle;
-            const VF offset = __builtin_convertvector(zero, VF) * scales[v];
-            for (int i = 0; i < M; i++)
-              totals[p][i][v] -= offset * ints->sums[(m + i) * blocks + b];
-          }
+  const int64_t blocks = (product.inputs + block - 1) / block;
+  const auto finish = [&](int64_t panel, int64_t b, int m, int count,
+                          const typename K::Sum(*sums)[NV], VF(*totals)[NV]) {
+    const int64_t group = b * block / weight.group;
+    VF scales[NV];
+    weight.scales.load(panel, group, scales);
+    for (int i = 0; i < count; i++)
+      for (int v = 0; v < NV; v++) {
+        if constexpr (IS_INT) {
+          const VF sum = __builtin_convertvector(sums[i][v], VF);
+          totals[i][v] += sum * (scales[v] * ints->scales[(m + i) * blocks + b]);
+        } else {
+          totals[i][v] += sums[i][v] * scales[v];
+        }
       }
-    }
-  });
+    if (IS_INT && weight.zeros)
+      for (int v = 0; v < NV; v++) {
+        const int64_t at = (panel * weight.scales.groups + group) * PANEL + v * W;
+        const VI zero = (VI)Scales::bytes(weight.zeros + at) - weight.middle;
+        const VF offset = __builtin_convertvector(zero, VF) * scales[v];
+        for (int i = 0; i < count; i++) totals[i][v] -= offset * ints->sums[(m + i) * blocks + b];
+      }
+  };
+  product.run<K, true>(weight.numbers, rows, block, num_threads, finish);
 }
 
 }  // namespace

@@ -15,47 +15,51 @@
 struct Int16Pairs {
   using Sum = VI;
   using X = int16_t;
+#if defined(__AVX2__)
+  static constexpr int PARTS = 1;
+#else
+  static constexpr int PARTS = 2;  // even and odd inputs
+#endif
 #if defined(__AVX512BW__)
   using Inputs = __m512i;
+  using Vector = __m512i;
   struct Weights {
-    __m512i pairs;
+    Vector parts[PARTS][NV];
   };
-  static INLINE void add(Sum& sum, const Weights& w, int, const Inputs& x) {
+  static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) {
 #if defined(__AVX512VNNI__)
-    sum = (VI)_mm512_dpwssd_epi32((__m512i)sum, w.pairs, x);
+    sum = (VI)_mm512_dpwssd_epi32((__m512i)sum, w, x);
 #else
-    sum += (VI)_mm512_madd_epi16(w.pairs, x);
+    sum += (VI)_mm512_madd_epi16(w, x);
 #endif
   }
-  static INLINE Inputs broadcast(const X* x) {
+  static INLINE Inputs broadcast(const X* x, int) {
     int32_t pair;
     std::memcpy(&pair, x, 4);
     return _mm512_set1_epi32(pair);
   }
 #elif defined(__AVX2__)
   using Inputs = __m256i;
+  using Vector = __m256i;
   struct Weights {
-    __m256i pairs[NV];
+    Vector parts[PARTS][NV];
   };
-  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
-    sum += (VI)_mm256_madd_epi16(w.pairs[v], x);
+  static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) {
+    sum += (VI)_mm256_madd_epi16(w, x);
   }
-  static INLINE Inputs broadcast(const X* x) {
+  static INLINE Inputs broadcast(const X* x, int) {
     int32_t pair;
     std::memcpy(&pair, x, 4);
     return _mm256_set1_epi32(pair);
   }
 #else
-  struct Inputs {
-    int32_t even, odd;
-  };
+  using Inputs = int32_t;
+  using Vector = VI;
   struct Weights {
-    VI even[NV], odd[NV];
+    Vector parts[PARTS][NV];
   };
-  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
-    sum += w.even[v] * x.even + w.odd[v] * x.odd;
-  }
-  static INLINE Inputs broadcast(const X* x) { return {x[0], x[1]}; }
+  static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) { sum += w * x; }
+  static INLINE Inputs broadcast(const X* x, int part) { return x[part]; }
 #endif
 };
 
@@ -64,13 +68,13 @@ struct Int8 : Int16Pairs {
 #if defined(__AVX512BW__)
   using Fetched = __m256i;
   static INLINE Fetched fetch(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
-  static INLINE Weights widen(Fetched bytes, int) { return {_mm512_cvtepi8_epi16(bytes)}; }
+  static INLINE Weights widen(Fetched bytes, int) { return {{{_mm512_cvtepi8_epi16(bytes)}}}; }
 #elif defined(__AVX2__)
   using Fetched = Weights;
   static INLINE Fetched fetch(const uint8_t* at) {
     Weights w;
     for (int v = 0; v < NV; v++)
-      w.pairs[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(at + v * 16)));
+      w.parts[0][v] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(at + v * 16)));
     return w;
   }
   static INLINE Weights widen(const Fetched& w, int) { return w; }
@@ -82,7 +86,7 @@ struct Int8 : Int16Pairs {
       VH pairs;
       std::memcpy(&pairs, at + v * sizeof(VH), sizeof(VH));
       const VU wide = __builtin_convertvector(pairs, VU);
-      w.even[v] = (VI)(wide << 24) >> 24, w.odd[v] = (VI)(wide << 16) >> 24;
+      w.parts[0][v] = (VI)(wide << 24) >> 24, w.parts[1][v] = (VI)(wide << 16) >> 24;
     }
     return w;
   }
@@ -106,14 +110,14 @@ struct Int4 : Bits4 {
   static INLINE Weights widen(const Fetched& fetched, int k) {
     Weights w;
 #if defined(__AVX512BW__)
-    w.pairs = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)fetched.words[0], 12 - 4 * k), 12);
+    w.parts[0][0] = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)fetched.words[0], 12 - 4 * k), 12);
 #elif defined(__AVX2__)
     for (int v = 0; v < NV; v++)
-      w.pairs[v] = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)fetched.words[v], 12 - 4 * k), 12);
+      w.parts[0][v] = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)fetched.words[v], 12 - 4 * k), 12);
 #else
     for (int v = 0; v < NV; v++) {
-      w.even[v] = (fetched.words[v] << (28 - 4 * k)) >> 28;
-      w.odd[v] = (fetched.words[v] << (12 - 4 * k)) >> 28;
+      w.parts[0][v] = (fetched.words[v] << (28 - 4 * k)) >> 28;
+      w.parts[1][v] = (fetched.words[v] << (12 - 4 * k)) >> 28;
     }
 #endif
     return w;
@@ -137,7 +141,7 @@ struct Fp4 : Bits4 {
     alignas(64) static constexpr int16_t TWICE[32] = {
         0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
         0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    w.pairs = _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)fetched.words[0], 4 * k),
+    w.parts[0][0] = _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)fetched.words[0], 4 * k),
                                        _mm512_load_si512(TWICE));
 #elif defined(__AVX2__)
     const __m256i twice = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
@@ -146,24 +150,20 @@ struct Fp4 : Bits4 {
       const __m256i bits = _mm256_and_si256(_mm256_srli_epi16((__m256i)fetched.words[v], 4 * k),
                                             _mm256_set1_epi16(15));
       const __m256i bytes = _mm256_shuffle_epi8(twice, bits);  // the upper byte gets entry 0, a 0
-      w.pairs[v] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+      w.parts[0][v] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
     }
 #else
     for (int v = 0; v < NV; v++) {
       const VU words = (VU)fetched.words[v];
-      w.even[v] = twice((VI)(words >> (4 * k) & 15)), w.odd[v] = twice((VI)(words >> (16 + 4 * k) & 15));
+      w.parts[0][v] = twice((VI)(words >> (4 * k) & 15)), w.parts[1][v] = twice((VI)(words >> (16 + 4 * k) & 15));
     }
 #endif
     return w;
   }
 };
 
-struct Fp8 {
-  using Sum = VF;
-  static constexpr int STEPS = 2, FETCH_BYTES = 64;
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-  using X = Bf16::X;
-  using Weights = Bf16::Weights;
+struct Fp8 : Bf16Pairs {
   struct Fetched {
     __m512i steps[2];
   };
@@ -194,20 +194,10 @@ struct Fp8 {
     return {{_mm512_unpacklo_epi8(low, upper), _mm512_unpackhi_epi8(low, upper)}};
   }
   static INLINE Weights widen(const Fetched& fetched, int k) {
-    return {(__m512bh)fetched.steps[k]};
-  }
-  static INLINE Bf16::Inputs broadcast(const X* x) { return Bf16::broadcast(x); }
-  static INLINE void add(Sum& sum, const Weights& w, int v, const Bf16::Inputs& x) {
-    Bf16::add(sum, w, v, x);
+    return {{{(__m512bh)fetched.steps[k]}}};
   }
 #else
-  using X = float;
-  struct Inputs {
-    VF even, odd;
-  };
-  struct Weights {
-    VF even[NV], odd[NV];
-  };
+struct Fp8 : FloatPairs {
   using Fetched = const uint8_t*;
   static INLINE Fetched fetch(const uint8_t* at) { return at; }
   // Byte 0 of each lane. A float32 is 2**120 times the e4m3 with the same fields.
@@ -224,14 +214,10 @@ struct Fp8 {
       for (int c = 0; c < W / 4; c++)
         std::memcpy((uint8_t*)&pairs + 8 * c, at + (v * (W / 4) + c) * 16 + 8 * k, 8);
       const VU wide = __builtin_convertvector(pairs, VU);
-      w.even[v] = value(wide), w.odd[v] = value(wide >> 8);
+      w.parts[0][v] = value(wide), w.parts[1][v] = value(wide >> 8);
     }
     return w;
   }
-  static INLINE Inputs broadcast(const X* x) { return {splat(x[0]), splat(x[1])}; }
-  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
-    sum += w.even[v] * x.even;
-    sum += w.odd[v] * x.odd;
-  }
 #endif
+  static constexpr int STEPS = 2, FETCH_BYTES = 64;
 };

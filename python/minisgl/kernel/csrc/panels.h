@@ -26,69 +26,123 @@ constexpr int TILE = 12;
 #else
 constexpr int TILE = 2;
 #endif
+// AVX-512 widens a vector of weights in the time of a load, others do not: there, more rows than
+// FEW meet weights that were widened before, one panel and WIDE_TILE rows at a time.
+constexpr bool WIDENS_FIRST = W < 16;
+constexpr int FEW = 12;
+#if defined(__AVX2__) || defined(__aarch64__)
+constexpr int WIDE_TILE = 6;
+#else
+constexpr int WIDE_TILE = 3;
+#endif
+constexpr int64_t WIDE_STEPS = 128;  // widened at a time, so that they stay in the first cache
 
-// bfloat16. X is what a row of inputs is converted to, once for all panels.
-struct Bf16 {
+// GCC would read the vector again for each row: two loads a product instead of one.
+template <class V>
+INLINE void keep_in_register(V& vector) {
+#if defined(__x86_64__)
+  asm("" : "+x"(vector));
+#elif defined(__aarch64__)
+  asm("" : "+w"(vector));
+#endif
+}
+
+// How a kind of numbers multiplies. X: what a row of inputs is converted to, once for all panels.
+// PARTS: how many products a step takes.
+struct FloatPairs {
   using Sum = VF;
-  static constexpr int STEPS = 1, FETCH_BYTES = 64;
+  using X = float;
+  using Inputs = VF;
+  using Vector = VF;
+  static constexpr int PARTS = 2;  // even and odd inputs
+  struct Weights {
+    Vector parts[PARTS][NV];
+  };
+  static INLINE Inputs broadcast(const X* x, int part) { return splat(x[part]); }
+  static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) { sum += w * x; }
+};
+
 #if defined(__AVX512BF16__)
+struct Bf16Pairs {
+  using Sum = VF;
   using X = bf16;
   using Inputs = __m512bh;
+  using Vector = __m512bh;
+  static constexpr int PARTS = 1;
   struct Weights {
-    __m512bh pairs;
+    Vector parts[PARTS][NV];
   };
-  using Fetched = Weights;
-  static INLINE Fetched fetch(const uint8_t* at) { return {(__m512bh)_mm512_loadu_si512(at)}; }
-  static INLINE Inputs broadcast(const X* x) {
+  static INLINE Inputs broadcast(const X* x, int) {
     int32_t pair;
     std::memcpy(&pair, x, 4);
     return (__m512bh)_mm512_set1_epi32(pair);
   }
-  static INLINE void add(Sum& sum, const Weights& w, int, const Inputs& x) {
-    sum = (VF)_mm512_dpbf16_ps((__m512)sum, w.pairs, x);
+  static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) {
+    sum = (VF)_mm512_dpbf16_ps((__m512)sum, w, x);
+  }
+};
+struct Bf16 : Bf16Pairs {
+  using Fetched = Weights;
+  static INLINE Fetched fetch(const uint8_t* at) {
+    return {{{(__m512bh)_mm512_loadu_si512(at)}}};
   }
 #else
-  using X = float;
-  struct Inputs {
-    VF even, odd;
-  };
-  struct Weights {
-    VF even[NV], odd[NV];
-  };
+struct Bf16 : FloatPairs {
   using Fetched = Weights;
   static INLINE Fetched fetch(const uint8_t* at) {
     Weights w;
     for (int v = 0; v < NV; v++) {
       VU pairs;
       std::memcpy(&pairs, at + v * sizeof(VU), sizeof(VU));
-      w.even[v] = bit_cast<VF>(pairs << 16), w.odd[v] = bit_cast<VF>(pairs & 0xffff0000);
+      w.parts[0][v] = bit_cast<VF>(pairs << 16), w.parts[1][v] = bit_cast<VF>(pairs & 0xffff0000);
     }
     return w;
   }
-  static INLINE Inputs broadcast(const X* x) { return {splat(x[0]), splat(x[1])}; }
-  static INLINE void add(Sum& sum, const Weights& w, int v, const Inputs& x) {
-    sum += w.even[v] * x.even;
-    sum += w.odd[v] * x.odd;
-  }
 #endif
+  static constexpr int STEPS = 1, FETCH_BYTES = 64;
   static INLINE Weights widen(const Fetched& fetched, int) { return fetched; }
 };
 
-// Adds `steps` steps of two panels times M rows to the sums. A fetch has K::STEPS steps.
-template <class K, int M>
-INLINE void add_steps(const uint8_t* const (&panels)[2], const typename K::X* x, int64_t stride,
-                      int64_t steps, typename K::Sum (&sums)[2][M][NV]) {
+// Adds `steps` steps of P panels times M rows to the sums. A fetch has K::STEPS steps.
+template <class K, int P, int M>
+INLINE void add_steps(const uint8_t* const (&panels)[P], const typename K::X* x, int64_t stride,
+                      int64_t steps, typename K::Sum (&sums)[P][M][NV]) {
   for (int64_t s = 0; s < steps; s += K::STEPS) {
-    typename K::Fetched fetched[2];
-    for (int p = 0; p < 2; p++)
+    typename K::Fetched fetched[P];
+    for (int p = 0; p < P; p++)
       fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
 #pragma GCC unroll 4
     for (int k = 0; k < K::STEPS; k++) {
-      const typename K::Weights w[2] = {K::widen(fetched[0], k), K::widen(fetched[1], k)};
+      typename K::Weights w[P];
+      for (int p = 0; p < P; p++) w[p] = K::widen(fetched[p], k);
+#pragma GCC unroll 2
+      for (int part = 0; part < K::PARTS; part++)
+#pragma GCC unroll 12
+        for (int m = 0; m < M; m++) {
+          const auto inputs = K::broadcast(x + m * stride + 2 * (s + k), part);
+          for (int p = 0; p < P; p++)
+            for (int v = 0; v < NV; v++) K::add(sums[p][m][v], w[p].parts[part][v], inputs);
+        }
+    }
+  }
+}
+
+// Adds `steps` steps of one panel, widened, times M rows to the sums.
+template <class K, int M>
+INLINE void add_widened(const typename K::Weights* wide, const typename K::X* x, int64_t stride,
+                        int64_t steps, typename K::Sum (&sums)[M][NV]) {
+  for (int64_t s = 0; s < steps; s++) {
+#pragma GCC unroll 2
+    for (int part = 0; part < K::PARTS; part++) {
+      typename K::Vector vectors[NV];
+      for (int v = 0; v < NV; v++) {
+        vectors[v] = wide[s].parts[part][v];
+        keep_in_register(vectors[v]);
+      }
+#pragma GCC unroll 6
       for (int m = 0; m < M; m++) {
-        const auto pair = K::broadcast(x + m * stride + 2 * (s + k));
-        for (int p = 0; p < 2; p++)
-          for (int v = 0; v < NV; v++) K::add(sums[p][m][v], w[p], v, pair);
+        const auto inputs = K::broadcast(x + m * stride + 2 * s, part);
+        for (int v = 0; v < NV; v++) K::add(sums[m][v], vectors[v], inputs);
       }
     }
   }
@@ -97,7 +151,7 @@ INLINE void add_steps(const uint8_t* const (&panels)[2], const typename K::X* x,
 // Calls f(M, first, rows) for tiles of about equal size that cover rows begin to end; M is a
 // std::integral_constant. PADDED: M is 1 or a multiple of 4, so it may be rows + 3; a third as much
 // is compiled.
-template <bool PADDED, int M = TILE, class F>
+template <bool PADDED, int M, class F>
 INLINE void one_tile(int rows, int first, F f) {
   if constexpr (M == 1) {
     f(std::integral_constant<int, 1>{}, first, rows);
@@ -107,11 +161,11 @@ INLINE void one_tile(int rows, int first, F f) {
     one_tile<PADDED, LESS>(rows, first, f);
   }
 }
-template <bool PADDED, class F>
+template <bool PADDED, int MOST, class F>
 INLINE void each_tile(int begin, int end, F f) {
-  const int count = end - begin, tiles = (count + TILE - 1) / TILE;
+  const int count = end - begin, tiles = (count + MOST - 1) / MOST;
   for (int t = 0; t < tiles; t++) {
     const int first = int(int64_t(count) * t / tiles), last = int(int64_t(count) * (t + 1) / tiles);
-    one_tile<PADDED>(last - first, begin + first, f);
+    one_tile<PADDED, MOST>(last - first, begin + first, f);
   }
 }

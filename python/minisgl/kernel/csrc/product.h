@@ -8,6 +8,7 @@ enum Gate { NONE, SILU, GELU };  // the numbers that Python passes
 // Rows of a block: threads share the work in items of two panels and one block, so that the rows
 // of an item stay in the second cache.
 constexpr int BLOCK = 96;
+constexpr int PADDING = 3;  // rows that may be read behind the last, see each_tile
 
 // The sums of two panels: [2, M, NV], with `rows` rows from `row` on and outputs from first[p] on.
 struct Tile {
@@ -60,36 +61,92 @@ struct Product {
     CHECK(gate == NONE || outputs % (2 * PANEL) == 0, "linear: a gate of whole panels");
   }
 
-  // tile(M, m, first, sums): the sums [2, M, NV] of rows from m on, of outputs `first` on. PADDED:
-  // see each_tile; then `tile` may read PADDING rows more than there are.
-  template <bool PADDED, class F>
-  void run(int64_t num_threads, F tile) const {
+  // weight: panels of the kind K. x: rows as K takes them. `block`: how many inputs have a scale.
+  // finish(panel, block, m, count, sums, totals): adds `count` rows of sums [NV] over a block, from
+  // row m on, to totals [NV]. PADDED: see each_tile; then PADDING rows more than there are may
+  // be read and finished.
+  template <class K, bool PADDED, class F>
+  void run(const uint8_t* weight, const typename K::X* x, int64_t block, int64_t num_threads,
+           F finish) const {
     const int64_t panels = outputs / PANEL, pairs = gate ? panels / 2 : (panels + 1) / 2;
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     if (outputs * inputs * rows < 65536) num_threads = 1;
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(dynamic)
     for (int64_t item = 0; item < pairs * blocks; item++) {
-      const int64_t pair = item / blocks, begin = item % blocks * BLOCK;
-      const int64_t one = gate ? pair : 2 * pair;
-      const int64_t other = gate ? pair + pairs : std::min(one + 1, panels - 1);
-      const int64_t first[2] = {one * PANEL, other * PANEL};
-      each_tile<PADDED>(int(begin), int(std::min(begin + BLOCK, rows)),
-                      [&](auto count, int m, int rows) {
-                        constexpr int M = decltype(count)::value;
-                        VF sums[2][M][NV] = {};
-                        tile(count, m, first, sums);
-                        store({&sums[0][0][0], M, rows, m, {first[0], first[1]}});
-                      });
+      const int64_t pair = item / blocks, one = gate ? pair : 2 * pair;
+      const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
+      const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
+      if constexpr (WIDENS_FIRST)
+        if (end - begin > FEW) {
+          widened<K>(weight, panel, x, begin, end, block, finish);
+          continue;
+        }
+      in_registers<K, PADDED>(weight, panel, x, begin, end, block, finish);
     }
   }
 
  private:
+  // Each tile of rows fetches and widens the weights.
+  template <class K, bool PADDED, class F>
+  INLINE void in_registers(const uint8_t* weight, const int64_t (&panel)[2],
+                           const typename K::X* x, int begin, int end, int64_t block,
+                           const F& finish) const {
+    each_tile<PADDED, TILE>(begin, end, [&](auto count, int m, int num_rows) {
+      constexpr int M = decltype(count)::value;
+      VF totals[2][M][NV] = {};
+      for (int64_t from = 0; from < inputs; from += block) {
+        const uint8_t* const at[2] = {bytes<K>(weight, panel[0], from),
+                                      bytes<K>(weight, panel[1], from)};
+        typename K::Sum sums[2][M][NV] = {};
+        add_steps<K>(at, x + m * inputs + from, inputs, std::min(block, inputs - from) / 2, sums);
+        for (int p = 0; p < 2; p++) finish(panel[p], from / block, m, M, sums[p], totals[p]);
+      }
+      store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
+    });
+  }
+
+  // All tiles read weights that are widened once.
+  template <class K, class F>
+  void widened(const uint8_t* weight, const int64_t (&panel)[2], const typename K::X* x, int begin,
+               int end, int64_t block, const F& finish) const {
+    VF totals[2][BLOCK][NV] = {};
+    typename K::Weights wide[WIDE_STEPS];
+    for (int p = 0; p < 2; p++)
+      for (int64_t from = 0; from < inputs; from += block) {
+        typename K::Sum sums[BLOCK][NV] = {};
+        const int64_t steps = std::min(block, inputs - from) / 2;
+        for (int64_t done = 0; done < steps; done += WIDE_STEPS) {
+          const int64_t now = std::min(WIDE_STEPS, steps - done), first = from + 2 * done;
+          const uint8_t* packed = bytes<K>(weight, panel[p], first);
+          for (int64_t s = 0; s < now; s += K::STEPS, packed += K::FETCH_BYTES) {
+            const typename K::Fetched fetched = K::fetch(packed);
+            for (int k = 0; k < K::STEPS; k++) wide[s + k] = K::widen(fetched, k);
+          }
+          each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
+            constexpr int M = decltype(count)::value;
+            typename K::Sum tile[M][NV];  // in registers
+            for (int i = 0; i < M; i++)
+              for (int v = 0; v < NV; v++) tile[i][v] = sums[m - begin + i][v];
+            add_widened<K>(wide, x + m * inputs + first, inputs, now, tile);
+            for (int i = 0; i < M; i++)
+              for (int v = 0; v < NV; v++) sums[m - begin + i][v] = tile[i][v];
+          });
+        }
+        finish(panel[p], from / block, begin, end - begin, sums, totals[p]);
+      }
+    store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
+  }
+
+  // Where the steps from input `from` on begin.
+  template <class K>
+  const uint8_t* bytes(const uint8_t* weight, int64_t panel, int64_t from) const {
+    return weight + (panel * inputs + from) / 2 / K::STEPS * K::FETCH_BYTES;
+  }
+
   void store(const Tile& tile) const {
     store_tile(tile, bias ? data<bf16>(*bias) : nullptr, gate, data<bf16>(out), out.size(1));
   }
 };
-
-constexpr int PADDING = 3;
 
 // bfloat16 rows as the kind K takes them, in `buffer` unless they are that; with PADDING rows more
 // where `room` is needed.
