@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.attention.recurrent import DeltaLayer
-from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.base import BuildContext
+from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.shard import HeadShare, split_heads, times
@@ -109,10 +110,9 @@ class FusedProjections(Projections):
         ]
 
 
-class GatedDeltaNet(BaseOP):
+class GatedDeltaNet(ConvolvedOP):
     a_log: Tensor
     dt_bias: Tensor
-    conv: Tensor
 
     def __init__(
         self,
@@ -148,15 +148,12 @@ class GatedDeltaNet(BaseOP):
         )
         self.qkvz, self.ba = build.weight(*parts.qkvz()), build.weight(*parts.ba())
         width = 2 * num_key_heads * key_dim
-        shape = (width + num_heads * value_dim, 1, taps)
         firsts = (0, num_key_heads * key_dim, width)
-        self.declare(
-            "conv",
-            build.dtype,
-            *(
-                Part(name=f"{prefix}.conv1d.weight", shape=shape, axis=0, share=shift(share, first))
-                for share, first in zip(parts.conv(), firsts, strict=True)
-            ),
+        self.declare_conv(
+            build,
+            name=f"{prefix}.conv1d",
+            spans=[shift(share, first) for share, first in zip(parts.conv(), firsts, strict=True)],
+            size=(width + num_heads * value_dim, taps),
         )
         for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias")):
             part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
@@ -170,9 +167,6 @@ class GatedDeltaNet(BaseOP):
             bias=False,
             name=f"{prefix}.out_proj",
         )
-
-    def init_buffers(self, device: torch.device) -> None:
-        self.conv = self.conv[:, 0].T.contiguous()  # [taps, D], as the backends read it
 
     def forward(
         self,
@@ -197,7 +191,3 @@ class GatedDeltaNet(BaseOP):
             out_TNV, z = out_TNV[rows_S], z[rows_S]
         gated = self.norm.forward(out_TNV).flatten(1) * F.silu(z.float())
         return self.out.forward(gated.to(x_TD.dtype)), residual_TD
-
-
-def shift(span: range, by: int) -> range:
-    return range(span.start + by, span.stop + by)

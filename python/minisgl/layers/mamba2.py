@@ -19,8 +19,8 @@ from torch import Tensor
 
 from minisgl.attention.recurrent import DeltaLayer, StateSpace
 from minisgl.errors import ConfigError
-from minisgl.layers.base import BaseOP, BuildContext
-from minisgl.layers.delta_net import shift
+from minisgl.layers.base import BuildContext
+from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from minisgl.core import Batch
 
 
-class Mamba2(BaseOP):
+class Mamba2(ConvolvedOP):
     a_log: Tensor
     dt_bias: Tensor
     skip: Tensor
-    conv: Tensor
-    conv_bias: Tensor
     norm: Tensor
 
     def __init__(
@@ -85,11 +83,9 @@ class Mamba2(BaseOP):
         name, shape = f"{prefix}.in_proj.weight", (inner + width + num_heads, hidden_size)
         parts = [Part(name=name, shape=shape, axis=0, share=span) for span in rows]
         self.projection = Linear(build, *parts, bias=bias)
-        of_conv: dict[str, tuple[int, ...]] = {"weight": (width, 1, taps), "bias": (width,)}
-        for attr, (name, sizes) in zip(("conv", "conv_bias"), of_conv.items(), strict=True):
-            name = f"{prefix}.conv1d.{name}"
-            spans = (Part(name=name, shape=sizes, axis=0, share=span) for span in channels)
-            self.declare(attr, build.dtype, *spans)
+        self.declare_conv(
+            build, name=f"{prefix}.conv1d", spans=channels, size=(width, taps), bias=True
+        )
         for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias"), ("skip", "D")):
             part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
             self.declare(attr, torch.float32, part)
@@ -103,9 +99,6 @@ class Mamba2(BaseOP):
             bias=bias,
             name=f"{prefix}.out_proj",
         )
-
-    def init_buffers(self, device: torch.device) -> None:
-        self.conv = self.conv[:, 0].T.contiguous()  # [taps, D], as the backends read it
 
     def forward(
         self,
@@ -122,6 +115,7 @@ class Mamba2(BaseOP):
         inputs_TD, z, dt_TN = projected.tensor_split([width, width + inner], dim=-1)
         dt_TN = F.softplus(dt_TN.float() + self.dt_bias)
         g_TN = -self.a_log.exp() * dt_TN
+        assert self.conv_bias is not None
         view, space = batch.pools[layer.pool], StateSpace(bias_D=self.conv_bias, skip_N=self.skip)
         out_TNV = view.context.attn.forward(inputs_TD, g_TN, dt_TN, self.conv, layer, view, space)
         if rows_S is not None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from minisgl.layers.base import BaseOP, BuildContext
-from minisgl.layers.delta_net import shift
+from minisgl.layers.base import BuildContext
+from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.quantization import Part
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from minisgl.core import Batch
 
 
-class ShortConv(BaseOP):
-    conv: Tensor
-    conv_bias: Tensor | None = None
-
+class ShortConv(ConvolvedOP):
     def __init__(
         self,
         build: BuildContext,
@@ -54,11 +50,9 @@ class ShortConv(BaseOP):
             ),
             bias=bias,
         )
-        name, shape_1 = f"{prefix}.conv.weight", (hidden_size, 1, taps)
-        self.declare("conv", build.dtype, Part(name=name, shape=shape_1, axis=0, share=channels))
-        if bias:
-            part = Part(name=f"{prefix}.conv.bias", shape=(hidden_size,), axis=0, share=channels)
-            self.declare("conv_bias", build.dtype, part)
+        self.declare_conv(
+            build, name=f"{prefix}.conv", spans=(channels,), size=(hidden_size, taps), bias=bias
+        )
         self.out = LinearRowParallel(
             build,
             in_size=hidden_size,
@@ -67,9 +61,6 @@ class ShortConv(BaseOP):
             bias=bias,
             name=f"{prefix}.out_proj",
         )
-
-    def init_buffers(self, device: torch.device) -> None:
-        self.conv = self.conv[:, 0].T.contiguous()  # [taps, D], as the backend reads it
 
     def forward(
         self,

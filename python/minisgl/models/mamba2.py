@@ -19,7 +19,7 @@ from minisgl.layers import (
     StateLessOP,
 )
 from minisgl.layers.mamba2 import Mamba2
-from minisgl.models.decoder import Attention, Block
+from minisgl.models.decoder import Block
 from minisgl.models.recurrent import INTERVAL, DeltaSpec, RecurrentPoolSpec
 
 if TYPE_CHECKING:
@@ -145,6 +145,3 @@ class MambaBlock(MambaAttentionBlock):
             norm_eps=spec.config.norm_eps,
             place=at.place,
         )
-
-
-MambaAttentionBlock.attention_type = Attention
