@@ -206,6 +206,31 @@ def test_messages_reach_the_tokenizer(client: openai.OpenAI, server: ScriptedSer
     ]
 
 
+def test_what_clients_add_to_a_call_stays_out_of_the_template(
+    server: ScriptedServer, client: openai.OpenAI
+) -> None:
+    """OpenAI's stream and parse helpers add fields to the message that a program hands back."""
+    function = {"name": "now", "arguments": "{}"}
+    tool: Any = {"type": "function", "function": {"name": "now", "parameters": {}, "strict": True}}
+    asked: Any = chat("!part:call:now !part:arguments:{}", tools=[tool])
+    parsed = client.chat.completions.parse(**asked)
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion()
+    for answer in (parsed, streamed):
+        message: Any = answer.choices[0].message.model_dump()
+        [call] = message["tool_calls"]
+        assert call["function"]["parsed_arguments"] == {}
+        result: Any = {"role": "tool", "content": "noon", "tool_call_id": call["id"]}
+        client.chat.completions.create(
+            **{**asked, "messages": [*asked["messages"], message, result]}
+        )
+        prompt = server.received[-1].prompt
+        assert isinstance(prompt, ChatPrompt)
+        told = {"id": call["id"], "type": "function", "function": function}
+        assert prompt.messages[1]["tool_calls"] == [told]
+    assert "index" in call
+
+
 def test_an_answer_can_be_handed_back(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(**chat("one"))
     messages = [

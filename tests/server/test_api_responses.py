@@ -312,7 +312,15 @@ def test_reasoning_text_and_calls_are_items(client: openai.OpenAI, server: Scrip
         ]
         assert "".join(deltas) == ("hmso" if index == 0 else '{"a":1}')
     with client.responses.stream(model=MODEL, input=SPLIT, tools=tools) as stream:
-        assert stream.get_final_response().output_text == "Icall"
+        final = stream.get_final_response()
+        assert final.output_text == "Icall"
+    items: Any = [item.model_dump() for item in final.output]
+    assert items[2].keys() >= {"parsed_arguments", "async_"}  # which the client adds
+    client.responses.create(model=MODEL, input=[{"role": "user", "content": "a"}, *items])
+    assert messages_of(server)[1]["tool_calls"][0]["function"] == {
+        "name": first.name,
+        "arguments": first.arguments,
+    }
     output: Any = {"type": "function_call_output", "call_id": first.call_id, "output": "42"}
     client.responses.create(model=MODEL, input=[output], previous_response_id=whole.id)
     told = messages_of(server)[1:]

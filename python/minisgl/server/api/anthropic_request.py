@@ -28,6 +28,7 @@ class TextBlock(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
     text: str
     cache_control: CacheControl = None
     citations: Annotated[list[Any] | None, only([], why="put their text into text")] = None
+    parsed_output: Annotated[Any, ignored("Changes nothing: the client adds it.")] = None
 
 
 class ThinkingBlock(Json, tag_field="type", tag="thinking", frozen=True, kw_only=True):

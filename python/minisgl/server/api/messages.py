@@ -15,6 +15,9 @@ MAX_DEPTH: Final = 100
 one process could write what another cannot read. JSON schemas of tools nest some ten deep."""
 
 
+_OF_CLIENTS: Final = "Changes nothing: OpenAI's clients add it to the answers that they parse."
+
+
 class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, omit_defaults=True):
     text: str
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
@@ -24,11 +27,18 @@ class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, om
 class ToolFunction(Json, frozen=True, kw_only=True):
     name: str
     arguments: str
+    parsed_arguments: Annotated[Any, ignored(_OF_CLIENTS)] = None
 
 
 class ToolCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
     id: str
     function: ToolFunction
+    index: Annotated[int | None, ignored(_OF_CLIENTS)] = None
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"type": "function", "id": self.id, "function": function}
 
 
 class Message(Json, frozen=True, kw_only=True):
@@ -49,6 +59,7 @@ class Message(Json, frozen=True, kw_only=True):
         dict[str, Any] | None, only(why="this server reads text; send the transcript")
     ] = None
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
+    parsed: Annotated[Any, ignored(_OF_CLIENTS)] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
         """The message for `ChatPrompt`."""
@@ -60,6 +71,8 @@ class Message(Json, frozen=True, kw_only=True):
         named = {name: getattr(self, name) for name in _TEMPLATE_FIELDS}
         if self.reasoning_content is None:
             named["reasoning_content"] = self.reasoning
+        if self.tool_calls is not None:
+            named["tool_calls"] = [call.for_template for call in self.tool_calls]
         given = {name: value for name, value in named.items() if value is not None}
         return {"role": self.role} | given
 

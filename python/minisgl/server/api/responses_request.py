@@ -24,6 +24,7 @@ class InputPart(Json, frozen=True, kw_only=True):
     annotations: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
     logprobs: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    parsed: Annotated[Any, ignored("Changes nothing.")] = None
 
 
 class InputItem(Json, frozen=True, kw_only=True):
@@ -45,6 +46,9 @@ class InputItem(Json, frozen=True, kw_only=True):
         str | None, only("", why="reasoning is sent back as its content")
     ] = None
     namespace: str | None = None
+    # OpenAI's clients add these to the items of an answer.
+    parsed_arguments: Annotated[Any, ignored("Changes nothing.")] = None
+    async_: Annotated[bool | None, only(False, why="send the output with the call")] = None
 
     def message(self, path: str) -> Message:
         """Of a chat. Raises InvalidRequest."""
