@@ -14,6 +14,7 @@ from minisgl.kernel.jit import load_library
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 
 
+@pytest.mark.parametrize("is_mamba", [False, True], ids=["delta", "mamba2"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("heads", "dims", "taps", "page_size"),
@@ -26,6 +27,7 @@ def test_a_backend_is_its_reference(
     taps: int,
     page_size: int,
     dtype: torch.dtype,
+    is_mamba: bool,
 ) -> None:
     make = partial(CpuRecurrentBackend, load_library())
-    check_backend(make, heads, dims, taps, page_size, dtype, TOLERANCE[dtype])
+    check_backend(make, heads, dims, taps, page_size, dtype, TOLERANCE[dtype], is_mamba=is_mamba)

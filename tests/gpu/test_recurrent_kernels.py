@@ -14,6 +14,7 @@ from minisgl.attention.recurrent_triton import TritonRecurrentBackend
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 
 
+@pytest.mark.parametrize("is_mamba", [False, True], ids=["delta", "mamba2"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("heads", "dims", "taps", "page_size"),
@@ -26,6 +27,7 @@ def test_triton_is_the_reference(
     taps: int,
     page_size: int,
     dtype: torch.dtype,
+    is_mamba: bool,
     device: torch.device,
 ) -> None:
     if device.type == "cpu" and dtype == torch.bfloat16:
@@ -33,4 +35,6 @@ def test_triton_is_the_reference(
     if device.type == "cuda" and dtype == torch.float32 and dims == (128, 128):
         pytest.skip("its exact products compile for a minute")
     make = TritonRecurrentBackend
-    check_backend(make, heads, dims, taps, page_size, dtype, TOLERANCE[dtype], device)
+    check_backend(
+        make, heads, dims, taps, page_size, dtype, TOLERANCE[dtype], device, is_mamba=is_mamba
+    )

@@ -13,9 +13,10 @@ def pretend(compiled: list[str]) -> None:
     is appended to `compiled` at its first launch."""
     from helpers.replay import ReplayDevice
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
+    from minisgl.attention.recurrent_triton import TritonRecurrentBackend
     from minisgl.attention.triton_backend import TritonAttnBackend
     from minisgl.core import BatchSamplingArgs
-    from minisgl.engine import Engine, connect, engine
+    from minisgl.engine import Engine, connect, engine, recurrent
     from minisgl.engine.cuda import CudaDevice
     from minisgl.engine.startup import graphs, probe
     from minisgl.kernel.cuda import CudaOps
@@ -67,6 +68,9 @@ def pretend(compiled: list[str]) -> None:
             return decode
         return HybridBackend(ops, PromptsElsewhere(ops, 132, device), decode)
 
+    def create_recurrent(name: str, device: torch.device, *args: Any) -> TritonRecurrentBackend:
+        return TritonRecurrentBackend(*args)
+
     def prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:
         """As on an H200, where launching takes 8 ms."""
         plan = probe.probe_plan(engine, 0, [num_tokens], sampling=probe.GREEDY)
@@ -80,6 +84,7 @@ def pretend(compiled: list[str]) -> None:
         (connect, "create_device", lambda *_: Device()),
         (engine, "create_ops", lambda _: NumbersOps()),
         (engine, "create_attention_backend", create_attention),
+        (recurrent, "create_recurrent_backend", create_recurrent),
         (graphs, "_prompt_us", prompt_us),
     )
     for owner, name, value in patched:  # for as long as the process lives

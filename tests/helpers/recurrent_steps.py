@@ -1,7 +1,8 @@
 """Random steps of several requests through a backend of recurrent layers and its reference.
 
 Prompts come in chunks, and rows decode beside them. Outputs, states and rows are compared, and so
-are the places that were written: what no step wrote is NaN, and must not be read.
+are the places that were written: what no step wrote is NaN, and must not be read. Outputs of Mamba2
+are also those of its recurrence in float64.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, TorchRecurrentBackend
+from minisgl.attention.recurrent import (
+    DeltaLayer,
+    RecurrentBackend,
+    StateSpace,
+    TorchRecurrentBackend,
+)
 from minisgl.core import Context, Plan, PoolBatch
 from minisgl.kvcache.recurrent import RecurrentPool, RecurrentShape
 
@@ -39,6 +45,8 @@ def check_backend(
     dtype: torch.dtype,
     tolerance: float,
     device: torch.device = torch.device("cpu"),  # noqa: B008 - a device is a constant
+    *,
+    is_mamba: bool,
 ) -> None:
     """make: from page size and page table of the states. heads: value heads and key heads. dims:
     of a key and a value. tolerance: of the largest value."""
@@ -81,7 +89,14 @@ def check_backend(
         sides.append((create(page_size, state_table), pool))
 
     weight_WD = torch.randn(taps, shape.conv_width, generator=generator).to(device, dtype)
+    space = None
+    if is_mamba:
+        bias_D = torch.randn(shape.conv_width, generator=generator).to(device, dtype)
+        space = StateSpace(
+            bias_D=bias_D, skip_N=torch.randn(num_heads, generator=generator).to(device)
+        )
     computed = [0] * NUM_ROWS
+    seen: list[list[tuple[Tensor, ...]]] = [[] for _ in computed]  # of each request and step
     for counts in STEPS:
         order = sorted((i for i in range(NUM_ROWS) if counts[i]), key=lambda i: counts[i] > 1)
         lengths = [counts[i] for i in order]
@@ -115,11 +130,45 @@ def check_backend(
                 ),
             )
             x_TD = wide[:, : shape.conv_width]  # of a wider projection, as the layer has it
-            outputs.append(backend.forward(x_TD, g_TN, beta_TN, weight_WD, layer, batch))
+            outputs.append(backend.forward(x_TD, g_TN, beta_TN, weight_WD, layer, batch, space))
+        parts = zip(*(x.split(lengths) for x in (x_TD, g_TN, beta_TN, *outputs)), strict=True)
+        for i, part in zip(order, parts, strict=True):
+            seen[i].append(part)
         _close(*outputs, tolerance)
         for ours, theirs in zip(*(tensors_of(pool) for _, pool in sides), strict=True):
             assert torch.equal(ours.isnan(), theirs.isnan()), "other places are written"
             _close(ours.nan_to_num(), theirs.nan_to_num(), tolerance)
+    if space and dtype == torch.float32:
+        for request in seen:
+            x_TD, g_TN, dt_TN, *both = (torch.cat(parts) for parts in zip(*request, strict=True))
+            expected = mamba2(x_TD, g_TN, dt_TN, weight_WD, layer, space)
+            for out in both:
+                _close(out, expected.float().to(device), 1e-5)
+
+
+def mamba2(
+    x_TD: Tensor, g_TN: Tensor, dt_TN: Tensor, weight_WD: Tensor, layer: DeltaLayer,
+    space: StateSpace,
+) -> Tensor:  # fmt: skip
+    """Of a whole sequence, as Dao & Gu (2024) have it: h = exp(dt A) h + dt x B^T, y = C h + D x.
+    x_TD has C, B and x side by side, and g_TN is dt A. Returns float64 [T, N, V]."""
+    x, g, dt, weight, bias, skip = (
+        y.cpu().double().numpy() for y in (x_TD, g_TN, dt_TN, weight_WD, space.bias_D, space.skip_N)
+    )
+    padded = np.concatenate([np.zeros((len(weight) - 1, x.shape[1])), x])
+    mixed = sum(padded[w : w + len(x)] * taps for w, taps in enumerate(weight)) + bias
+    mixed = mixed / (1 + np.exp(-mixed))
+    c, b, values = np.split(mixed, np.cumsum(layer.sizes)[:2], axis=1)
+    group = layer.num_heads // layer.num_key_heads
+    h = np.zeros((layer.num_heads, layer.value_dim, layer.key_dim))
+    out = np.empty((len(x), layer.num_heads, layer.value_dim))
+    for t in range(len(x)):
+        for n in range(layer.num_heads):
+            own = slice(n // group * layer.key_dim, (n // group + 1) * layer.key_dim)
+            value = values[t, n * layer.value_dim : (n + 1) * layer.value_dim]
+            h[n] = np.exp(g[t, n]) * h[n] + dt[t, n] * np.outer(value, b[t, own])
+            out[t, n] = h[n] @ c[t, own] + skip[n] * value
+    return torch.from_numpy(out)
 
 
 def _close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:

@@ -30,7 +30,6 @@ class CpuRecurrentBackend(RecurrentBackend):
         batch: PoolBatch,
         space: StateSpace | None = None,
     ) -> Tensor:
-        assert space is None, "Mamba2 runs on the reference"
         pool: RecurrentPool = batch.context.kv_pool
         cache = pool.layer(layer.layer_id)
         out_TNV = torch.empty(len(x_TD), layer.num_heads, layer.value_dim, dtype=x_TD.dtype)
@@ -40,6 +39,8 @@ class CpuRecurrentBackend(RecurrentBackend):
             g_TN,
             beta_TN,
             weight_WD,
+            space.bias_D if space else None,
+            space.skip_N if space else None,
             cache.states,
             cache.tails,
             cache.inputs,

@@ -10,14 +10,9 @@ from minisgl.kernel.library import JitUnavailable, load_cpu_library
 
 
 def create_recurrent_backend(
-    name: str, device: torch.device, page_size: int, state_table: Tensor, is_delta: bool = True
+    name: str, device: torch.device, page_size: int, state_table: Tensor
 ) -> RecurrentBackend:
-    """name: "torch" for the reference; any other name takes the fastest on `device`.
-
-    is_delta: False for Mamba2, which runs on the reference everywhere.
-    """
-    if not is_delta:
-        name = "torch"
+    """name: "torch" for the reference; any other name takes the fastest on `device`."""
     if name != "torch" and device.type == "cuda":
         from minisgl.attention.recurrent_triton import TritonRecurrentBackend
 

@@ -51,7 +51,6 @@ class TritonRecurrentBackend(RecurrentBackend):
         batch: PoolBatch,
         space: StateSpace | None = None,
     ) -> Tensor:
-        assert space is None, "Mamba2 runs on the reference"
         rows = batch.rows
         assert rows is not None
         metadata: TritonRecurrentMetadata = batch.attn_metadata
@@ -60,9 +59,9 @@ class TritonRecurrentBackend(RecurrentBackend):
         pool: RecurrentPool = batch.context.kv_pool
         cache, row_table = pool.layer(layer.layer_id), batch.context.page_table
         mixed_TD = convolve(
-            x_TD, weight_WD, cache.tails, cache.inputs, batch.slots, metadata.owners[0], rows,
-            row_table, self.state_table, num_prompts=metadata.num_prompts,
-            interval=layer.interval, page_size=self.page_size,
+            x_TD, weight_WD, space.bias_D if space else None, cache.tails, cache.inputs,
+            batch.slots, metadata.owners[0], rows, row_table, self.state_table,
+            num_prompts=metadata.num_prompts, interval=layer.interval, page_size=self.page_size,
         )  # fmt: skip
         out_TNV = torch.empty(
             (len(x_TD), layer.num_heads, layer.value_dim), dtype=x_TD.dtype, device=x_TD.device
@@ -72,7 +71,7 @@ class TritonRecurrentBackend(RecurrentBackend):
             mixed_TD, g_TN, beta_TN, cache.states, cache.keys, cache.updates, cache.decays,
             batch.slots,
         )  # fmt: skip
-        tables = (row_table, self.state_table, out_TNV)
+        tables = (row_table, self.state_table, out_TNV, space.skip_N if space else None)
         if num_decodes:
             decode(
                 *tensors, rows, *tables,

@@ -50,6 +50,5 @@ def recurrent_context(engine: Engine, pool: PoolSpec, attn: str) -> Context:
             engine.device.torch_device,
             engine.page_size,
             tables.group_table(pool.state_group),
-            pool.is_delta,
         ),
     )

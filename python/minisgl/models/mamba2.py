@@ -20,17 +20,14 @@ from minisgl.layers import (
 )
 from minisgl.layers.mamba2 import Mamba2
 from minisgl.models.decoder import Block
-from minisgl.models.recurrent import INTERVAL, DeltaSpec, RecurrentPoolSpec
+from minisgl.models.recurrent import INTERVAL, DeltaSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from minisgl.core.groups import CacheGroup
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
-    from minisgl.models.spec import LayerSpec, ModelSpec, PoolSpec
+    from minisgl.models.spec import ModelSpec
 
 KINDS = {
     "linear_attention": "M",
@@ -49,11 +46,6 @@ class MambaSpec(DeltaSpec):
     size of a state. value_dim: of a head. bias: of the projections."""
 
     bias: bool
-
-    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
-        pool = DeltaSpec.pool(self, layer, groups)
-        assert isinstance(pool, RecurrentPoolSpec)
-        return replace(pool, is_delta=False)
 
 
 def layer_kinds(config: ModelConfig) -> str:

@@ -1,6 +1,5 @@
 """Nemotron-H (dense: Nemotron-H, Nemotron Nano 2): Mamba2 in most layers, attention without
-rotation in a few, MLPs with squared ReLU between them. (Mamba2 runs in
-plain torch everywhere, which is slow; no GPU has run it yet.)"""
+rotation in a few, MLPs with squared ReLU between them. (No GPU has run it yet.)"""
 
 from __future__ import annotations
 

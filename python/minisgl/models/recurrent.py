@@ -73,13 +73,12 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentPoolSpec(PoolSpec):
-    """group: of the rows. is_delta: False for Mamba2. The other fields are those of the layers."""
+    """group: of the rows. The other fields are those of the layers."""
 
     state_group: int
     num_heads: int
     value_dim: int
     taps: int
-    is_delta: bool = True
 
     is_recurrent: ClassVar[bool] = True
 

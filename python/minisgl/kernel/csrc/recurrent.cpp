@@ -1,13 +1,14 @@
-// A step of a gated delta net (minisgl/kernel/delta_rule.py has the equations): short convolution,
-// then the gated delta rule over states written once and the rows of the tokens since.
+// A step of a gated delta net or Mamba2 (minisgl/kernel/delta_rule.py has the equations): short
+// convolution, then the rule over states written once and the rows of the tokens since.
 //
-// An item is a row of the step and a key head, with the value heads that read it. A decode row reads
-// each state once, for the products with its key and its query, and adds what its rows say; it is
-// limited by memory. Other rows, and a token at which a new state is written, go interval by
-// interval as small matrix products.
+// An item is a row of the step and a key head, with some of the value heads that read it. A decode
+// row reads each state once, for the products with its key and its query, and adds what its rows
+// say; it is limited by memory. Other rows, and a token at which a new state is written, go interval
+// by interval as small matrix products.
 //
 // Axes: t tokens of an item, j rows (old tokens since the state, then t), H key dim, V value dim,
-// G value heads of the key head, D inputs of the convolution. ld: columns padded to vectors.
+// G value heads of the item, D inputs of the convolution. ld: columns padded to vectors. DELTA:
+// false for Mamba2.
 #include <omp.h>
 
 #include <algorithm>
@@ -32,12 +33,19 @@ struct Step {
   const int32_t *slots, *row_table, *state_table, *table_idxs, *starts, *ends;
   int64_t x_stride, row_stride, state_stride;
   int num_rows, N, K, H, V, D, taps, interval, page_size;
+  const T* bias;      // of the convolution; null for none
+  const float* skip;  // of Mamba2; null for the delta rule
 };
 
 struct Row {
   int first, start, end, base, newest;  // first: of its tokens in the step
   const int32_t *pages;                 // of the rows group
   int64_t state, new_state;             // pages; -1 for none
+};
+
+struct Heads {
+  int key, from, to;  // value heads [from, to)
+  bool keep_key;      // one item of a key head keeps it
 };
 
 template <class T>
@@ -85,6 +93,7 @@ void convolve(const Step<T>& s, const Row& row, int position) {
     VF sum = newest * part(s.weight + (s.taps - 1) * s.D);
     for (int w = 0; w + 1 < s.taps; w++)
       if (from[w]) sum += part(from[w]) * part(s.weight + w * s.D);
+    if (s.bias) sum += part(s.bias);
     store_until(out, i, s.D, silu_of(round_to<T>(sum)));
   });
   const size_t bytes = s.D * sizeof(T);
@@ -144,12 +153,15 @@ void product(const float* a, int lda, const float* b, int ldb, float* c, int ldc
   }
 }
 
-// out = x normed to length `length`; zeros up to ld.
-template <class T>
+// out = x, normed to length `length` for the delta rule; zeros up to ld.
+template <bool DELTA, class T>
 INLINE void unit(const T* x, float* out, int n, int ld, float length) {
-  VF squares = {};
-  each(x, n, [&](VF v, int) { squares += v * v; });
-  const float scale = length / std::sqrt(sum(squares) + EPS);
+  float scale = 1.0f;
+  if constexpr (DELTA) {
+    VF squares = {};
+    each(x, n, [&](VF v, int) { squares += v * v; });
+    scale = length / std::sqrt(sum(squares) + EPS);
+  }
   std::fill(out + n, out + ld, 0.0f);
   each(x, n, [&](VF v, int i) { store_until(out, i, n, v * scale); });
 }
@@ -173,46 +185,52 @@ struct Scratch {
   }
 };
 
-// --- the delta rule -----------------------------------------------------------------------------
+// --- the delta rule, and Mamba2 -----------------------------------------------------------------
 
 // known = faded * state^T k and out = faded * state^T q, for COLUMNS vectors of a state's rows.
-template <int COLUMNS>
+// Mamba2 has no use for the first.
+template <bool DELTA, int COLUMNS>
 INLINE void read_state(const float* state, int V, int H, const float* k, const float* q, float faded,
                        float* known, float* out) {
   VF a[COLUMNS] = {}, b[COLUMNS] = {};
   for (int h = 0; h < H; h++)
     for (int c = 0; c < COLUMNS; c++) {
       VF x = load(state + h * V + c * W);
-      a[c] += splat(k[h]) * x, b[c] += splat(q[h]) * x;
+      if constexpr (DELTA) a[c] += splat(k[h]) * x;
+      b[c] += splat(q[h]) * x;
     }
-  for (int c = 0; c < COLUMNS; c++)
-    store(known + c * W, a[c] * faded), store(out + c * W, b[c] * faded);
+  for (int c = 0; c < COLUMNS; c++) {
+    if constexpr (DELTA) store(known + c * W, a[c] * faded);
+    store(out + c * W, b[c] * faded);
+  }
 }
 
 // One token that ends no interval.
-template <class T>
-void decode(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
+template <bool DELTA, class T>
+void decode(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scratch) {
   scratch.used = 0;
-  const int G = s.N / s.K, ldh = round_up(s.H, W), ldv = round_up(s.V, W);
+  const int key_head = heads.key, ldh = round_up(s.H, W), ldv = round_up(s.V, W);
   const int num_old = row.start - row.base;
   const T* mixed = s.mixed + int64_t(row.first) * s.D;
   float *q = scratch.take(ldh), *k = scratch.take(ldh), *old = scratch.take(ldh);
   float *with_k = scratch.take(s.interval), *with_q = scratch.take(s.interval);
+  float* between = scratch.take(s.interval);
   float *known = scratch.take(ldv), *out = scratch.take(ldv), *v = scratch.take(ldv);
-  unit(mixed + key_head * s.H, q, s.H, ldh, 1.0f / std::sqrt(float(s.H)));
-  unit(mixed + (s.K + key_head) * s.H, k, s.H, ldh, 1.0f);
+  unit<DELTA>(mixed + key_head * s.H, q, s.H, ldh, 1.0f / std::sqrt(float(s.H)));
+  unit<DELTA>(mixed + (s.K + key_head) * s.H, k, s.H, ldh, 1.0f);
   const float own = dot(q, k, ldh);
   std::vector<int64_t> slots(num_old);
   for (int j = 0; j < num_old; j++) {
     slots[j] = slot_of(s, row, row.base + j);
-    unit(s.keys + (slots[j] * s.K + key_head) * s.H, old, s.H, ldh, 1.0f);
-    with_k[j] = dot(old, k, ldh), with_q[j] = dot(old, q, ldh);
+    unit<DELTA>(s.keys + (slots[j] * s.K + key_head) * s.H, old, s.H, ldh, 1.0f);
+    if constexpr (DELTA) with_k[j] = dot(old, k, ldh);
+    with_q[j] = dot(old, q, ldh);
   }
   const int64_t slot = s.slots[row.first];
-  if (slot >= 0)
+  if (slot >= 0 && heads.keep_key)
     std::memcpy(s.keys + (slot * s.K + key_head) * s.H, mixed + (s.K + key_head) * s.H,
                 s.H * sizeof(T));
-  for (int n = key_head * G; n < (key_head + 1) * G; n++) {
+  for (int n = heads.from; n < heads.to; n++) {
     const int64_t at = int64_t(row.first) * s.N + n;
     const float decay = s.g[at] + (num_old ? s.decays[slots[num_old - 1] * s.N + n] : 0.0f);
     const float faded = exp_of(decay);
@@ -221,28 +239,33 @@ void decode(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
       const float* state = s.states + (row.state * s.N + n) * s.H * s.V;
       int i = 0;
       for (; i + NS * W <= s.V; i += NS * W)
-        read_state<NS>(state + i, s.V, s.H, k, q, faded, known + i, out + i);
+        read_state<DELTA, NS>(state + i, s.V, s.H, k, q, faded, known + i, out + i);
+      for (; i + NR * W <= s.V; i += NR * W)
+        read_state<DELTA, NR>(state + i, s.V, s.H, k, q, faded, known + i, out + i);
       for (; i + W <= s.V; i += W)
-        read_state<1>(state + i, s.V, s.H, k, q, faded, known + i, out + i);
+        read_state<DELTA, 1>(state + i, s.V, s.H, k, q, faded, known + i, out + i);
       for (; i < s.V; i++)
         for (int h = 0; h < s.H; h++) {
           const float x = faded * state[h * s.V + i];
           known[i] += k[h] * x, out[i] += q[h] * x;
         }
     }
+    for (int j = 0; j < num_old; j++) between[j] = s.decays[slots[j] * s.N + n];
+    for (int j = 0; j < num_old; j += W) store(between + j, exp(decay - load(between + j)));
     for (int j = 0; j < num_old; j++) {
-      const float between = exp_of(decay - s.decays[slots[j] * s.N + n]);
-      const VF a = splat(between * with_k[j]), b = splat(between * with_q[j]);
+      const VF a = splat(between[j] * with_k[j]), b = splat(between[j] * with_q[j]);
       each(s.updates + (slots[j] * s.N + n) * s.V, s.V, [&](VF u, int i) {
-        store(known + i, load(known + i) + a * u), store(out + i, load(out + i) + b * u);
+        if constexpr (DELTA) store(known + i, load(known + i) + a * u);
+        store(out + i, load(out + i) + b * u);
       });
     }
     const float beta = s.beta[at];
     T* to = s.out + at * s.V;
     each(mixed + 2 * s.K * s.H + n * s.V, s.V, [&](VF value, int i) {
-      VF u = beta * (value - load(known + i));
+      VF u = beta * (DELTA ? value - load(known + i) : value);
       store(v + i, u);
-      store_until(to, i, s.V, load(out + i) + own * u);
+      VF y = load(out + i) + own * u;
+      store_until(to, i, s.V, DELTA ? y : y + s.skip[n] * value);
     });
     if (slot < 0) continue;
     std::memcpy(s.updates + (slot * s.N + n) * s.V, v, s.V * sizeof(float));
@@ -251,10 +274,10 @@ void decode(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
 }
 
 // Any number of tokens.
-template <class T>
-void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
+template <bool DELTA, class T>
+void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scratch) {
   scratch.used = 0;
-  const int G = s.N / s.K, C = s.interval, H = s.H, V = s.V;
+  const int key_head = heads.key, G = heads.to - heads.from, C = s.interval, H = s.H, V = s.V;
   const int ldh = round_up(H, W), ldv = round_up(V, W), ldj = round_up(C, W);
   float* states = scratch.take(size_t(G) * H * ldv);
   float *keys = scratch.take(C * ldh), *turned = scratch.take(ldh * ldj), *queries = scratch.take(C * ldh);
@@ -264,7 +287,7 @@ void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
   std::fill(states, states + size_t(G) * H * ldv, 0.0f);
   if (row.state >= 0)
     for (int h = 0; h < G * H; h++)
-      std::memcpy(states + h * ldv, s.states + ((row.state * s.N + key_head * G) * H + h) * V, V * 4);
+      std::memcpy(states + h * ldv, s.states + ((row.state * s.N + heads.from) * H + h) * V, V * 4);
 
   for (int at = row.start; at < row.end;) {
     const int base = at / C * C, until = std::min(base + C, row.end);
@@ -274,23 +297,23 @@ void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
     for (int j = 0; j < J; j++) {
       const T* from = is_old(j) ? s.keys + (slot_of(s, row, base + j) * s.K + key_head) * H
                                 : s.mixed + token(j) * s.D + (s.K + key_head) * H;
-      unit(from, keys + j * ldh, H, ldh, 1.0f);
+      unit<DELTA>(from, keys + j * ldh, H, ldh, 1.0f);
       if (is_old(j)) continue;
-      unit(s.mixed + token(j) * s.D + key_head * H, queries + (j - num_old) * ldh, H, ldh,
-           1.0f / std::sqrt(float(H)));
+      unit<DELTA>(s.mixed + token(j) * s.D + key_head * H, queries + (j - num_old) * ldh, H, ldh,
+                  1.0f / std::sqrt(float(H)));
       const int64_t slot = s.slots[token(j)];
-      if (base + j >= row.newest && slot >= 0)
+      if (base + j >= row.newest && slot >= 0 && heads.keep_key)
         std::memcpy(s.keys + (slot * s.K + key_head) * H, from, H * sizeof(T));
     }
     for (int h = 0; h < H; h++) {
       for (int j = 0; j < J; j++) turned[h * ldj + j] = keys[j * ldh + h];
       std::fill(turned + h * ldj + J, turned + (h + 1) * ldj, 0.0f);
     }
-    product(keys + num_old * ldh, ldh, turned, ldj, with_k, ldj, count, ldj, H, false);
+    if (DELTA) product(keys + num_old * ldh, ldh, turned, ldj, with_k, ldj, count, ldj, H, false);
     product(queries, ldh, turned, ldj, with_q, ldj, count, ldj, H, false);
 
     for (int head = 0; head < G; head++) {
-      const int n = key_head * G + head;
+      const int n = heads.from + head;
       float* state = states + size_t(head) * H * ldv;
       float* faded = scores;  // [H][ldj], when the scores [count][ldj] are used
       std::fill(decays, decays + ldj, 0.0f);
@@ -302,7 +325,8 @@ void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
         std::fill(updates + j * ldv, updates + (j + 1) * ldv, 0.0f);
         std::memcpy(updates + j * ldv, s.updates + (slot * s.N + n) * V, V * 4);
       }
-      product(keys + num_old * ldh, ldh, state, ldv, updates + num_old * ldv, ldv, count, ldv, H, false);
+      if (DELTA)
+        product(keys + num_old * ldh, ldh, state, ldv, updates + num_old * ldv, ldv, count, ldv, H, false);
       product(queries, ldh, state, ldv, outs, ldv, count, ldv, H, false);
       for (int t = 0; t < count; t++) {
         const int j = num_old + t;
@@ -310,22 +334,23 @@ void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
         for (int i = 0; i < ldj; i += W) {
           VI later = lanes() + i > j;
           VF part = select(later, splat(0), exp(splat(decay) - load(decays + i)));
-          store(between + i, part * load(with_k + t * ldj + i));
+          if (DELTA) store(between + i, part * load(with_k + t * ldj + i));
           store(scores + t * ldj + i, part * load(with_q + t * ldj + i));
         }
         const T* value = s.mixed + token(j) * s.D + 2 * s.K * H + n * V;
         for (int i = 0; i < ldv; i += NR * W) {
           VF sum[NR];
           const int columns = std::min(NR, (ldv - i) / W);
-          for (int c = 0; c < columns; c++) sum[c] = load(updates + j * ldv + i + c * W) * fade;
-          for (int before = 0; before < j; before++)
+          for (int c = 0; DELTA && c < columns; c++) sum[c] = load(updates + j * ldv + i + c * W) * fade;
+          for (int before = 0; DELTA && before < j; before++)
             for (int c = 0; c < columns; c++)
               sum[c] += splat(between[before]) * load(updates + before * ldv + i + c * W);
           for (int c = 0; c < columns; c++) {
             const int from = i + c * W, left = V - from;
             VF v = left >= W ? load(value + from) : left > 0 ? load_first(value + from, left) : VF{};
-            store(updates + j * ldv + from, beta * (v - sum[c]));
-            store(outs + t * ldv + from, load(outs + t * ldv + from) * fade);
+            store(updates + j * ldv + from, beta * (DELTA ? v - sum[c] : v));
+            VF y = load(outs + t * ldv + from) * fade;
+            store(outs + t * ldv + from, DELTA ? y : y + s.skip[n] * v);
           }
         }
       }
@@ -354,6 +379,18 @@ void extend(const Step<T>& s, const Row& row, int key_head, Scratch& scratch) {
   }
 }
 
+template <bool DELTA, class T>
+void run(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scratch) {
+  if (row.end - row.start == 1 && row.new_state < 0) decode<DELTA>(s, row, heads, scratch);
+  else extend<DELTA>(s, row, heads, scratch);
+}
+
+// How many of a key head's G value heads an item has, so that there is one for each thread.
+int shared_by(int G, int num_key_heads, int num_threads) {
+  const int wanted = (num_threads + num_key_heads - 1) / num_key_heads;
+  return std::max(1, G / std::max(wanted, 1));
+}
+
 bool is_float32(const TensorView& x) {
   return x.dtype().code == kDLFloat && x.dtype().bits == 32 && is_packed(x);
 }
@@ -361,8 +398,10 @@ bool is_float32(const TensorView& x) {
 }  // namespace
 
 // x [T, D] with rows apart; mixed [T, D] is scratch; weight [taps, D]; g, beta float32 [T, N]; rows
-// int32 [3, B]: table_idxs, starts, ends. The others: minisgl/kvcache/recurrent.py.
+// int32 [3, B]: table_idxs, starts, ends. bias, skip: of Mamba2, see `StateSpace`. The others:
+// minisgl/kvcache/recurrent.py.
 void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView beta, TensorView weight,
+                    tvm::ffi::Optional<TensorView> bias, tvm::ffi::Optional<TensorView> skip,
                     TensorView states, TensorView tails, TensorView inputs, TensorView keys,
                     TensorView updates, TensorView decays, TensorView slots, TensorView row_table,
                     TensorView state_table, TensorView rows, TensorView out, int64_t interval,
@@ -372,6 +411,8 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
     CHECK(is_float32(tensor), "recurrent: gates and states must be float32, packed");
   for (const auto& tensor : {mixed, weight, tails, inputs, keys, out})
     CHECK(tensor.dtype() == x.dtype() && is_packed(tensor), "recurrent: another dtype than x");
+  CHECK(!skip.has_value() || is_float32(*skip), "recurrent: skip must be float32");
+  CHECK(!bias.has_value() || (*bias).dtype() == x.dtype(), "recurrent: another dtype than x");
   CHECK(mixed.size(1) == x.size(1) && weight.size(1) == x.size(1) && inputs.size(1) == x.size(1),
         "recurrent: the inputs have " << x.size(1) << " channels");
   with_dtype(x.dtype(), [&](auto* type) {
@@ -384,7 +425,9 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
               data<int32_t>(row_table), data<int32_t>(state_table), r, r + B, r + 2 * B,
               x.stride(0), row_table.stride(0), state_table.stride(0), int(B), int(states.size(1)),
               int(keys.size(1)), int(keys.size(2)), int(states.size(3)), int(x.size(1)),
-              int(weight.size(0)), int(interval), int(page_size)};
+              int(weight.size(0)), int(interval), int(page_size),
+              bias.has_value() ? data<T>(*bias) : nullptr,
+              skip.has_value() ? data<float>(*skip) : nullptr};
     std::vector<Row> all;
     std::vector<int> owners;
     for (int i = 0; i < s.num_rows; i++) {
@@ -392,7 +435,9 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
       owners.insert(owners.end(), s.ends[i] - s.starts[i], i);
     }
     const int ldh = round_up(s.H, W), ldv = round_up(s.V, W), ldj = round_up(s.interval, W);
-    const size_t need = size_t(s.N / s.K) * s.H * ldv + 2 * ldj * ldh + ldh * ldj + 2 * ldj * ldj +
+    const int G = s.N / s.K, share = shared_by(G, s.num_rows * s.K, int(num_threads));
+    const int shares = (G + share - 1) / share;  // items of a key head
+    const size_t need = size_t(share) * s.H * ldv + 2 * ldj * ldh + ldh * ldj + 2 * ldj * ldj +
                         std::max(s.H, ldj) * ldj + 2 * ldj * ldv + 8 * ldj + 4 * (ldh + ldv);
 #pragma omp parallel num_threads(num_threads)
     {
@@ -406,10 +451,11 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
       Scratch scratch{std::vector<float>(need)};
 #pragma omp for schedule(dynamic) collapse(2)
       for (int i = 0; i < s.num_rows; i++)
-        for (int head = 0; head < s.K; head++) {
-          const Row& row = all[i];
-          if (row.end - row.start == 1 && row.new_state < 0) decode(s, row, head, scratch);
-          else extend(s, row, head, scratch);
+        for (int item = 0; item < s.K * shares; item++) {
+          const int key = item / shares, part = item % shares, end = (key + 1) * G;
+          const Heads heads{key, key * G + part * share, std::min(key * G + (part + 1) * share, end),
+                            part == 0};
+          s.skip ? run<false>(s, all[i], heads, scratch) : run<true>(s, all[i], heads, scratch);
         }
     }
   });

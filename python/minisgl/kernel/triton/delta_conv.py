@@ -23,6 +23,7 @@ BLOCK = 1024
 def convolve(
     x_TD: Tensor,
     weight_WD: Tensor,
+    bias_D: Tensor | None,
     tails: Tensor,
     inputs: Tensor,
     slots: Tensor,
@@ -43,12 +44,12 @@ def convolve(
     _launch_convolve(
         (num_tokens, -(-width // BLOCK), 1),
         (
-            x_TD, weight_WD, tails, inputs, slots, owners, rows, row_table, state_table, out,
-            rows.stride(0),
+            x_TD, weight_WD, weight_WD if bias_D is None else bias_D, tails, inputs, slots, owners,
+            rows, row_table, state_table, out, rows.stride(0),
         ),
         (
             x_TD.stride(0), row_table.stride(0), state_table.stride(0), width, len(weight_WD),
-            interval, page_size, min(page_size, len(weight_WD)), BLOCK,
+            interval, page_size, min(page_size, len(weight_WD)), BLOCK, bias_D is not None,
         ),
         dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
@@ -70,11 +71,11 @@ def convolve(
     do_not_specialize_on_alignment=["slots_ptr", "owners_ptr", "rows_ptr"],
 )
 def _convolve(
-    x_ptr, weight_ptr, tails_ptr, inputs_ptr, slots_ptr, owners_ptr, rows_ptr, row_table_ptr,
-    state_table_ptr, out_ptr, rows_stride,
+    x_ptr, weight_ptr, bias_ptr, tails_ptr, inputs_ptr, slots_ptr, owners_ptr, rows_ptr,
+    row_table_ptr, state_table_ptr, out_ptr, rows_stride,
     X_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr,
     D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, R: tl.constexpr,
-    BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0)
@@ -110,6 +111,8 @@ def _convolve(
         # One of the three is not 0.
         before = near.to(tl.float32) + old.to(tl.float32) + far.to(tl.float32)
         acc += before * tl.load(weight_ptr + w * D + d, mask=inside, other=0.0)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + d, mask=inside, other=0.0)
     acc = acc.to(x.dtype).to(tl.float32)
     tl.store(out_ptr + token.to(tl.int64) * D + d, (acc / (1 + tl.exp(-acc))).to(x.dtype),
              mask=inside)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The gated delta rule of decode rows: each state is read once (decision 0024).
+"""The gated delta rule, or Mamba2, of decode rows: each state is read once (decision 0024).
 
 A program has one row, one value head and a block of the value dim. The token at which an interval
 ends writes the next state instead of a row.
@@ -32,23 +32,27 @@ def decode(
     row_table: Tensor,
     state_table: Tensor,
     out_BNV: Tensor,
+    skip_N: Tensor | None,
     *,
     num_rows: int,
     interval: int,
     page_size: int,
 ) -> None:
-    """Write the outputs of the first rows, of one token each. mixed_BD: see `convolve`."""
+    """Write the outputs of the first rows, of one token each. mixed_BD: see `convolve`. skip_N: of
+    Mamba2 (`minisgl.attention.recurrent.StateSpace`), None for the delta rule."""
     _, num_heads, key_dim, value_dim = states.shape
     block_v = min(BLOCK_V, max(power_of_2(value_dim), 16))
     _launch_decode(
         (num_rows, num_heads, -(-value_dim // block_v)),
         (
             mixed_BD, g_BN, beta_BN, states, keys, updates, decays, slots, rows, row_table,
-            state_table, out_BNV, key_dim**-0.5, rows.stride(0),
+            state_table, out_BNV, beta_BN if skip_N is None else skip_N, key_dim**-0.5,
+            rows.stride(0),
         ),
         (
             row_table.stride(0), state_table.stride(0), num_heads, keys.shape[1], key_dim,
             value_dim, interval, page_size, max(power_of_2(key_dim), 16), block_v, BLOCK_J,
+            skip_N is None,
         ),
         dtype=mixed_BD.dtype, num_warps=4,
     )  # fmt: skip
@@ -61,10 +65,10 @@ def decode(
 )
 def _delta_decode(
     mixed_ptr, g_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, decays_ptr, slots_ptr, rows_ptr,
-    row_table_ptr, state_table_ptr, out_ptr, scale, rows_stride,
+    row_table_ptr, state_table_ptr, out_ptr, skip_ptr, scale, rows_stride,
     ROW_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_J: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_J: tl.constexpr, IS_DELTA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
@@ -85,8 +89,9 @@ def _delta_decode(
     key = tl.load(mixed + (K + key_head) * H + h, mask=in_h, other=0.0)
     q = tl.load(mixed + key_head * H + h, mask=in_h, other=0.0).to(tl.float32)
     k = key.to(tl.float32)
-    q = q * (scale * tl.rsqrt(tl.sum(q * q, 0) + 1e-6))
-    k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+    if IS_DELTA:
+        q = q * (scale * tl.rsqrt(tl.sum(q * q, 0) + 1e-6))
+        k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
     decay = tl.load(g_ptr + token * N + n)
     if position > base:
         last = tl.load(row_pages + (position - 1) // Z).to(tl.int64) * Z + (position - 1) % Z
@@ -99,7 +104,9 @@ def _delta_decode(
         page = tl.load(state_pages + base // Z - 1).to(tl.int64)
         state = tl.load(states_ptr + (page * N + n) * H * V + tile, mask=in_tile, other=0.0)
         state *= tl.exp(decay)
-    known = tl.sum(state * k[:, None], 0)
+    known = tl.zeros([BLOCK_V], tl.float32)
+    if IS_DELTA:
+        known += tl.sum(state * k[:, None], 0)
     out = tl.sum(state * q[:, None], 0)
     ends = (position + 1) % C == 0
     for first in range(base, position, BLOCK_J):
@@ -109,12 +116,15 @@ def _delta_decode(
         keys = tl.load(keys_ptr + (old[:, None] * K + key_head) * H + h[None, :],
                        mask=in_j[:, None] & in_h[None, :], other=0.0).to(tl.float32)  # fmt: skip
         between = tl.exp(decay - tl.load(decays_ptr + old * N + n, mask=in_j, other=0.0))
-        weight = tl.where(in_j, between * tl.rsqrt(tl.sum(keys * keys, 1) + 1e-6), 0.0)
+        weight = tl.where(in_j, between, 0.0)
+        if IS_DELTA:
+            weight *= tl.rsqrt(tl.sum(keys * keys, 1) + 1e-6)
         updates = tl.load(updates_ptr + (old[:, None] * N + n) * V + v[None, :],
                           mask=in_j[:, None] & in_v[None, :], other=0.0)  # fmt: skip
-        with_k = weight * tl.sum(keys * k[None, :], 1)
         with_q = weight * tl.sum(keys * q[None, :], 1)
-        known += tl.sum(with_k[:, None] * updates, 0)
+        if IS_DELTA:
+            with_k = weight * tl.sum(keys * k[None, :], 1)
+            known += tl.sum(with_k[:, None] * updates, 0)
         out += tl.sum(with_q[:, None] * updates, 0)
         if ends:
             weighted = keys * weight[:, None]
@@ -122,6 +132,8 @@ def _delta_decode(
     value = tl.load(mixed + 2 * K * H + n * V + v, mask=in_v, other=0.0).to(tl.float32)
     update = tl.load(beta_ptr + token * N + n) * (value - known)
     out += tl.sum(q * k, 0) * update
+    if not IS_DELTA:
+        out += tl.load(skip_ptr + n) * value
     tl.store(out_ptr + (token * N + n) * V + v, out.to(out_ptr.dtype.element_ty), mask=in_v)
 
     if ends:

@@ -1,9 +1,10 @@
-"""The gated delta rule of prompts, interval by interval (decision 0024).
+"""The gated delta rule, or Mamba2, of prompts, interval by interval (decision 0024).
 
 Two kernels. `_delta_solve` has one interval of a row and one value head, all side by side: the
 inverse of the interval's triangular system. `_delta_scan` has one row, one value head and a block
 of the value dim, and goes through the row's intervals with matrix products alone. (Both parts are
-those of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024.)
+those of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024.) Mamba2 has no
+system to solve, so `_delta_scan` alone.
 
 An interval's tokens before the row's first are old: their rows are in the pool.
 
@@ -36,6 +37,7 @@ def extend(
     row_table: Tensor,
     state_table: Tensor,
     out_TNV: Tensor,
+    skip_N: Tensor | None,
     *,
     num_tokens: int,
     interval: int,
@@ -45,11 +47,6 @@ def extend(
     theirs. The others: see `minisgl.kernel.triton.delta_decode.decode`."""
     _, num_heads, key_dim, value_dim = states.shape
     num_rows = rows.shape[1]
-    most = num_tokens // interval + 2 * num_rows  # intervals: the first and last may be cut off
-    inverses = torch.empty(
-        (most, num_heads, interval, interval), dtype=torch.float32, device=states.device
-    )
-    sums = torch.empty((most, num_heads, interval), dtype=torch.float32, device=states.device)
     block_h = max(power_of_2(key_dim), 16)
     block_v = min(BLOCK_V, max(power_of_2(value_dim), 16))
     is_float32 = mixed_TD.dtype == torch.float32
@@ -58,28 +55,38 @@ def extend(
         interval, page_size, max(power_of_2(num_rows), 16), block_h, is_float32,
     )  # fmt: skip
     common = (row_table, rows, num_rows, rows.stride(0))
-    _launch_solve(
-        (most, num_heads, 1),
-        (mixed_TD, g_TN, beta_TN, keys, decays, inverses, sums, *common), shape,
-        dtype=mixed_TD.dtype, num_warps=4,
-    )  # fmt: skip
+    if skip_N is None:
+        most = num_tokens // interval + 2 * num_rows  # intervals: the first and last may be cut off
+        inverses = torch.empty(
+            (most, num_heads, interval, interval), dtype=torch.float32, device=states.device
+        )
+        sums = torch.empty((most, num_heads, interval), dtype=torch.float32, device=states.device)
+        _launch_solve(
+            (most, num_heads, 1),
+            (mixed_TD, g_TN, beta_TN, keys, decays, inverses, sums, *common), shape,
+            dtype=mixed_TD.dtype, num_warps=4,
+        )  # fmt: skip
+        special = (inverses, sums)
+    else:
+        special = (g_TN, skip_N)
     _launch_scan(
         (num_rows, num_heads, -(-value_dim // block_v)),
         (
-            mixed_TD, beta_TN, states, keys, updates, decays, slots, inverses, sums, state_table,
+            mixed_TD, beta_TN, states, keys, updates, decays, slots, *special, state_table,
             out_TNV, key_dim**-0.5, *common,
         ),
-        (*shape, block_v),
+        (*shape, block_v, skip_N is None),
         dtype=mixed_TD.dtype, num_warps=8, num_stages=1,
     )  # fmt: skip
 
 
 @triton.jit
-def _unit_keys(
+def _keys(
     mixed, keys_ptr, row_pages, start, end, base, key_head, j, h,
-    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, Z: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, Z: tl.constexpr, IS_DELTA: tl.constexpr,
 ):  # fmt: skip
-    """The interval's keys [C, H], normed; zeros where it has no token. mixed: of its first."""
+    """The interval's keys [C, H], normed for the delta rule; zeros where it has no token. mixed: of
+    its first."""
     at = base + j
     in_h = h[None, :] < H
     is_new = (at >= start) & (at < end)
@@ -89,7 +96,23 @@ def _unit_keys(
         page = tl.load(row_pages + at // Z, mask=at < start, other=0).to(tl.int64)
         x += tl.load(keys_ptr + ((page * Z + at % Z)[:, None] * K + key_head) * H + h[None, :],
                      mask=(at < start)[:, None] & in_h, other=0.0).to(tl.float32)  # fmt: skip
-    return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+    if IS_DELTA:
+        x = x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+    return x
+
+
+@triton.jit
+def _decays(
+    g_ptr, decays_ptr, row_pages, start, end, base, token, n, j, N: tl.constexpr, Z: tl.constexpr,
+):  # fmt: skip
+    """The sums of the interval's log decays [C]. token: of its first."""
+    at = base + j
+    g = tl.load(g_ptr + (token + j) * N + n, mask=(at >= start) & (at < end), other=0.0)
+    page = tl.load(row_pages + at // Z, mask=at < start, other=0).to(tl.int64)
+    old_sum = tl.load(decays_ptr + (page * Z + at % Z) * N + n, mask=at < start, other=0.0)
+    # The sum up to the last old token, then the new ones'.
+    g += tl.where((at == start) & (j > 0), tl.sum(tl.where(at == start - 1, old_sum, 0.0), 0), 0.0)
+    return tl.where(at < start, old_sum, tl.cumsum(g, 0))
 
 
 @triton.jit(
@@ -124,16 +147,11 @@ def _delta_solve(
     key_head = n // (N // K)
     # The interval's first token; before the row's first, no token is read.
     token = (first + base - start).to(tl.int64)
-    k = _unit_keys(mixed_ptr + token * (2 * K * H + N * V), keys_ptr, row_pages, start, end, base,
-                   key_head, j, h, K, H, 2 * K * H + N * V, Z)  # fmt: skip
+    k = _keys(mixed_ptr + token * (2 * K * H + N * V), keys_ptr, row_pages, start, end, base,
+              key_head, j, h, K, H, 2 * K * H + N * V, Z, True)  # fmt: skip
     at = base + j
     is_new = (at >= start) & (at < end)
-    g = tl.load(g_ptr + (token + j) * N + n, mask=is_new, other=0.0)
-    page = tl.load(row_pages + at // Z, mask=at < start, other=0).to(tl.int64)
-    old_sum = tl.load(decays_ptr + (page * Z + at % Z) * N + n, mask=at < start, other=0.0)
-    # The sum up to the last old token, then the new ones'.
-    g += tl.where((at == start) & (j > 0), tl.sum(tl.where(at == start - 1, old_sum, 0.0), 0), 0.0)
-    decay = tl.where(at < start, old_sum, tl.cumsum(g, 0))
+    decay = _decays(g_ptr, decays_ptr, row_pages, start, end, base, token, n, j, N, Z)
     beta = tl.load(beta_ptr + (token + j) * N + n, mask=is_new, other=0.0)
 
     precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"
@@ -160,8 +178,10 @@ def _delta_scan(
     sums_ptr, state_table_ptr, out_ptr, scale, row_table_ptr, rows_ptr, num_rows, rows_stride,
     ROW_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_H: tl.constexpr, IS_FLOAT32: tl.constexpr, BLOCK_V: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_H: tl.constexpr, IS_FLOAT32: tl.constexpr, BLOCK_V: tl.constexpr, IS_DELTA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    # For Mamba2 `inverses_ptr` has the log decays, and `sums_ptr` what multiplies the values.
     begin(PDL)
     row = tl.program_id(0)
     n = tl.program_id(1)
@@ -200,36 +220,47 @@ def _delta_scan(
         is_new = (at >= start) & (at < end)
         token = (first + base - start).to(tl.int64)
         mixed = mixed_ptr + token * D
-        k = _unit_keys(mixed, keys_ptr, row_pages, start, end, base, key_head, j, h,
-                       K, H, D, Z)  # fmt: skip
+        k = _keys(mixed, keys_ptr, row_pages, start, end, base, key_head, j, h,
+                  K, H, D, Z, IS_DELTA)  # fmt: skip
         q = tl.load(mixed + j[:, None] * D + key_head * H + h[None, :],
                     mask=is_new[:, None] & (h[None, :] < H), other=0.0).to(tl.float32)  # fmt: skip
-        q = q * (scale * tl.rsqrt(tl.sum(q * q, 1) + 1e-6))[:, None]
+        if IS_DELTA:
+            q = q * (scale * tl.rsqrt(tl.sum(q * q, 1) + 1e-6))[:, None]
         value = tl.load(mixed + j[:, None] * D + 2 * K * H + n * V + v[None, :],
                         mask=is_new[:, None] & in_v, other=0.0).to(tl.float32)  # fmt: skip
         beta = tl.load(beta_ptr + (token + j) * N + n, mask=is_new, other=0.0)
-        decay = tl.load(sums_ptr + place * C + j)
+        if IS_DELTA:
+            decay = tl.load(sums_ptr + place * C + j)
+        else:
+            decay = _decays(inverses_ptr, decays_ptr, row_pages, start, end, base, token, n, j,
+                            N, Z)  # fmt: skip
         between = tl.exp(tl.where(j[:, None] >= j[None, :], decay[:, None] - decay[None, :], 0.0))
         faded = tl.exp(decay)[:, None]
 
-        right = value - faded * tl.dot(k, state, input_precision=precision)
         updates = tl.zeros([C, BLOCK_V], tl.float32)
-        if base < start:  # what the old rows say of the new keys
+        if base < start:
             page = tl.load(row_pages + at // Z, mask=is_old, other=0).to(tl.int64)
             updates = tl.load(
                 updates_ptr + ((page * Z + at % Z)[:, None] * N + n) * V + v[None, :],
                 mask=is_old[:, None] & in_v, other=0.0,
             )  # fmt: skip
-            pairs = tl.dot(k, tl.trans(k), input_precision=precision) * between
-            pairs = tl.where(is_old[None, :] & is_new[:, None], pairs, 0.0)
-            right -= tl.dot(pairs, updates, input_precision=precision)
-        inverse = tl.load(inverses_ptr + place * C * C + j[:, None] * C + j[None, :])
-        updates += tl.dot(inverse, beta[:, None] * right, input_precision=precision)
+        if IS_DELTA:
+            right = value - faded * tl.dot(k, state, input_precision=precision)
+            if base < start:
+                pairs = tl.dot(k, tl.trans(k), input_precision=precision) * between
+                pairs = tl.where(is_old[None, :] & is_new[:, None], pairs, 0.0)
+                right -= tl.dot(pairs, updates, input_precision=precision)
+            inverse = tl.load(inverses_ptr + place * C * C + j[:, None] * C + j[None, :])
+            updates += tl.dot(inverse, beta[:, None] * right, input_precision=precision)
+        else:
+            updates += beta[:, None] * value
 
         scores = tl.dot(q, tl.trans(k), input_precision=precision) * between
         scores = tl.where(j[:, None] >= j[None, :], scores, 0.0)
         out = faded * tl.dot(q, state, input_precision=precision)
         out += tl.dot(scores, updates, input_precision=precision)
+        if not IS_DELTA:
+            out += tl.load(sums_ptr + n) * value
         tl.store(out_ptr + (token * N + n) * V + j[:, None] * (N * V) + v[None, :],
                  out.to(out_ptr.dtype.element_ty), mask=is_new[:, None] & in_v)  # fmt: skip
 
