@@ -14,7 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
+from transformers import (
+    Lfm2Config,
+    LlamaConfig,
+    NemotronHConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, make_reference, relative_error
@@ -37,9 +43,19 @@ LARGE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+MAMBA = {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "chunk_size": 8}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**LARGE, attention_bias=True),
     "qwen3-moe": Qwen3MoeConfig(**{**LARGE, **MOE, "moe_intermediate_size": 192}),
+    # Blocks begin where a part of `in_proj` begins, here with a block of the whole.
+    "lfm2": Lfm2Config(**{**LARGE, "hidden_size": 256}, layer_types=["conv", "full_attention"]),
+    "nemotron-h": NemotronHConfig(
+        **{**LARGE, **MAMBA},
+        mamba_num_heads=4,
+        mamba_head_dim=64,
+        ssm_state_size=64,
+        n_groups=2,
+    ),
 }
 KINDS: tuple[Kind, ...] = ("fp8", "int8", "int4")
 
