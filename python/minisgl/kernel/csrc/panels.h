@@ -37,6 +37,10 @@ constexpr int WIDE_TILE = 3;
 #endif
 constexpr int64_t WIDE_STEPS = 128;  // widened at a time, so that they stay in the first cache
 
+// Bytes of a panel between a fetch and what is asked for meanwhile: the hardware alone keeps too few
+// reads in flight where a weight meets several rows.
+constexpr int64_t AHEAD = 4096;
+
 // GCC would read the vector again for each row: two loads a product instead of one.
 template <class V>
 INLINE void keep_in_register(V& vector) {
@@ -103,14 +107,23 @@ struct Bf16 : FloatPairs {
   static INLINE Weights widen(const Fetched& fetched, int) { return fetched; }
 };
 
+// Memory to ask for while weights are multiplied, `pace` bytes at each fetch.
+struct Ahead {
+  const uint8_t* at;
+  int64_t pace;
+};
+
 // Adds `steps` steps of P panels times M rows to the sums. A fetch has K::STEPS steps.
 template <class K, int P, int M>
-INLINE void add_steps(const uint8_t* const (&panels)[P], const typename K::X* x, int64_t stride,
-                      int64_t steps, typename K::Sum (&sums)[P][M][NV]) {
+INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P],
+                      const typename K::X* x, int64_t stride, int64_t steps,
+                      typename K::Sum (&sums)[P][M][NV]) {
   for (int64_t s = 0; s < steps; s += K::STEPS) {
     typename K::Fetched fetched[P];
-    for (int p = 0; p < P; p++)
+    for (int p = 0; p < P; p++) {
+      __builtin_prefetch(ahead[p].at + s / K::STEPS * ahead[p].pace);
       fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
+    }
 #pragma GCC unroll 4
     for (int k = 0; k < K::STEPS; k++) {
       typename K::Weights w[P];

@@ -1,6 +1,10 @@
 // A linear layer's product in bfloat16: who computes which tile, and what becomes of its sums.
 #pragma once
 
+#include <omp.h>
+
+#include <atomic>
+
 #include "panels.h"
 
 enum Gate { NONE, SILU, GELU };  // the numbers that Python passes
@@ -38,6 +42,23 @@ inline void store_tile(const Tile& tile, const bf16* bias, Gate gate, bf16* out,
     }
 }
 
+// Calls f(item) for items 0 to count - 1. A thread takes those of an equal share in order, so that it
+// can ask for the next item's bytes; then what is left of other shares, which slower threads leave.
+template <class F>
+void each_item(int64_t count, int64_t num_threads, F f) {
+  struct alignas(64) Next {
+    std::atomic<int64_t> item;
+  };
+  std::vector<Next> next(num_threads);
+  for (int64_t i = 0; i < num_threads; i++) next[i].item = count * i / num_threads;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  for (int64_t i = 0; i < num_threads; i++) {
+    const int64_t share = (omp_get_thread_num() + i) % num_threads;
+    const int64_t end = count * (share + 1) / num_threads;
+    for (int64_t item; (item = next[share].item++) < end;) f(item);
+  }
+}
+
 // outputs: rows of the weight, of which a gate makes half as many columns.
 struct Product {
   const TensorView &x, &out;
@@ -71,18 +92,15 @@ struct Product {
     const int64_t panels = outputs / PANEL, pairs = gate ? panels / 2 : (panels + 1) / 2;
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     if (outputs * inputs * rows < 65536) num_threads = 1;
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(dynamic)
-    for (int64_t item = 0; item < pairs * blocks; item++) {
+    each_item(pairs * blocks, num_threads, [&](int64_t item) {
       const int64_t pair = item / blocks, one = gate ? pair : 2 * pair;
       const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
       const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
       if constexpr (WIDENS_FIRST)
-        if (end - begin > FEW) {
-          widened<K>(weight, panel, x, begin, end, block, finish);
-          continue;
-        }
+        if (end - begin > FEW)
+          return widened<K>(weight, panel, x, begin, end, block, finish);
       in_registers<K, PADDED>(weight, panel, x, begin, end, block, finish);
-    }
+    });
   }
 
  private:
@@ -98,7 +116,11 @@ struct Product {
         const uint8_t* const at[2] = {bytes<K>(weight, panel[0], from),
                                       bytes<K>(weight, panel[1], from)};
         typename K::Sum sums[2][M][NV] = {};
-        add_steps<K>(at, x + m * inputs + from, inputs, std::min(block, inputs - from) / 2, sums);
+        const int share[2] = {m - begin, num_rows};
+        const Ahead asked[2] = {ahead<K>(weight, panel[0], from, share, end - begin),
+                                ahead<K>(weight, panel[1], from, share, end - begin)};
+        add_steps<K>(at, asked, x + m * inputs + from, inputs, std::min(block, inputs - from) / 2,
+                     sums);
         for (int p = 0; p < 2; p++) finish(panel[p], from / block, m, M, sums[p], totals[p]);
       }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
@@ -135,6 +157,18 @@ struct Product {
         finish(panel[p], from / block, begin, end - begin, sums, totals[p]);
       }
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
+  }
+
+  // For a tile of share[1] of `all` rows that begins share[0] rows after the first. One tile asks for
+  // the weights that come next; of several, which find these in a cache, each asks for its share of
+  // the next item's.
+  template <class K>
+  Ahead ahead(const uint8_t* weight, int64_t panel, int64_t from, const int (&share)[2],
+              int all) const {
+    if (share[1] == all) return {bytes<K>(weight, panel, from) + AHEAD, K::FETCH_BYTES};
+    const int64_t next = panel + (gate ? 1 : 2);
+    const int64_t first = (share[0] * inputs + share[1] * from) / all;
+    return {bytes<K>(weight, next, first), K::FETCH_BYTES * share[1] / all};
   }
 
   // Where the steps from input `from` on begin.
