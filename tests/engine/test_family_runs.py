@@ -46,6 +46,8 @@ RUNS = (
     "lfm2",
     "lfm2-bias-untied-old",
     "lfm2-moe",
+    "falcon-h1",
+    "falcon-h1-norm-after",
     "nemotron-h",
     "nemotron-h-biases",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    FalconH1Config,
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
@@ -47,6 +48,24 @@ MAMBA = {
     "n_groups": 2,
     "head_dim": 16,
     "chunk_size": 8,
+}
+FALCON = {
+    "mamba_d_ssm": 80,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.6,
+    "mlp_multipliers": [0.9, 0.6],
+    "key_multiplier": 1.3,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 0.8, 0.5, 1.2, 0.9],
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.7,
 }
 HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "qwen3.5": (Qwen3_5TextConfig, DELTA, 4, False),
@@ -96,6 +115,35 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
         {**LFM2_MOE, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
         16,
         False,
+    ),
+    "falcon-h1": (FalconH1Config, FALCON, 4, False),
+    "falcon-h1-norm-after": (
+        FalconH1Config,
+        {
+            **FALCON,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        16,
+        False,
+    ),
+    "falcon-h1-norm-first-tied": (
+        FalconH1Config,
+        {
+            **FALCON,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_d_conv": 2,
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": True,
+        },
+        1,
+        True,
     ),
     "nemotron-h": (NemotronHConfig, MAMBA, 4, False),
     "nemotron-h-biases": (

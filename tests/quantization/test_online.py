@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    CohereConfig,
     Lfm2Config,
     LlamaConfig,
     NemotronHConfig,
@@ -43,10 +44,13 @@ LARGE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+HEADLESS = {name: size for name, size in LARGE.items() if name != "head_dim"}
 MAMBA = {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "chunk_size": 8}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**LARGE, attention_bias=True),
     "qwen3-moe": Qwen3MoeConfig(**{**LARGE, **MOE, "moe_intermediate_size": 192}),
+    # A block is a head, whose rows are read in another order.
+    "cohere": CohereConfig(**{**HEADLESS, "hidden_size": 512}),
     # Blocks begin where a part of `in_proj` begins, here with a block of the whole.
     "lfm2": Lfm2Config(**{**LARGE, "hidden_size": 256}, layer_types=["conv", "full_attention"]),
     "nemotron-h": NemotronHConfig(

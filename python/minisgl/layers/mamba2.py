@@ -1,4 +1,4 @@
-"""A Mamba2 mixer (Dao & Gu, 2024) in the place of attention, as in Nemotron-H.
+"""A Mamba2 mixer (Dao & Gu, 2024) in the place of attention, or beside it.
 
 One projection gives the inputs of a short convolution (C, B and x, in the places of queries, keys
 and values), an output gate z and the time steps. The state of a head fades by exp(A dt) and gets
@@ -11,7 +11,7 @@ Axes: T tokens, N heads, K groups, H state size, V head dim, D inputs of the con
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ class Mamba2(ConvolvedOP):
     a_log: Tensor
     dt_bias: Tensor
     skip: Tensor
-    norm: Tensor
+    norm: Tensor | None = None
 
     def __init__(
         self,
@@ -48,22 +48,24 @@ class Mamba2(ConvolvedOP):
         head_dim: int,
         taps: int,
         bias: bool,
+        out_bias: bool,
+        norm: Literal["after", "before", None],
         interval: int,
         norm_eps: float,
         place: tuple[int, int],
     ) -> None:
-        """prefix: of the tensors' names. num_heads, num_groups: of all ranks. bias: of the
-        projections. place: the layer's pool, and its index in it. Raises ConfigError for more
-        ranks than groups: a group is normed together."""
+        """prefix: of the tensors' names. num_heads, num_groups: of all ranks. bias, out_bias: of
+        the projections. norm: of each group, after the gate or before it. place: the layer's pool,
+        and its index in it. Raises ConfigError for more ranks than groups if there is a norm."""
         super().__init__()
         comm = build.comm
-        if comm.size > num_groups:
+        if norm and comm.size > num_groups:
             raise ConfigError(
                 f"a Mamba2 layer of {num_groups} groups cannot be shared by {comm.size} ranks; "
                 f"use at most {num_groups}"
             )
         heads = split_heads(num_heads, num_groups, comm.size)[comm.rank]
-        self.eps = norm_eps
+        self.eps, self._norm_first = norm_eps, norm == "before"
         self.layer = DeltaLayer(
             pool=place[0],
             layer_id=place[1],
@@ -89,14 +91,15 @@ class Mamba2(ConvolvedOP):
         for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias"), ("skip", "D")):
             part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
             self.declare(attr, torch.float32, part)
-        norm = Part(name=f"{prefix}.gated_norm.weight", shape=(inner,), axis=0, share=values)
-        self.declare("norm", build.dtype, norm)
+        if norm:
+            part = Part(name=f"{prefix}.gated_norm.weight", shape=(inner,), axis=0, share=values)
+            self.declare("norm", build.dtype, part)
         self.out = LinearRowParallel(
             build,
             in_size=inner,
             share=values,
             out_size=hidden_size,
-            bias=bias,
+            bias=out_bias,
             name=f"{prefix}.out_proj",
         )
 
@@ -121,8 +124,15 @@ class Mamba2(ConvolvedOP):
         if rows_S is not None:
             residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
             out_TNV, z = out_TNV[rows_S], z[rows_S]
-        gated = out_TNV.flatten(1).float() * F.silu(z.float())
-        groups = gated.unflatten(1, (layer.num_key_heads, -1))
+        gate, y = F.silu(z.float()), out_TNV.flatten(1).float()
+        gated = self._normed(y) * gate if self._norm_first else self._normed(y * gate)
+        return self.out.forward(gated.to(out_TNV.dtype)), residual_TD
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """float32 [T, N * V], normed per group where the layer has a norm."""
+        if self.norm is None:
+            return x
+        count = self.layer.num_key_heads
+        groups = x.view(len(x), count, x.shape[1] // count)
         groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
-        normed = groups.flatten(1) * self.norm.float()
-        return self.out.forward(normed.to(out_TNV.dtype)), residual_TD
+        return groups.flatten(1) * self.norm.float()

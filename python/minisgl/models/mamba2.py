@@ -1,12 +1,15 @@
-"""Mamba2 in the place of attention: what a spec says of it, and the blocks of Nemotron-H.
+"""Mamba2 in the place of attention, or beside it: what a spec says of it, and the blocks of
+Nemotron-H and Falcon-H1.
 
-A file counts MLPs as layers of their own. Here one belongs to the block of the layer before it.
+A file of Nemotron-H counts MLPs as layers of their own. Here one belongs to the block of the layer
+before it. A layer of Falcon-H1 caches in two places, so it is two layers here: the first one's
+Mamba2 runs in the second one's block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch.nn.functional as F
 
@@ -20,11 +23,14 @@ from minisgl.layers import (
 )
 from minisgl.layers.mamba2 import Mamba2
 from minisgl.models.decoder import Block
+from minisgl.models.post_norm import NoNorm
 from minisgl.models.recurrent import INTERVAL, DeltaSpec
+from minisgl.models.spec import CacheLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minisgl.core import Batch
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import ModelSpec
@@ -43,9 +49,12 @@ KINDS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec(DeltaSpec):
     """Mamba2. `LayerSpec.num_heads` are its heads, `num_kv_heads` its groups, and `head_dim` is the
-    size of a state. value_dim: of a head. bias: of the projections."""
+    size of a state. value_dim: of a head. bias, out_bias: of the projections. norm: of each group,
+    after the gate or before it."""
 
     bias: bool
+    out_bias: bool
+    norm: Literal["after", "before", None] = "after"
 
 
 def layer_kinds(config: ModelConfig) -> str:
@@ -121,19 +130,67 @@ class MambaAttentionBlock(Block):
 class MambaBlock(MambaAttentionBlock):
     @staticmethod
     def attention_type(at: LayerBuild) -> Mamba2:
-        spec, layer, mamba = at.spec, at.layer, at.layer.recurrent
-        assert isinstance(mamba, MambaSpec)
-        return Mamba2(
-            at.build,
-            prefix=f"{layer.prefix}.mixer",
-            hidden_size=spec.config.hidden_size,
-            num_heads=layer.num_heads,
-            num_groups=layer.num_kv_heads,
-            state_size=layer.head_dim,
-            head_dim=mamba.value_dim,
-            taps=mamba.taps,
-            bias=mamba.bias,
-            interval=INTERVAL,
-            norm_eps=spec.config.norm_eps,
-            place=at.place,
-        )
+        return mixer(at, "mixer")
+
+
+def mixer(at: LayerBuild, name: str) -> Mamba2:
+    """The layer's Mamba2. name: of its tensors."""
+    spec, layer, mamba = at.spec, at.layer, at.layer.recurrent
+    assert isinstance(mamba, MambaSpec)
+    return Mamba2(
+        at.build,
+        prefix=f"{layer.prefix}.{name}",
+        hidden_size=spec.config.hidden_size,
+        num_heads=layer.num_heads,
+        num_groups=layer.num_kv_heads,
+        state_size=layer.head_dim,
+        head_dim=mamba.value_dim,
+        taps=mamba.taps,
+        bias=mamba.bias,
+        out_bias=mamba.out_bias,
+        norm=mamba.norm,
+        interval=INTERVAL,
+        norm_eps=spec.config.norm_eps,
+        place=at.place,
+    )
+
+
+class SidePlace(Block):
+    """What caches for the Mamba2 of the next block. Returns what it gets."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        BaseOP.__init__(self)
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return x_TD, residual_TD  # type: ignore[return-value] # None before the first norm
+
+
+class SideBlock(Block):
+    """norm, then Mamba2 and attention of the same input; norm, MLP."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        before = at.index - 1
+        place = CacheLayout.of(at.spec.layers).places[before]
+        self.mamba = mixer(replace(at, layer=at.spec.layers[before], place=place), "mamba")
+        self.no_norm = NoNorm()
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, residual_TD = self.attention_norm.forward(x_TD, residual_TD)
+        if rows_S is not None:
+            residual_TD = self.attention_norm.rows(residual_TD, rows_S, len(x_TD))
+        mixed, _ = self.mamba.forward(self.no_norm, x_TD, None, batch, rows_S)
+        attended, _ = self.attention.forward(self.no_norm, x_TD, None, batch, rows_S)
+        return self.mlp.forward(self.mlp_norm, mixed + attended, residual_TD)

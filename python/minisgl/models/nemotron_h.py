@@ -27,7 +27,8 @@ def spec(config: ModelConfig) -> ModelSpec:
         value_dim=fields.integer("mamba_head_dim"),
         taps=fields.integer("conv_kernel", minimum=2),
         fused=False,
-        bias=fields.flag("use_bias", False),
+        bias=(bias := fields.flag("use_bias", False)),
+        out_bias=bias,
     )
     num_heads, num_groups = fields.integer("mamba_num_heads"), fields.integer("n_groups")
     if num_heads % num_groups:

@@ -11,6 +11,7 @@ _MODULES = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "Exaone4ForCausalLM": "exaone4",
+    "FalconH1ForCausalLM": "falcon_h1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma4ForCausalLM": "gemma4",

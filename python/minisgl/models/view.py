@@ -18,7 +18,8 @@ from torch import Tensor
 from minisgl.errors import ConfigError
 from minisgl.models.weight import Checkpoint
 from minisgl.models.wrapper import part_of, text_name
-from minisgl.quantization import UNQUANTISED, Part
+from minisgl.quantization import Part
+from minisgl.quantization.rules import ConfiguredFormats
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -136,12 +137,17 @@ def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)
 
 
+def refuse_quantised(config: ModelConfig, what: str) -> None:
+    """Raise ConfigError for a quantised checkpoint of a family that does this."""
+    if isinstance(config.formats, ConfiguredFormats):
+        raise ConfigError(
+            f"{config.fields.where}: {config.architecture} {what}, which is supported only without "
+            "quantization_config; use the unquantised checkpoint, with --quantization if need be"
+        )
+
+
 def interleaved(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     """`fused`, for heads that rotate interleaved pairs. Raises ConfigError for a quantised
     checkpoint: its scales and packed rows would need the new order too."""
-    if config.formats is not UNQUANTISED:
-        raise ConfigError(
-            f"{config.fields.where}: {config.architecture} rotates interleaved pairs, which is "
-            "supported only without quantization_config; use the unquantised checkpoint"
-        )
+    refuse_quantised(config, "rotates interleaved pairs")
     return fused(view, config).interleaved(config)
