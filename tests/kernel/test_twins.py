@@ -103,6 +103,32 @@ def test_extremes_of_activations(fast: CpuOps) -> None:
         assert ours[0, -1].isnan()
 
 
+@pytest.mark.parametrize(
+    "dtype", [*TOLERANCE, torch.float8_e4m3fn], ids=lambda dtype: str(dtype)[6:]
+)
+def test_copies_find_what_is_not_finite(fast: CpuOps, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    for size in (1, 63, 64, 1000, 40_000):
+        source = torch.randn(size).to(dtype)
+        source[size // 2] = -largest
+        for target in (torch.empty(size, dtype=dtype), torch.empty(size)):
+            for ops in (fast, REFERENCE):
+                assert ops.copy_finite(source, target)
+                assert torch.equal(target.float(), source.float())
+        for index in {0, size // 3, size - 1}:
+            for value in (torch.nan, torch.inf, -torch.inf):
+                bad = source.clone()
+                bad[index] = torch.tensor(value).to(dtype)
+                is_finite = bool(bad.float().isfinite().all())  # float8 e4m3 has no infinity
+                for ops in (fast, REFERENCE):
+                    assert ops.copy_finite(bad, torch.empty(size, dtype=dtype)) == is_finite
+                    assert ops.copy_finite(bad, torch.empty(size)) == is_finite
+                    assert ops.all_finite(bad) == is_finite
+    every_other = torch.tensor([1.0, torch.nan] * 500).to(dtype)[::2]
+    assert fast.copy_finite(every_other, torch.empty(500, dtype=dtype))
+    assert not fast.copy_finite(torch.full((9,), 1e38), torch.empty(9, dtype=torch.float16))
+
+
 def test_shapes_that_do_not_fit_are_refused(fast: CpuOps) -> None:
     with pytest.raises(ValueError, match="rms_norm: 8 weights for rows of 4"):
         fast.rms_norm(torch.ones(2, 4), torch.ones(8), 1e-6)

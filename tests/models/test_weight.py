@@ -24,6 +24,7 @@ from helpers.model_harness import (
 from minisgl.distributed import SingleRank
 from minisgl.errors import CheckpointError
 from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
 from minisgl.models import BaseLLMModel, ModelConfig, build_model
 from minisgl.models.weight import Checkpoint, load_weight
 
@@ -226,7 +227,7 @@ def test_a_rank_reads_its_slices_alone(tmp_path: Path) -> None:
     whole = save_large(tmp_path)
     share = build_model(whole.config, dtype=torch.float32, ops=Ops(), comm=third_of_four())
     checkpoint = Checkpoint(tmp_path)  # whose mapping is looked at
-    load_weight(share, checkpoint, device=torch.device("cpu"))
+    load_weight(share, checkpoint, device=torch.device("cpu"), ops=Ops())
     assert whole.num_weight_bytes > 38_000_000
     # The system may map a file 2 MiB at a time, at both ends of what is read.
     assert 9_600_000 < bytes_in_memory(tmp_path) < share.num_weight_bytes + (4 << 20)
@@ -271,3 +272,36 @@ def test_dtype_comes_from_the_weights_where_the_config_is_silent(tmp_path: Path)
     assert values.pop("dtype") == "float16"
     file.write_text(json.dumps(values))
     assert ModelConfig.from_folder(tmp_path).dtype == torch.float16
+
+
+BAD = [(torch.nan, "nan"), (torch.inf, "inf"), (-torch.inf, "-inf")]
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["C++", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_that_is_not_finite_is_named(
+    jit: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    ops = create_ops(torch.device("cpu")) if jit else Ops()
+    saved(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    name = "model.layers.1.mlp.down_proj.weight"
+    for value, word in BAD:
+        changed = whole[name].clone()
+        changed[-1, -1] = value
+        save_file(whole | {name: changed}, file)
+        for served in (torch.float32, torch.bfloat16):
+            with pytest.raises(CheckpointError, match=rf"{name} holds {word}; the file is damaged"):
+                load(tmp_path, served, ops=ops)
+
+
+def test_a_weight_too_large_for_the_dtype_is_named(tmp_path: Path) -> None:
+    saved(tmp_path)
+    edit(tmp_path, model__norm__weight=torch.full((48,), 1e5))
+    load(tmp_path, torch.bfloat16)
+    with pytest.raises(
+        CheckpointError,
+        match=r"model\.norm\.weight holds 100000, which is infinite in float16; choose --dtype",
+    ):
+        load(tmp_path, torch.float16)

@@ -62,7 +62,7 @@ def load_experts(
         for index in range(NUM_EXPERTS)
     ]
     weight = Fp4(spelling="gpt-oss")(Ops(), torch.float32, parts, stacked=len(held))
-    load_weight(weight, Checkpoint(folder), device=CPU)
+    load_weight(weight, Checkpoint(folder), device=CPU, ops=Ops())
     return weight
 
 
@@ -102,7 +102,7 @@ def test_gate_and_up_may_be_parts_of_one_stack(tmp_path: Path) -> None:
         for name, first in (("gate", 0), ("up", OUT // 2))
     ]
     weight = Fp4(spelling="gpt-oss")(Ops(), torch.bfloat16, parts, stacked=NUM_EXPERTS)
-    load_weight(weight, Checkpoint(tmp_path), device=CPU)
+    load_weight(weight, Checkpoint(tmp_path), device=CPU, ops=Ops())
     rows = [*range(1, OUT // 2), *range(OUT // 2 + 1, OUT)]
     assert torch.equal(weight.dense(), expected[:, rows].bfloat16())
 

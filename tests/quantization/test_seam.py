@@ -119,7 +119,7 @@ def run(
     """Logits, and the bytes of the weights."""
     config = replace(ModelConfig.from_folder(folder), formats=formats)
     model = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm, **options)
-    load_weight(model, Checkpoint(folder), device=CPU)
+    load_weight(model, Checkpoint(folder), device=CPU, ops=Ops())
     with torch.inference_mode():
         sequence = Sequence(random_ids(19, 3), 4)
         Runner(model, page_size=4).generate([sequence], chunk=7)

@@ -26,6 +26,7 @@ class CpuOps(Ops):
 
     def __init__(self, library: Any) -> None:
         """`library` is what `minisgl.kernel.jit.load_library` returned."""
+        self._copy_finite = library.copy_finite
         self._rms_norm = library.rms_norm
         self._add_rms_norm = library.add_rms_norm
         self._apply_rope = library.apply_rope
@@ -37,6 +38,20 @@ class CpuOps(Ops):
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
         self.numbers_linear = library.numbers_linear  # for `minisgl.kernel.panels`
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
+
+    def copy_finite(self, source: Tensor, target: Tensor) -> bool:
+        if source.dtype == target.dtype and source.is_contiguous():
+            return self._finite(source, target)
+        target.copy_(source)
+        is_wider = target.itemsize > source.itemsize and source.is_contiguous()
+        return self._finite(source if is_wider else target, None)  # the fewer bytes
+
+    def all_finite(self, x: Tensor) -> bool:
+        return self._finite(x, None)
+
+    def _finite(self, source: Tensor, target: Tensor | None) -> bool:
+        is_finite: bool = self._copy_finite(source, target, torch.get_num_threads())
+        return is_finite
 
     # --- packed weights, see csrc/panels.h --------------------------------------------------------
 

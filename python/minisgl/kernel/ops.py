@@ -46,6 +46,16 @@ class Ops:
         x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
         return x_TD.masked_fill(elsewhere_T[:, None], 0)
 
+    def copy_finite(self, source: Tensor, target: Tensor) -> bool:
+        """Copy floats to a contiguous target, with conversion. Returns whether the target has
+        neither NaN nor infinity."""
+        target.copy_(source)
+        return self.all_finite(target)
+
+    def all_finite(self, x: Tensor) -> bool:
+        """Whether contiguous floats have neither NaN nor infinity. Waits for the device."""
+        return bool((x.float() if x.itemsize == 1 else x).isfinite().all())
+
     def packs(self, dtype: torch.dtype) -> bool:
         """Whether plain matrices of `dtype` are to be packed (`minisgl.quantization.packed`)."""
         return False

@@ -84,7 +84,7 @@ def load_model(
         expert_parallel=expert_parallel,
     )
     if checkpoint:
-        load_weight(model, checkpoint, device=device, progress=progress)
+        load_weight(model, checkpoint, device=device, ops=ops, progress=progress)
     else:
         from minisgl.models.dummy import load_dummy
 

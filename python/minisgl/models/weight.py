@@ -3,7 +3,8 @@
 The declared names are joined with the names in the files before anything is read, so one error
 lists every tensor that is missing, extra or misshapen. Files are memory-mapped. Only this rank's
 slice of each tensor is read, straight into its place, so loading needs no more memory than the
-model. (safetensors, and building on `meta`, are Hugging Face's ideas.)
+model. The copy looks for NaN and infinity. (safetensors, and building on `meta`, are Hugging Face's
+ideas.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +23,9 @@ from minisgl.errors import CheckpointError
 from minisgl.quantization import Parameter, Part, TensorOwner
 from minisgl.utils.hf import mending, read_json
 from minisgl.utils.text import counted
+
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Ops
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes) after each parameter."""
@@ -133,12 +137,13 @@ def load_weight(
     checkpoint: Checkpoint,
     *,
     device: torch.device,
+    ops: Ops,
     progress: Progress | None = None,
 ) -> None:
     """Give every parameter below `model` its tensor on `device`, converted to the declared dtype.
 
     Raises a CheckpointError that lists every tensor that is missing, extra or misshapen, before
-    anything is read.
+    anything is read; and one that names a tensor with NaN or infinity in this rank's share.
     """
     parameters = list(model.parameters())
     names = join_names(parameters, checkpoint)
@@ -151,7 +156,8 @@ def load_weight(
             share = checkpoint.share(names[part.name], part)
             if part.rearrange:
                 share = part.rearrange(share)
-            _copy(share, rows[row : row + len(share)])
+            if not _copy(share, rows[row : row + len(share)], ops):
+                raise _not_finite(checkpoint.folder, names[part.name], share, tensor.dtype)
             row += len(share)
         rows[row:].zero_()
         return tensor
@@ -160,11 +166,19 @@ def load_weight(
         fill_parameters(model, parameters, readers.map(fill, parameters), device, progress)
 
 
-def _copy(source: Tensor, target: Tensor) -> None:
-    """Copy from a mapped file to any device, with conversion."""
-    if target.device.type == "cpu" or not source.numel():
+def _copy(source: Tensor, target: Tensor, ops: Ops) -> bool:
+    """Copy from a mapped file to any device, with conversion. `target` is contiguous.
+
+    Returns whether the target is finite; else it may be incomplete.
+    """
+    if not source.numel():
+        return True
+    is_float = target.is_floating_point()
+    if target.device.type == "cpu":
+        if is_float:
+            return ops.copy_finite(source, target)
         target.copy_(source)
-        return
+        return True
     # Without our own staging, the driver pins small pieces one by one and the device waits for the
     # disk.
     num_rows = max(STAGING_BYTES // target[:1].nbytes, 1)
@@ -173,6 +187,25 @@ def _copy(source: Tensor, target: Tensor) -> None:
         pinned = torch.empty(piece.shape, dtype=target.dtype, pin_memory=True).copy_(piece)
         place.copy_(pinned, non_blocking=True)
         torch.cuda.current_stream(target.device).synchronize()  # other readers go on meanwhile
+        if is_float and not ops.all_finite(place):
+            return False
+    return True
+
+
+def _not_finite(folder: Path, name: str, share: Tensor, dtype: torch.dtype) -> CheckpointError:
+    for piece in torch.split(share, 1024):
+        values = piece.float().flatten()
+        if len(bad := values[~values.to(dtype).float().isfinite()]):
+            break
+    where = f"the weights in {folder} cannot be used: {name} holds {bad[0].item():g}"
+    if bad[0].isfinite():
+        return CheckpointError(
+            f"{where}, which is infinite in {str(dtype)[6:]}; choose --dtype float32"
+        )
+    return CheckpointError(
+        f"{where}; the file is damaged, or the training that made it diverged: download it again, "
+        "or take another checkpoint"
+    )
 
 
 def fill_parameters(

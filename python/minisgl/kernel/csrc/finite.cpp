@@ -1,0 +1,62 @@
+// Whether weights are finite, asked while they are copied. The copy is bound by memory, so the
+// question costs little there; a second pass over what left the caches costs twice as much.
+#include "tensor.h"
+
+namespace {
+
+constexpr int64_t SERIAL = 1 << 16;  // bytes below which a second thread costs more than it brings
+
+// A number is NaN or infinite where all bits of `mask` are set. Adding the lowest of them then
+// carries into the sign bit, and only then: no comparison.
+template <class U, bool COPIES>
+bool finite(const U* source, U* target, int64_t n, U mask, int64_t num_threads) {
+  typedef U V __attribute__((vector_size(W * 4)));
+  constexpr int64_t LANES = sizeof(V) / sizeof(U);
+  const U lowest = mask & -mask;
+  const int64_t vectors = n / LANES;
+  U carries = 0;
+  if (n * int64_t(sizeof(U)) < SERIAL) num_threads = 1;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1) reduction(| : carries)
+  {
+    V all = {};
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < vectors; i++) {
+      V v;
+      std::memcpy(&v, source + i * LANES, sizeof(v));
+      if (COPIES) std::memcpy(target + i * LANES, &v, sizeof(v));
+      all |= (v & mask) + lowest;
+    }
+    for (int64_t l = 0; l < LANES; l++) carries |= all[l];
+  }
+  for (int64_t i = vectors * LANES; i < n; i++) {
+    if (COPIES) target[i] = source[i];
+    carries |= U((source[i] & mask) + lowest);
+  }
+  return !(carries >> (8 * sizeof(U) - 1));
+}
+
+}  // namespace
+
+// Copies source to target, if there is one. Both are contiguous and of one dtype: float32, bfloat16,
+// float16 or float8 e4m3 without infinity.
+bool copy_finite(TensorView source, tvm::ffi::Optional<TensorView> target, int64_t num_threads) {
+  const DLDataType dtype = source.dtype();
+  const int64_t n = source.numel();
+  CHECK(is_packed(source) && (!target || (is_packed(*target) && (*target).dtype() == dtype &&
+                                          (*target).numel() == n)),
+        "copy_finite: contiguous tensors of one dtype and size");
+  const auto ask = [&](auto mask) {
+    using U = decltype(mask);
+    const U* from = data<U>(source);
+    return target ? finite<U, true>(from, data<U>(*target), n, mask, num_threads)
+                  : finite<U, false>(from, nullptr, n, mask, num_threads);
+  };
+  if (dtype.code == kDLFloat8_e4m3fn) return ask(uint8_t(0x7f));
+  if (dtype.code == kDLFloat && dtype.bits == 32) return ask(uint32_t(0x7f800000));
+  if (dtype.code == kDLFloat && dtype.bits == 16) return ask(uint16_t(0x7c00));
+  if (dtype.code == kDLBfloat) return ask(uint16_t(0x7f80));
+  TVM_FFI_THROW(ValueError) << "copy_finite: code " << int(dtype.code) << " of "
+                            << int(dtype.bits) << " bits";
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_finite, copy_finite);
