@@ -16,7 +16,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 
-NAMES = ("qwen3.5", "qwen3-next-moe")
+NAMES = ("qwen3.5", "qwen3-next-moe", "lfm2", "nemotron-h")
 
 
 def save(name: str, folder: Path) -> None:

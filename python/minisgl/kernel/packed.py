@@ -1,6 +1,6 @@
 """Which GPU kernel multiplies by a packed weight: it follows the number of rows.
 
-Up to 8 rows by numbers of 4 bits: on Hopper our skinny GEMM (`packed_skinny`). Else one row: a GEMV
+Up to 8 rows (4 of fp8): on Hopper our skinny GEMM (`packed_skinny`). Else one row: a GEMV
 that holds the weights in registers. Some rows: tiles of the weights are decoded on their way to the
 tensor cores. More: fp8 weights go to fp8 tensor cores, with activations rounded to fp8, where
 cuBLAS takes them; other weights are dequantised for this GEMM.

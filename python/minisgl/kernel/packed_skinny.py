@@ -1,4 +1,4 @@
-"""GEMMs of up to 8 rows by weights of 4 bits on Hopper: what the host knows of `packed_skinny.cu`.
+"""GEMMs of up to 8 rows by weights of 4 or 8 bits on Hopper: the host side of `packed_skinny.cu`.
 
 Kernels are compiled by NVRTC at their first use, one for each format, activation and number of
 stages, and cached on disk.
@@ -19,11 +19,16 @@ from minisgl.kernel.hopper import SHARED_BYTES, Kernels
 from minisgl.kernel.jit import CSRC, load_cubin
 from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.moe import Gate
-from minisgl.kernel.triton.packed import KINDS, Packed
+from minisgl.kernel.triton.packed import Packed
 
-MAX_ROWS = 8
-MAX_PAIRS = 64
+MAX_ROWS, MAX_FP8_ROWS = 8, 4
+"""A layer of 14B in fp8 with 4 rows takes 115.0 us here and 120.3 by Triton, with 8 rows 139.4 and
+122.2 (one H200). int4 and int8 win with 8 rows, too."""
+MAX_PAIRS, MAX_8_BIT_TOKENS = 64, 1
+"""Of experts. In fp8 Qwen3-30B-A3B's take 26.5 us for one token and 41.3 by Triton, for 8 tokens
+178.9 and 78.2; not measured between."""
 WARPS = 8
+KINDS = {"int4": 0, "fp4": 1, "fp8": 2, "int8": 3}
 SCALES = {
     torch.float32: 0,
     torch.bfloat16: 1,
@@ -31,16 +36,19 @@ SCALES = {
     torch.float8_e4m3fn: 3,
     torch.uint8: 4,
 }
-CHUNK = 128  # inputs
+CHUNK_BYTES = 64  # of a row of weights
 MAX_SIDES = 4
 """Rows of x up to which two chunks of a row of weights lie side by side in an instruction."""
 BESIDE_BYTES = {False: 512, True: 3072}
 """For sums of squares, and for which experts the pairs chose."""
-SHARE_BYTES = 113 << 10
-"""Of a block, where it fits: the next kernel's blocks have room beside it, and fetch weights. A
-kernel that needs less takes as much: between kernels that take different amounts a multiprocessor
-stops and divides its memory anew (a layer of int4 took 101 us so, and 68 with equal amounts)."""
-MOST_STAGES, LEAST_STAGES = 8, 3
+ALONE_BYTES = 116 << 10
+"""Of a block that multiplies by a single matrix, at least: a multiprocessor holds one. Where it
+held two, a small kernel between two GEMMs decided which multiprocessors got two blocks of the next
+GEMM and which got none: a layer of int4 took 99.6 us with a norm in between, and 71.6 so
+(docs/decisions/0036)."""
+PAIR_BYTES = 113 << 10
+"""Of a block of experts: two share a multiprocessor, so that one waits while the other reads."""
+MOST_STAGES, EXPERT_STAGES, LEAST_STAGES = 6, 4, 3
 
 Experts = Literal[0, 1, 2]
 """A single matrix, gate and up of experts, or down."""
@@ -75,27 +83,32 @@ class _Task(ctypes.Structure):
 
 def takes(weight: Packed) -> bool:
     """Whether a kernel reads this format and these inputs."""
-    if not weight.is_4_bit or weight.shape[-1] % 32:
+    if weight.kind not in KINDS or weight.shape[-1] % 32:
+        return False
+    if not weight.is_4_bit and (weight.zero is not None or weight.middle):
         return False
     if weight.scale is None:
-        return weight.kind == "int4"
+        return weight.kind != "fp4"
     if weight.scale.dtype not in SCALES:
         return False
     if weight.rows != 1:
         row_bytes = weight.scale.shape[-1] * weight.scale.itemsize
         if weight.rows % 8 or row_bytes % 4:
             return False
-    return weight.group in (16, 32) if weight.kind == "fp4" else weight.group >= 32
+    if weight.kind == "fp4":
+        return weight.group in (16, 32)
+    return weight.group >= (32 if weight.is_4_bit else CHUNK_BYTES)
 
 
 def choose_config(
     weight: Packed, rows: int, gate: Gate | None, experts: Experts = 0, tokens: int | None = None
 ) -> Config | None:
     """rows: of x in shared memory. tokens: of experts. None where these are too many."""
-    kind, group, block, middle, _, has_outer = weight.constants
+    _, group, block, middle, _, has_outer = weight.constants
     has_zero = weight.zero is not None
     has_sides = gate is None and (tokens or rows) <= MAX_SIDES
-    turn = 2 * CHUNK if has_sides else CHUNK
+    chunk = CHUNK_BYTES * (2 if weight.is_4_bit else 1)
+    turn = 2 * chunk if has_sides else chunk
     inputs = -(-weight.shape[-1] // turn) * turn
     scale_rows = 8 if block == 1 else 1
     groups = -(-weight.shape[-1] // group) if group else 1
@@ -105,16 +118,17 @@ def choose_config(
     zero_bytes = blocks * 8 * groups if has_zero else 0
     loads = max(-(-scale_bytes // (8 if scale_rows == 8 else 4)), zero_bytes // 8)
     fixed = BESIDE_BYTES[experts > 0] + 2 * WARPS * 8 * 20 * 4 + 128
-    fixed += rows * (inputs * 2 + 64 + inputs // CHUNK * 16) + 2 * (scale_bytes + zero_bytes) + 64
+    fixed += rows * (inputs * 2 + 64 + inputs // chunk * 16) + 2 * (scale_bytes + zero_bytes) + 64
     stage = WARPS * 1024
-    stages = (SHARE_BYTES - fixed) // stage
-    if stages < LEAST_STAGES:
-        stages = (SHARED_BYTES - fixed) // stage
+    least, room, most = ALONE_BYTES, SHARED_BYTES, MOST_STAGES
+    if experts:
+        least = room = PAIR_BYTES
+        most = EXPERT_STAGES
+    stages = min((room - fixed) // stage, most)
     if stages < LEAST_STAGES:
         return None
-    stages = min(stages, MOST_STAGES)
     macros = {
-        "KIND": kind - KINDS["int4"],
+        "KIND": KINDS[weight.kind],
         "GROUP": group,
         "SCALE": SCALES[weight.scale.dtype] if weight.scale is not None else 0,
         "ROWS": block,
@@ -128,7 +142,7 @@ def choose_config(
         "SCALE_LOADS": max(-(-loads // (32 * WARPS)), 1),
         "BESIDE": BESIDE_BYTES[experts > 0],
     }
-    return Config(tuple(macros.items()), max(fixed + stages * stage, SHARE_BYTES))
+    return Config(tuple(macros.items()), max(fixed + stages * stage, least))
 
 
 def kernel_cubin(numbers: tuple[tuple[str, int], ...]) -> bytes:
@@ -166,7 +180,8 @@ class PackedSkinny:
     ) -> tuple[Tensor, Tensor] | None:
         """See `Ops.norm_linear`; without a norm weight, `Ops.linear`. None where Triton should."""
         outputs = weight.shape[-2] // (2 if gate else 1)
-        if not 0 < len(x_MD) <= MAX_ROWS or outputs % (8 if gate else 16) or not takes(weight):
+        most = MAX_FP8_ROWS if weight.kind == "fp8" else MAX_ROWS
+        if not 0 < len(x_MD) <= most or outputs % (8 if gate else 16) or not takes(weight):
             return None
         if x_MD.dtype != torch.bfloat16 or not x_MD.is_contiguous():
             return None
@@ -196,7 +211,8 @@ class PackedSkinny:
         """The outputs of each pair of a token and an expert, times its weight: [T * K, D]. Rows of
         pairs whose expert is on another rank are not written. None where other kernels should."""
         (num_tokens, hidden), pairs, inner = x_TD.shape, ids_TK.numel(), down.shape[-1]
-        if not 0 < num_tokens <= MAX_ROWS or pairs > MAX_PAIRS or x_TD.dtype != torch.bfloat16:
+        most = MAX_ROWS if gate_up.is_4_bit else MAX_8_BIT_TOKENS
+        if not 0 < num_tokens <= most or pairs > MAX_PAIRS or x_TD.dtype != torch.bfloat16:
             return None
         if not (takes(gate_up) and takes(down)) or hidden % 16 or inner % 8:
             return None
@@ -226,7 +242,6 @@ class PackedSkinny:
         _fill(task, numbers=weight.numbers, scale=weight.scale, zero=weight.zero, out=out)
         _fill(task, outer=weight.outer)
         task.outputs, task.inputs = out.shape[1], weight.shape[-1]
-        # Experts' tiles are short: two blocks of a multiprocessor wait in turn.
         num_blocks = self._num_cores * (2 if task.pairs else 1)
         parameters = (ctypes.c_int64 * 1)(ctypes.addressof(task))
         self._kernels.library.kernel_launch(

@@ -17,8 +17,8 @@ from minisgl.moe.fused import FEW_TOKENS, gate_of
 
 
 class PackedMoeBackend(BaseMoeBackend):
-    """Few tokens and numbers of 4 bits go to our skinny GEMMs (`minisgl.kernel.packed_skinny`),
-    others to Triton. Experts of a format without kernels go through the loop over experts."""
+    """Few tokens go to our skinny GEMMs (`minisgl.kernel.packed_skinny`), others to Triton. Experts
+    of a format without kernels go through the loop over experts."""
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         gate_up = getattr(experts.gate_up, "packed_stack", None)

@@ -111,12 +111,14 @@ class Loss:
             self.total += float(total)
 
     def log(self) -> None:
-        logger.info(
-            "quantised %s in %.2f s; root mean square error %.4f of the weights'",
-            self.name,
-            self.seconds,
-            math.sqrt(self.error / self.total) if self.total else 0.0,
-        )
+        """Nothing of random weights, which are made as numbers and scales."""
+        if self.total:
+            logger.info(
+                "quantised %s in %.2f s; root mean square error %.4f of the weights'",
+                self.name,
+                self.seconds,
+                math.sqrt(self.error / self.total),
+            )
 
 
 class OnlineScaled(ScaledWeight):

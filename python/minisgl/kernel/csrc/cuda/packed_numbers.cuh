@@ -1,25 +1,28 @@
-// How kernels read packed weights (kernel/triton/packed.py): copies to shared memory, numbers of 4
-// bits as bfloat16 pairs, scales. Put before packed_skinny.cu, whose macros it uses.
+// How kernels read packed weights (kernel/triton/packed.py): copies to shared memory, numbers of 4 or
+// 8 bits as bfloat16 pairs, scales. Put before packed_skinny.cu, whose macros it uses.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;
 using u64 = unsigned long long;
 
-enum { INT4, FP4 };                                         // KIND
+enum { INT4, FP4, FP8, INT8 };                              // KIND
 enum { FLOAT32, BFLOAT16, FLOAT16, E4M3, EXPONENT };        // SCALE
 enum { NONE, SILU, GELU, CLAMPED };                         // GATE
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, COLUMNS = 8;
-constexpr int CHUNK = 128, PIECE = 32;  // inputs; a piece has 16 bytes
-constexpr bool FLOATS = KIND == FP4;
-constexpr bool SCALED = GROUP > 0 && !FLOATS;
+constexpr bool IS_BYTE = KIND >= FP8;
+constexpr int PIECE = IS_BYTE ? 16 : 32, CHUNK = 4 * PIECE;  // inputs; a piece has 16 bytes
+constexpr int WORDS = 4, VECTORS = PIECE / 8;  // of a piece: words of numbers, vectors of x
+constexpr bool FLOATS = KIND == FP4 || KIND == FP8;
+constexpr bool FACTORED = KIND == FP4;  // numbers are multiplied by their scales
+constexpr bool SCALED = GROUP > 0 && !FACTORED;
 // Where groups are smaller than a chunk, an instruction must not mix them, so a thread takes a word of
 // each of four pieces instead of its own piece.
 constexpr bool NARROW = SCALED && GROUP < CHUNK;
 constexpr int PARTS = NARROW ? 4 : 1;   // of a chunk, which have scales of their own
-constexpr int SHIFT = FLOATS ? 0 : 128;  // what decoding adds
-constexpr bool OFFSETS = !FLOATS;
+constexpr bool OFFSETS = KIND == INT4;
+constexpr int SHIFT = OFFSETS ? 128 : 0;  // what decoding adds
 constexpr bool FINISHED = SCALED || OFFSETS;  // sums of a part are finished before they are added
 constexpr int TILE = GATE == NONE && !SIDES ? 16 : 8;  // outputs
 constexpr int ROWS_OF_X = SIDES ? 4 : 8;               // columns of an instruction
@@ -36,7 +39,8 @@ constexpr int BATCH = 3;  // vectors of x that a thread loads at once
 static_assert(!SCALED || GROUP >= 32, "not a group of packed_skinny.py");
 static_assert(ROWS == 1 || ROWS % 8 == 0, "not a block of packed_skinny.py");
 static_assert(!SIDES || GATE == NONE, "gate and up are the two chunks");
-static_assert(!FLOATS || GROUP == 32 || GROUP == 16, "groups of fp4");
+static_assert(!FACTORED || GROUP == 32 || GROUP == 16, "groups of fp4");
+static_assert(!IS_BYTE || !(NARROW || ZEROS || MIDDLE), "not numbers of packed_skinny.py");
 
 __device__ u32 shared_address(const void* pointer) {
   u64 address;
@@ -116,11 +120,18 @@ __device__ u32 and_or(u32 a, u32 b, u32 c) {
   return d;
 }
 
-// Numbers i and i + 4 of a word.
+// Numbers i and i + 4 of a word, or of bytes i and i + 2.
 template <int I>
 __device__ u32 decode(u32 word, u32 factor) {
   if constexpr (KIND == INT4) {
     return and_or(word >> 4 * I, 0x000f000fu, 0x43004300u);
+  } else if constexpr (KIND == FP8) {
+    const u32 value = I == 0 ? word << 4 : word >> 4, sign = I == 0 ? word << 8 : word;
+    return and_or(value, 0x07f007f0u, sign & 0x80008000u);
+  } else if constexpr (KIND == INT8) {  // 128 + the low seven bits - (128, or 256 if negative)
+    const u32 own = word >> 8 * I;
+    return fma_2(and_or(own, 0x00800080u, 0x43004300u), 0xbf80bf80u,
+                 and_or(own, 0x007f007fu, 0x43004300u));
   } else {
     const u32 value = I == 0 ? word << 6 : I == 1 ? word << 2 : I == 2 ? word >> 2 : word >> 6;
     const u32 sign = I == 0 ? word << 12 : I == 1 ? word << 8 : I == 2 ? word << 4 : word;

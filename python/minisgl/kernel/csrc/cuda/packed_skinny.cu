@@ -1,15 +1,16 @@
-// GEMMs of up to 8 rows by weights of 4 bits, out[M, F] = x[M, D] w[F, D]^T, whose time is that of
+// GEMMs of up to 8 rows by weights of 4 or 8 bits, out[M, F] = x[M, D] w[F, D]^T, whose time is that of
 // reading w (kernel/triton/packed.py says what w is). Also the experts of a mixture, for few tokens.
 //
 //   tile    8 outputs, all their inputs: the unit that blocks share out evenly. The eight warps of a
 //           block take chunks of its inputs in turn and add up their sums at its end.
-//   chunk   128 inputs of a row. The 16 rows of an instruction have two chunks of each output: its
-//           gate and its up, or (SIDES) two chunks side by side, for which x has columns of its own.
-//           Without a gate and with more than 4 rows of x a tile has 16 outputs, with a chunk of each.
+//   chunk   64 bytes of a row: 128 inputs of 4 bits, or 64 of 8. The 16 rows of an instruction have
+//           two chunks of each output: its gate and its up, or (SIDES) two chunks side by side, for
+//           which x has columns of its own. Without a gate and with more than 4 rows of x a tile has
+//           16 outputs, with a chunk of each.
 //           A thread copies 16 bytes of each of its rows to shared memory (cp.async) some chunks
 //           ahead, so the main loop has no barrier. Copying begins before the kernel that makes x has
 //           ended. A block loads the scales of a tile during the tile before.
-//   decode  numbers become bfloat16 pairs in three or four instructions, and are the left operand of
+//   decode  numbers become bfloat16 pairs in two to four instructions, and are the left operand of
 //           m16n8k16; the rows of x are its 8 columns. The order of inputs within an instruction is
 //           free, so w stays as it is and x is permuted when it is staged in shared memory.
 //
@@ -77,6 +78,10 @@ struct Places {
 // Eight numbers of x in the order of the instructions.
 __device__ uint4 permuted(uint4 x) {
   const u32 low = 0x5410, high = 0x7632;
+  if constexpr (IS_BYTE) {
+    return {__byte_perm(x.x, x.y, low), __byte_perm(x.x, x.y, high), __byte_perm(x.z, x.w, low),
+            __byte_perm(x.z, x.w, high)};
+  }
   return {__byte_perm(x.x, x.z, low), __byte_perm(x.x, x.z, high), __byte_perm(x.y, x.w, low),
           __byte_perm(x.y, x.w, high)};
 }
@@ -127,7 +132,7 @@ struct Staging {
   __device__ u32 place(int row, int vector) const {
     const int v = vector % (CHUNK / 8), chunk = vector / (CHUNK / 8);
     int within = v * 16;  // NARROW: a piece is a word of four threads
-    if constexpr (!NARROW) within = v % 4 * 64 + v / 4 * 16;
+    if constexpr (!NARROW) within = v % VECTORS * 64 + v / VECTORS * 16;
     return places.x + row * places.x_stride + chunk * CHUNK * 2 + within;
   }
 
@@ -301,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Places places(task, shared_address(memory) + BESIDE);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int tiles = task.outputs / TILE, turns = places.chunks / TURN, groups = places.groups;
-  const int row_bytes = task.inputs / 2;
+  const int row_bytes = IS_BYTE ? task.inputs : task.inputs / 2;
   const u32 ring = places.stages + warp * STAGES * STAGE_BYTES;
   // A thread's bytes: its own place, or so that words of a piece lie side by side.
   const u32 slot = (NARROW ? t * 8 + g : lane) * 16;
@@ -367,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
   // A turn's words, read one turn ahead.
   struct Words {
-    u32 of[2][4];
+    u32 of[2][WORDS];
   };
   u32 stage = ring;
   auto read = [&](Words& words) {
@@ -395,8 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   read(ahead);
 
   // 16 bytes of x are two instructions'. A column that has no row of x multiplies zeros.
-  constexpr int STEPS = CHUNK / 32;
-  constexpr int PER_PART = STEPS / PARTS;
+  constexpr int PER_PART = WORDS / PARTS;
   int turn = warp;
   for (int tile = begin; tile < end; ++tile) {
     const Expert& expert = shared.experts[EXPERTS ? tile / tiles : 0];
@@ -423,13 +427,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const u32 zeros_at = places.zeros + (tile & 1) * places.zero_bytes + g * groups;
     const u32 scales_to_high = SIDES ? 0 : SCALE_ROWS * groups * SCALE_BYTES;
     const u32 zeros_to_high = SIDES ? 0 : 8 * groups;
-    uint4 b[STEPS]{};
+    uint4 b[VECTORS]{};
     float totals[4]{}, sums[2][4]{};
     for (; turn < turns; turn += WARPS) {
       const int chunk = turn * TURN;  // the second is the next, if SIDES
       if (x_of_thread >= 0) {
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) b[i] = load_16(x + chunk * CHUNK * 2 + i * 64);
+        for (int i = 0; i < VECTORS; ++i) b[i] = load_16(x + chunk * CHUNK * 2 + i * 64);
       }
       float x_sum[2][PARTS]{};
       if constexpr (OFFSETS) {
@@ -445,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       for (int half = 0; half < 2; ++half) {
         const int first = (chunk + (SIDES ? half : 0)) * CHUNK;
         const u32 row = scales_at + half * scales_to_high;
-        if constexpr (FLOATS) {
+        if constexpr (FACTORED) {
           const u32 from = row + group_of(first + t * PIECE, groups) * SCALE_BYTES;
           factors[half][0] = factor_at(from);
           factors[half][1] = GROUP == 16 ? factor_at(from + SCALE_BYTES) : factors[half][0];
@@ -464,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       const Words words = ahead;
       read(ahead);
 #pragma unroll
-      for (int i = 0; i < STEPS; ++i) {
+      for (int i = 0; i < WORDS; ++i) {
         const int part = i / PER_PART;
         if (FINISHED && i % PER_PART == 0) {
 #pragma unroll
@@ -475,10 +479,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
         const u32 low = words.of[0][i], high = words.of[1][i];
         const u32 f = factors[0][i / 2], h = factors[1][i / 2];
-        multiply(sums[0], decode<0>(low, f), decode<0>(high, h), decode<1>(low, f),
-                 decode<1>(high, h), b[i].x, b[i].y);
-        multiply(sums[1], decode<2>(low, f), decode<2>(high, h), decode<3>(low, f),
-                 decode<3>(high, h), b[i].z, b[i].w);
+        if constexpr (IS_BYTE) {
+          const uint4 x = b[i / 2];
+          multiply(sums[i % 2], decode<0>(low, f), decode<0>(high, h), decode<1>(low, f),
+                   decode<1>(high, h), i % 2 ? x.z : x.x, i % 2 ? x.w : x.y);
+        } else {
+          multiply(sums[0], decode<0>(low, f), decode<0>(high, h), decode<1>(low, f),
+                   decode<1>(high, h), b[i].x, b[i].y);
+          multiply(sums[1], decode<2>(low, f), decode<2>(high, h), decode<3>(low, f),
+                   decode<3>(high, h), b[i].z, b[i].w);
+        }
         if (FINISHED && i % PER_PART == PER_PART - 1) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) totals[j] += scales[j / 2][part] * (sums[0][j] + sums[1][j]);
@@ -520,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         total += __uint_as_float(load_4(place));
         if constexpr (SIDES) total += __uint_as_float(load_4(place + 32));
       }
-      if constexpr (FLOATS) total *= 0x1p6f;
+      if constexpr (FLOATS) total *= KIND == FP8 ? 0x1p60f : 0x1p6f;
       const int of = (matrix * (GATE == NONE ? 1 : 2) + half) * task.outputs + output;
       if constexpr (OUTER) total *= task.outer[of];
       if (task.bias != nullptr) total += number(task.bias[of]);
