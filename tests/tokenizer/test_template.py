@@ -10,8 +10,7 @@ import pytest
 
 from helpers.text_checkpoints import make
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.tokenizer import load_tokenizer
-from minisgl.tokenizer import template as template_module
+from minisgl.tokenizer import load_tokenizer, sandbox
 from minisgl.tokenizer.template import ChatTemplate, load_template
 
 CHATML = (
@@ -349,6 +348,21 @@ def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
         ("{{ [1, 2] * 999999999 }}", "far too large"),
         ("{{ 10 ** 10 ** 10 }}", "far too large"),
         ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "exceeds"),
+        ("{{ ('%999999999d' % 1)|length }}", "far too large"),
+        ("{{ ('%(a(b))999999999d' % {'a(b)': 1})|length }}", "far too large"),
+        ("{{ ('%.999999999f' % 1.5)|length }}", "far too large"),
+        ("{{ ('%*d' % (999999999, 1))|length }}", "far too large"),
+        ("{{ ('%999999s%999999s' % (1, 1))|length }}", "far too large"),
+        ("{{ '%999999999s'|format(1)|length }}", "far too large"),
+        ("{{ '%999999999s'|safe|format(1)|length }}", "far too large"),
+        ("{{ '{:>999999999}'.format(1)|length }}", "far too large"),
+        ("{{ '{:>{}}'.format(1, 999999999)|length }}", "far too large"),
+        ("{{ '{a:>{b}}'.format_map({'a': 1, 'b': '999999999'})|length }}", "far too large"),
+        ("{{ 'x'.ljust(999999999)|length }}", "far too large"),
+        ("{{ 'x'|center(width=999999999)|length }}", "far too large"),
+        ("{{ 'x'|indent(999999999, true)|length }}", "far too large"),
+        ("{{ [1]|slice(999999999)|list|length }}", "far too large"),
+        ("{{ lipsum(n=999999999)|length }}", "undefined"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ messages.__class__() }}", "unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
@@ -358,8 +372,8 @@ def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
 def test_a_template_cannot_do_much(
     source: str, match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_module, "MAX_TEMPLATE_S", 0.2)
-    monkeypatch.setattr(template_module, "MAX_PROMPT", 10**6)
+    monkeypatch.setattr(sandbox, "MAX_TEMPLATE_S", 0.2)
+    monkeypatch.setattr(sandbox, "MAX_PROMPT", 10**6)
     chat = ChatTemplate({"default": source}, {})
     with pytest.raises(InvalidRequest, match=match):
         chat.render([{"role": "user", "content": "a"}])
@@ -369,6 +383,18 @@ def test_products_that_templates_write() -> None:
     source = "{{ '-' * 3 }}{{ 2 * 3 }}{{ 1.5 * 2 }}{{ 2 ** 10 }}{{ messages|length * 2 }}"
     chat = ChatTemplate({"default": source}, {})
     assert chat.render([{"role": "user", "content": "a"}]) == "---63.010242"
+
+
+def test_formats_that_templates_write() -> None:
+    source = (
+        "{{ '%s is %05.1f%%' % ('it', 2.25) }} {{ 7 % 4 }} {{ '%(a)-3s|'|format(a=1) }} "
+        "{{ '{:>4}'.format(1) }} {{ '{:>{}}'.format(1, 3) }} {{ 'x'.rjust(2) }} "
+        "{{ 'x'|center(3) }} {{ 'id 1234567890 on 20260101: %s' % 1 }} {{ '%d' % 1234567890 }}"
+    )
+    chat = ChatTemplate({"default": source}, {})
+    assert chat.render([{"role": "user", "content": "a"}]) == (
+        "it is 002.2% 3 1  |    1   1  x  x  id 1234567890 on 20260101: 1 1234567890"
+    )
 
 
 HARMONY = """

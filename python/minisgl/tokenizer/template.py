@@ -1,8 +1,8 @@
 """A checkpoint's chat template, rendered as transformers renders it.
 
 The variables, filters and settings are those of "Chat templates" in the transformers
-documentation: a template is a program that model makers wrote against them. It runs in jinja's
-immutable sandbox, with limits of time and size (`_Sandbox`). What it refuses (roles out of order,
+documentation: a template is a program that model makers wrote against them. It runs in a sandbox
+with limits of time and size (`minisgl.tokenizer.sandbox`). What it refuses (roles out of order,
 say) is the request's fault, and the client reads the template's own words.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,24 +19,13 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from minisgl.errors import CheckpointError, InvalidRequest
+from minisgl.tokenizer.sandbox import Sandbox, rendered
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-MAX_TEMPLATE_S: Final = 10.0
-"""Of a core's time. A chat of a million tokens takes a tenth of a second."""
-
-MAX_PROMPT: Final = 64 * 2**20
-"""Characters: four times the largest body."""
-
-MAX_FACTOR: Final = 1024
-"""Of a base or an exponent."""
-
-_TICK: Final = "minisgl_tick"
 
 
 class ChatTemplate:
@@ -52,7 +40,7 @@ class ChatTemplate:
 
         special_tokens: variables such as `bos_token`.
         """
-        environment = _Sandbox(
+        environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
@@ -122,7 +110,7 @@ class ChatTemplate:
             variables["messages"] = [*before, _with_end(last, len(before))]
         name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
         try:
-            prompt = _rendered(self._templates[name], variables)
+            prompt = rendered(self._templates[name], variables)
         except Exception as error:  # a template is a program: odd input may break it in any way
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             # The text may quote what a tool call's JSON smuggled in: lone surrogates.
@@ -263,49 +251,6 @@ def _normalise_call(call: Any) -> Any:
                 return call  # a model's earlier mistake: shown as it was made
             return {**call, "function": {**function, "arguments": arguments}}
     return call
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja's immutable sandbox, in which loops and products end."""
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-            loop.body.insert(0, nodes.ExprStmt(tick, lineno=loop.lineno))
-        return tree
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        size = max((len(side) for side in (left, right) if hasattr(side, "__len__")), default=1)
-        times = max((abs(side) for side in (left, right) if isinstance(side, int)), default=1)
-        is_large = times > MAX_FACTOR if operator == "**" else size * times > MAX_PROMPT
-        if is_large and not isinstance(left, float) and not isinstance(right, float):
-            raise jinja2.TemplateError("it computes something far too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """The template's text. Raises TemplateError if it exceeds `MAX_PROMPT` or `MAX_TEMPLATE_S`."""
-    end = time.thread_time() + MAX_TEMPLATE_S
-
-    def tick() -> str:
-        if time.thread_time() > end:
-            raise jinja2.TemplateError(f"it computes for more than {MAX_TEMPLATE_S:g} s")
-        return ""
-
-    pieces: list[str] = []
-    size = 0
-    for piece in template.generate(variables | {_TICK: tick}):
-        pieces.append(piece)
-        size += len(piece)
-        tick()
-        if size > MAX_PROMPT:
-            raise jinja2.TemplateError(f"its text exceeds {MAX_PROMPT:,} characters")
-    return "".join(pieces)
 
 
 class _Generation(Extension):
