@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from minisgl.distributed import DistributedCommunicator, create_communicator
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.device import Device
+from minisgl.engine.device import Device, out_of_memory
 from minisgl.engine.registry import create_device
 from minisgl.models import ModelConfig
 from minisgl.utils.arch import slow_dtype_advice
@@ -30,6 +33,19 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
         device.close()
         raise
     return device, comm
+
+
+@contextmanager
+def closing_on_error(device: Device, comm: DistributedCommunicator) -> Iterator[None]:
+    """Close the device if an engine cannot start; raise OutOfDeviceMemory with advice."""
+    try:
+        yield
+    except Exception as error:
+        if comm.size == 1:  # else enqueued collectives may wait for other ranks for ever
+            device.close()
+        if device.is_out_of_memory(error):
+            raise out_of_memory("loading", "lower --memory-ratio or --num-pages", error) from error
+        raise
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:

@@ -1,14 +1,14 @@
-"""From a plan to sampled ids: build the batch, run the model, sample, store the sampled ids.
+"""From a plan to sampled ids: build the batch, run the model, sample.
 
-`minisgl.engine.inputs` turns the plan into tensors, `minisgl.models.decoder` runs the model.
+`minisgl.engine.inputs` turns the plan into tensors, `minisgl.models.decoder` runs the model,
+`minisgl.engine.sampler` samples and stores the ids.
 `launch` returns at once. Its work runs in stream order (`Device.enqueue`), so a step can read what
 earlier steps wrote: the KV pool, the page table and each request's last token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.connect import connect, resolve_dtype, resolve_kv_dtype
-from minisgl.engine.device import Device, Pending, StepSize, out_of_memory
+from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
+from minisgl.engine.device import Pending, StepSize
 from minisgl.engine.flight import ForwardOutput
 from minisgl.engine.inputs import (
     Array,
@@ -30,9 +30,9 @@ from minisgl.engine.inputs import (
     SampleTensors,
     StepArrays,
     make_arrays,
-    mask_arrays,
 )
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
+from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import create_kvcache_pool
@@ -41,26 +41,11 @@ from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
 
 if TYPE_CHECKING:
-    from minisgl.distributed import DistributedCommunicator
     from minisgl.engine.guard import PageGuard
-    from minisgl.engine.logit_options import LogitOptions
     from minisgl.engine.profiler import StepProfiler
     from minisgl.models import PoolSpec
 
 logger = get_logger(__name__)
-
-
-@contextmanager
-def closing_on_error(device: Device, comm: DistributedCommunicator) -> Iterator[None]:
-    """Close the device if an engine cannot start; raise OutOfDeviceMemory with advice."""
-    try:
-        yield
-    except Exception as error:
-        if comm.size == 1:  # else enqueued collectives may wait for other ranks for ever
-            device.close()
-        if device.is_out_of_memory(error):
-            raise out_of_memory("loading", "lower --memory-ratio or --num-pages", error) from error
-        raise
 
 
 class Engine:
@@ -85,7 +70,6 @@ class Engine:
         clock.lap("device")
         self._profiler: StepProfiler | None = None
         self._guard: PageGuard | None = None
-        self._options: LogitOptions | None = None
         self.tuning = Tuning()
         with closing_on_error(self.device, self.comm):
             self._build(config, progress, clock)
@@ -148,6 +132,10 @@ class Engine:
             from minisgl.engine.guard import PageGuard
 
             self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
+        self.sampler = Sampler(
+            model=self.model, tables=self._tables, comm=comm, ops=ops, guard=self._guard,
+            max_running=self.max_running,
+        )  # fmt: skip
         clock.lap("memory")
 
     def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
@@ -197,20 +185,13 @@ class Engine:
     def launch(self, plan: Plan) -> ForwardOutput:
         """Enqueue the step and return its flight. If it has late rows, enqueue the forward pass
         only; `Flight.sample_late` enqueues the sampling (`minisgl.core.executor`)."""
-        if not plan.late_rows:
-            return self._flight(plan, self._enqueue(plan, lambda: self._step(plan)))
-        forwarded: list[tuple[StepArrays, Tensor]] = []  # filled and emptied in stream order
+        if plan.late_rows:
+            from minisgl.engine.late import launch_late
 
-        def forward() -> Tensor:
-            forwarded.append(self._late_forward(plan))
-            return _no_ids()
+            return launch_late(self, plan)
+        return self.flight(plan, self.enqueue(plan, lambda: self._step(plan)))
 
-        def sample(masks: Sequence[Mask]) -> Pending:
-            return self._enqueue(plan, lambda: self._late_sample(plan, *forwarded.pop(), masks))
-
-        return self._flight(plan, self._enqueue(plan, forward), sample)
-
-    def _flight(
+    def flight(
         self,
         plan: Plan,
         pending: Pending,
@@ -221,7 +202,7 @@ class Engine:
             plan=plan, device=self.device, pending=pending, is_alone=is_alone, sample=sample
         )
 
-    def _enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
+    def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
         return self.device.enqueue(self._profiler.named(plan, work) if self._profiler else work)
 
     @property
@@ -234,14 +215,14 @@ class Engine:
 
     def synchronize(self) -> None:
         """Wait until all launched steps have run."""
-        self.device.enqueue(_no_ids).wait()
+        self.device.enqueue(no_ids).wait()
 
     def compile_only(self, plans: Iterable[Plan]) -> None:
         """Compile the kernels of these steps in parallel, and run none (`Device.compile_only`)."""
 
         def prepared(plan: Plan) -> Callable[[], object]:
             arrays, forward, sample = self._upload_step(plan)
-            return lambda: self._sample(self._forward(plan, arrays.padded, forward), sample)
+            return lambda: self.sampler.sample(self.forward(plan, arrays.padded, forward), sample)
 
         self.device.compile_only(partial(prepared, plan) for plan in plans)
 
@@ -254,52 +235,31 @@ class Engine:
     def _step(self, plan: Plan) -> Tensor:
         """Run one step, in stream order.
 
-        Returns the output of `_sample` for the plan's rows, flat.
+        Returns the output of `Sampler.sample` for the plan's rows, flat.
         """
         arrays, inputs, sampling = self._upload_step(plan)
 
         def forward() -> Tensor:
-            return self._forward(plan, arrays.padded, inputs)
+            return self.forward(plan, arrays.padded, inputs)
 
         if plan.num_decodes == plan.num_rows and not arrays.has_options:
-            sampled = self.runner.run(arrays.shape, lambda: self._sample(forward(), sampling))
+            sampled = self.runner.run(
+                arrays.shape, lambda: self.sampler.sample(forward(), sampling)
+            )
         else:  # the shape does not fix which rows sample and how, so the graph does not sample
-            sampled = self._sample(self.runner.run(arrays.shape, forward), sampling, plan)
-        return self._end_step(plan, arrays, sampled)
+            sampled = self.sampler.sample(self.runner.run(arrays.shape, forward), sampling, plan)
+        return self.end_step(plan, arrays, sampled)
 
-    def _late_forward(self, plan: Plan) -> tuple[StepArrays, Tensor]:
-        """Run the forward pass of a step with late rows, in stream order."""
-        arrays = self._begin_step(plan)
-        inputs = ForwardTensors.of(arrays, self._upload(arrays, arrays.forward))
-        forward = partial(self._forward, plan, arrays.padded, inputs)
-        return arrays, self.runner.run(arrays.shape, forward)
-
-    def _late_sample(
-        self, plan: Plan, arrays: StepArrays, x_SD: Tensor, masks: Sequence[Mask]
-    ) -> Tensor:
-        """Sample the rows of `_late_forward`, in stream order. Returns the same as `_step`."""
-        _, rows = self._share(len(arrays.sample["table_idxs"]), arrays.has_options)
-        named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
-        tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        sampled = self._sample(x_SD, SampleTensors.of(arrays, tensors), plan)
-        return self._end_step(plan, arrays, sampled)
-
-    def _begin_step(self, plan: Plan) -> StepArrays:
+    def begin_step(self, plan: Plan) -> StepArrays:
         if self._guard:
             self._guard.before(plan)
         if plan.histories:
-            if self._options is None:
-                from minisgl.engine.logit_options import LogitOptions
-
-                self._options = LogitOptions(
-                    self.device.torch_device, self.max_running, self.model_config.vocab_size
-                )
-            self._options.begin(plan)
+            self.sampler.begin_options(plan)
         padded = None if plan.scored else self.runner.padded(plan)
         return make_arrays(plan, self._tables, self.page_size, padded)
 
-    def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
-        """Return the output of `_sample` without padding rows, flat."""
+    def end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
+        """Return the output of `Sampler.sample` without padding rows, flat."""
         if self._guard:
             self._guard.after(plan)
         if arrays.has_options:
@@ -308,11 +268,11 @@ class Engine:
 
     def _upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
         """Make and upload the arrays of a step."""
-        arrays = self._begin_step(plan)
-        tensors = self._upload(arrays, arrays.forward | arrays.sample)
+        arrays = self.begin_step(plan)
+        tensors = self.upload(arrays, arrays.forward | arrays.sample)
         return arrays, ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
 
-    def _upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
+    def upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
         """Upload arrays and the step's new pages in one transfer; write the page table."""
         named = {**named, "new_pages": arrays.new_pages}
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
@@ -320,7 +280,7 @@ class Engine:
             self._ops.write_pages(self._tables.page_table, tensors["new_pages"])
         return tensors
 
-    def _forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
+    def forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
         """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
         decoding = inputs.rows[0, : inputs.num_decodes]  # only decode rows can have promised ids
         pools = []
@@ -350,66 +310,16 @@ class Engine:
         )
         return self.model.forward(batch)
 
-    def _sample(self, x_SD: Tensor, inputs: SampleTensors, plan: Plan | None = None) -> Tensor:
-        """Sample a token for each row and write it to the tables as the row's last token.
-
-        Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
-        [2, S]: the ids, and the bits of the float32 log-probabilities. If rows ask for the most
-        likely tokens, returns these values flat, and then ids and bits of [M, K]. The id of a row
-        whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
-
-        If S is large, each rank samples its share R of the rows and the ranks gather the ids. If S
-        is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
-        compute logits that differ in the last bit. So it does if a row has options.
-        """
-        if plan and plan.scored:
-            from minisgl.engine.prompt_scores import sample_and_score
-
-            return sample_and_score(self.model, self._sample, x_SD, inputs, plan)
-        num_rows = len(inputs.table_idxs)
-        is_shared, rows = self._share(num_rows, inputs.has_options)
-        logits_RV = self.model.logits(x_SD[:num_rows], is_shared)
-        if self._guard:
-            is_padding_S = inputs.table_idxs == self._tables.padding_idx
-            self._guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
-        masked_RV = logits_RV
-        options = self._options if plan and plan.option_rows else None
-        if options and plan:
-            masked_RV = options.apply(masked_RV, plan)
-        if inputs.mask_rows is not None and inputs.masks is not None:
-            masked_RV = self._ops.mask(masked_RV, inputs.mask_rows, inputs.masks)
-        ids_R = self._ops.sample(masked_RV, inputs.args.take(rows))
-        ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
-        known_S = ids_S.clamp(min=0)
-        self._tables.last_token[inputs.table_idxs] = known_S
-        if options and plan:
-            options.append(plan, known_S)
-        if not inputs.has_logprobs:
-            return ids_S
-        known_R = known_S[rows.start : rows.stop]
-        logprobs_R = self._ops.logprobs(logits_RV, known_R).view(torch.int32)
-        logprobs_S = self.comm.all_gather(logprobs_R, 0) if is_shared else logprobs_R
-        if inputs.top_rows is None:
-            return torch.stack((ids_S, logprobs_S))
-        top_ids_MK, top_MK = self._ops.top_logprobs(logits_RV[inputs.top_rows], inputs.num_top)
-        parts = (ids_S, logprobs_S, top_ids_MK.flatten(), top_MK.view(torch.int32).flatten())
-        return torch.cat(parts)
-
-    def _share(self, num_rows: int, has_options: bool) -> tuple[bool, range]:
-        """Return whether the ranks share the sampling of these rows, and this rank's rows."""
-        is_shared = self.comm.shares_rows(num_rows) and not has_options
-        return is_shared, self.comm.info.share(num_rows) if is_shared else range(num_rows)
-
     # --- start and end -------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish the launched steps and release threads and memory. It is unusable afterwards."""
         self.device.close()
-        for name in ("runner", "model", "_contexts", "_tables", "_guard", "_options"):
+        for name in ("runner", "model", "_contexts", "_tables", "_guard", "sampler"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()
 
 
-def _no_ids() -> Tensor:
+def no_ids() -> Tensor:
     return torch.empty(0, dtype=torch.int32)

@@ -47,7 +47,7 @@ def sample_and_score(
     inputs: SampleTensors,
     plan: Plan,
 ) -> Tensor:
-    """Return the output of `Engine._sample`, flat, then the bits of N log-probabilities, then, if
+    """Return the output of `Sampler.sample`, flat, then the bits of N log-probabilities, then, if
     K is not 0, ids [N, K] and the bits of their log-probabilities."""
     sampled_S, scored_N = _places(plan)
     places_U = with_scored(plan)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BasePrefixCache
-from minisgl.kvcache.grouped import GroupedPrefixCache
+from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache, _Node
 
 Hashes = npt.NDArray[np.uint64]

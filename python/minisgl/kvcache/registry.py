@@ -31,7 +31,8 @@ def create_cache_manager(
     """Return the cache manager for these groups. chunk: the most prompt tokens in a step."""
     if len(groups) == 1 and groups[0].kind == "full":
         return CacheManager(groups[0].num_pages, create_prefix_cache(kind, page_size))
-    from minisgl.kvcache.grouped import GroupedCacheManager, GroupedPrefixCache
+    from minisgl.kvcache.grouped import GroupedCacheManager
+    from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 
     tree = GroupedPrefixCache(page_size, load_common_prefix(), groups, shares=kind == "radix")
     return GroupedCacheManager(tree, chunk)

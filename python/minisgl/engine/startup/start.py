@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
-from minisgl.engine.engine import Engine, closing_on_error
+from minisgl.engine.connect import closing_on_error
+from minisgl.engine.engine import Engine
 from minisgl.utils.start import StartClock
 
 

@@ -1,0 +1,96 @@
+"""From the hidden states of a step to sampled ids: logits, options, masks, sampling, and the
+log-probabilities that requests ask for. The ids are stored as their rows' last tokens.
+
+Axes: S rows that sample, R those of this rank, V vocabulary, D hidden size, M rows that ask for the
+K most likely tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from minisgl.core import Plan
+from minisgl.engine.inputs import SampleTensors
+from minisgl.engine.tables import RequestTables
+
+if TYPE_CHECKING:
+    from minisgl.distributed import DistributedCommunicator
+    from minisgl.engine.guard import PageGuard
+    from minisgl.engine.logit_options import LogitOptions
+    from minisgl.kernel.ops import Ops
+    from minisgl.models import BaseLLMModel
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampler:
+    """tables: get the sampled ids. guard: watches the logits. Mutable: it has the tokens of
+    requests with options, up to `max_running`. Used in stream order."""
+
+    model: BaseLLMModel
+    tables: RequestTables
+    comm: DistributedCommunicator
+    ops: Ops
+    guard: PageGuard | None
+    max_running: int
+    options: LogitOptions | None = None
+
+    def begin_options(self, plan: Plan) -> None:
+        """Take the histories that a plan brings along."""
+        if self.options is None:
+            from minisgl.engine.logit_options import LogitOptions
+
+            device, vocab_size = self.tables.last_token.device, self.model.config.vocab_size
+            self.options = LogitOptions(device, self.max_running, vocab_size)
+        self.options.begin(plan)
+
+    def sample(self, x_SD: Tensor, inputs: SampleTensors, plan: Plan | None = None) -> Tensor:
+        """Sample a token for each row and write it to the tables as the row's last token.
+
+        Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
+        [2, S]: the ids, and the bits of the float32 log-probabilities. If rows ask for the most
+        likely tokens, returns these values flat, and then ids and bits of [M, K]. The id of a row
+        whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
+
+        If S is large, each rank samples its share R of the rows and the ranks gather the ids. If S
+        is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
+        compute logits that differ in the last bit. So it does if a row has options.
+        """
+        if plan and plan.scored:
+            from minisgl.engine.prompt_scores import sample_and_score
+
+            return sample_and_score(self.model, self.sample, x_SD, inputs, plan)
+        num_rows = len(inputs.table_idxs)
+        is_shared, rows = self.share(num_rows, inputs.has_options)
+        logits_RV = self.model.logits(x_SD[:num_rows], is_shared)
+        if self.guard:
+            is_padding_S = inputs.table_idxs == self.tables.padding_idx
+            self.guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
+        masked_RV = logits_RV
+        options = self.options if plan and plan.option_rows else None
+        if options and plan:
+            masked_RV = options.apply(masked_RV, plan)
+        if inputs.mask_rows is not None and inputs.masks is not None:
+            masked_RV = self.ops.mask(masked_RV, inputs.mask_rows, inputs.masks)
+        ids_R = self.ops.sample(masked_RV, inputs.args.take(rows))
+        ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
+        known_S = ids_S.clamp(min=0)
+        self.tables.last_token[inputs.table_idxs] = known_S
+        if options and plan:
+            options.append(plan, known_S)
+        if not inputs.has_logprobs:
+            return ids_S
+        from minisgl.engine.logprobs import with_logprobs
+
+        gather = partial(self.comm.all_gather, dim=0) if is_shared else None
+        return with_logprobs(
+            self.ops, ids_S, known_S[rows.start : rows.stop], logits_RV, inputs, gather
+        )
+
+    def share(self, num_rows: int, has_options: bool) -> tuple[bool, range]:
+        """Return whether the ranks share the sampling of these rows, and this rank's rows."""
+        is_shared = self.comm.shares_rows(num_rows) and not has_options
+        return is_shared, self.comm.info.share(num_rows) if is_shared else range(num_rows)
