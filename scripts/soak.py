@@ -154,11 +154,11 @@ def end_of(kind: str, answer: str) -> tuple[str, str]:
         return "vanished", ""
     head, _, text = answer.partition("\r\n\r\n")
     status = head[9:12]
-    if kind == "bad":
-        return status, "" if status in ("400", "413", "422") else f"{status} for a bad request"
     if status in ("429", "503", "504"):
         promised = "retry-after:" in head.lower()
         return status, "" if promised else f"{status} without Retry-After"
+    if kind == "bad":
+        return status, "" if status in ("400", "413", "422") else f"{status} for a bad request"
     if status != "200":
         return status or "nothing", f"{status or 'no'} status: {answer[-200:]!r}"
     if code := re.search(r'"code":"(\w+)"', text):

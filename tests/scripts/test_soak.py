@@ -46,6 +46,7 @@ OK = "HTTP/1.1 200 OK\r\n\r\n"
         ("short", "HTTP/1.1 503 Busy\r\n\r\n", "without Retry-After"),
         ("short", "", "no status"),
         ("bad", "HTTP/1.1 400 Bad\r\n\r\n", ""),
+        ("bad", "HTTP/1.1 429 Full\r\nRetry-After: 1\r\n\r\n", ""),
         ("bad", OK, "200 for a bad request"),
         (
             "grammar",
