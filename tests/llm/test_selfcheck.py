@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from helpers.family_cases import SIZES
+from helpers.hybrid_cases import HYBRID_CASES
+from helpers.model_harness import make_reference
+from minisgl.builtin import model_path
 from minisgl.core.args import EngineArgs
+from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.kvcache.manager import CacheManager
 from minisgl.llm.selfcheck import Condition, SelfCheck
 from minisgl.models.decoder import Decoder
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with recurrent layers and the tokenizer of the built-in model."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    kind, values, *_ = HYBRID_CASES["qwen3.5"]
+    config = kind(**{**SIZES, **values, "max_position_embeddings": 512})
+    make_reference(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path() / name, folder)
+    return folder
 
 
 def check(**options: Any) -> dict[str, Condition]:
@@ -71,6 +90,21 @@ def stale_prefix(attach: Callable[..., Any]) -> Callable[..., Any]:
     return planted
 
 
+def stale_state(list_pages: Callable[..., None]) -> Callable[..., None]:
+    """A request that resumes at a state reads the first state that any request resumed at."""
+    first: dict[int, int] = {}
+
+    def planted(self: GroupedCacheManager, req: Any, new_pages: list[Any]) -> None:
+        start = len(new_pages)
+        list_pages(self, req, new_pages)
+        states = {tail.index for tail in self._tails if tail.group.kind == "state"}
+        for at, (group, row, index, page) in enumerate(new_pages[start:], start):
+            if group in states:
+                new_pages[at] = (group, row, index, first.setdefault(group, page))
+
+    return planted
+
+
 def batch_dependent(logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def planted(self: Decoder, x_SD: torch.Tensor, shared: bool = False) -> torch.Tensor:
         logits_SV = logits(self, x_SD, shared)
@@ -97,6 +131,18 @@ def test_planted_bugs_are_found(
     found = conditions[found_by]
     assert found.differences or found.failure
     assert re.search("DIFFERENT|FAILED", str(found))
+    assert not conditions["again"].differs
+
+
+def test_a_planted_stale_state_is_found(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SelfCheck, "_of_another_engine", lambda *_: Condition(name="left out"))
+    sound = check(model=str(hybrid))
+    assert ", 0 tokens" not in sound["cached"].note
+    assert not any(condition.differs for condition in sound.values())
+    planted = stale_state(GroupedCacheManager.list_pages)
+    monkeypatch.setattr(GroupedCacheManager, "list_pages", planted)
+    conditions = check(model=str(hybrid))
+    assert conditions["cached"].differences
     assert not conditions["again"].differs
 
 

@@ -2,9 +2,7 @@
 
 On the user's model and machine, requests are answered alone in an empty cache, and then again under
 each condition: cached, in batches, beside aborts, without overlap, in chunks, retracted, without
-CUDA graphs, on one rank. Token ids must be equal, and log-probabilities up to the rounding of the
-number format. A near tie is a difference between two tokens that are almost equally likely: their
-scores differ by less than the rounding. The score of a seeded request includes its noise.
+CUDA graphs, on one rank. What equal means says `minisgl.llm.comparer`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -26,76 +25,16 @@ from minisgl.core.args import EngineArgs, options_of
 from minisgl.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.kernel.philox import gumbel_noise
+from minisgl.llm.comparer import ROUNDING, Comparer, Condition
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.llm import LLM
 from minisgl.llm.output import RequestOutput
 from minisgl.utils.hf import resolve_checkpoint
 
-ROUNDING: Final = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
-"""What the order of a sum may change of a score, in nats. In bfloat16 a logit of 16 to 32 has steps
-of 0.125; the built-in model's log-probabilities were seen to change by 0.04."""
-
 LENGTHS: Final = (1, 3, 17, 40, 64, 97, 150, 330)
 """Tokens of the prompts, in turn: below, at and above the usual sizes of a page."""
 
 BATCHES: Final = (2, 4, 8, 16, 32, 64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Where an answer differs from the reference.
-
-    index: of the output token. gap: by how much the reference prefers its token, in nats; None if
-    the ids are equal and only a log-probability differs, by `drift`.
-    """
-
-    request: int
-    index: int
-    token: int
-    expected: int
-    gap: float | None
-    drift: float = 0.0
-
-    def __str__(self) -> str:
-        where = f"request {self.request}, output token {self.index}"
-        if self.gap is None:
-            return f"{where}: the log-probability of {self.token} differs by {self.drift:.3g}"
-        return (
-            f"{where}: {self.token} instead of {self.expected}, which the reference prefers by "
-            f"{self.gap:.3g}"
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class Condition:
-    """What was compared under one condition. Mutable: it is filled.
-
-    note: that the condition took place. failure: the error of a request, which ended the condition.
-    """
-
-    name: str
-    note: str = ""
-    num_requests: int = 0
-    num_tokens: int = 0
-    max_drift: float = 0.0
-    ties: list[Difference] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    failure: str = ""
-
-    @property
-    def differs(self) -> bool:
-        return bool(self.differences or self.failure)
-
-    def __str__(self) -> str:
-        if self.failure:
-            return f"{self.name:<24} {'FAILED':<10} {self.failure}"
-        ties = f", {len(self.ties)} near ties" if self.ties else ""
-        verdict = "DIFFERENT" if self.differences else "same"
-        line = (
-            f"{self.name:<24} {verdict:<10} {self.num_requests} answers, {self.num_tokens} tokens, "
-            f"log-probabilities within {self.max_drift:.2g}{ties}{self.note}"
-        )
-        return "\n".join([line, *(f"    {each}" for each in self.differences[:1])])
 
 
 class SelfCheck:
@@ -153,9 +92,11 @@ class SelfCheck:
         """Compare under all conditions, and return them."""
         args = self._args
         with self._llm() as llm:
-            self._reference = [
-                self._ask(llm, [i], self._fresh())[0] for i in range(len(self._prompts))
-            ]
+            self._comparer = Comparer(
+                [self._ask(llm, [i], self._fresh())[0] for i in range(len(self._prompts))],
+                self.rounding,
+                partial(self._scores, llm),
+            )
             conditions = list(self._of_one_engine(llm))
             num_pages = self._pages_that_run_out()
             for name, changes, needed in (
@@ -166,7 +107,7 @@ class SelfCheck:
                 ("on one rank", {"tp": 1, "ep": False}, args.tp > 1),
             ):
                 if needed:
-                    conditions.append(self._of_another_engine(llm, name, changes))
+                    conditions.append(self._of_another_engine(name, changes))
         return conditions
 
     @property
@@ -178,7 +119,7 @@ class SelfCheck:
         everything = range(len(self._prompts))
         with self._condition("again") as condition:
             for i in everything:
-                self._compare(llm, condition, [i], self._ask(llm, [i], self._fresh()))
+                self._comparer.compare(condition, [i], self._ask(llm, [i], self._fresh()))
         yield condition
 
         with self._condition("cached") as condition:
@@ -188,7 +129,7 @@ class SelfCheck:
             for i in everything:
                 outputs = self._ask(llm, [i], salt)
                 num_cached += outputs[0].num_cached_tokens
-                self._compare(llm, condition, [i], outputs)
+                self._comparer.compare(condition, [i], outputs)
             condition.note = f", {num_cached} tokens from the cache"
         yield condition
 
@@ -197,14 +138,14 @@ class SelfCheck:
                 indices = [i % len(everything) for i in range(max(size, len(everything)))]
                 for start in range(0, len(indices) - size + 1, size):
                     batch = indices[start : start + size]
-                    self._compare(llm, condition, batch, self._ask(llm, batch, self._fresh()))
+                    self._comparer.compare(condition, batch, self._ask(llm, batch, self._fresh()))
             yield condition
 
         with self._condition("beside aborts") as condition:
             with self._aborting(llm) as num_aborted:
                 outputs = self._ask(llm, everything, self._fresh())
             condition.note = f", {num_aborted[0]} requests aborted"
-            self._compare(llm, condition, everything, outputs)
+            self._comparer.compare(condition, everything, outputs)
         yield condition
 
     @contextmanager
@@ -217,14 +158,14 @@ class SelfCheck:
             condition.failure = str(error)
         self._say(str(condition))
 
-    def _of_another_engine(self, llm: LLM, name: str, changes: dict[str, Any]) -> Condition:
+    def _of_another_engine(self, name: str, changes: dict[str, Any]) -> Condition:
         everything = range(len(self._prompts))
         with self._condition(name) as condition:
-            self._ask_another(llm, condition, everything, changes)
+            self._ask_another(condition, everything, changes)
         return condition
 
     def _ask_another(
-        self, llm: LLM, condition: Condition, everything: Sequence[int], changes: dict[str, Any]
+        self, condition: Condition, everything: Sequence[int], changes: dict[str, Any]
     ) -> None:
         name = condition.name
         with _overlap_disabled(name == "without overlap"), self._llm(**changes) as other:
@@ -235,7 +176,7 @@ class SelfCheck:
             outputs = self._ask(other, everything, "")
             if scheduler and name == "retracted":
                 condition.note = f", {scheduler.stats.num_retractions} retractions"
-        self._compare(llm, condition, everything, outputs)
+        self._comparer.compare(condition, everything, outputs)
 
     def _llm(self, **changes: Any) -> LLM:
         options = {name: getattr(self._args, name) for name in options_of(EngineArgs)}
@@ -261,6 +202,17 @@ class SelfCheck:
             cache_salt=salt,
         )
 
+    def _scores(self, llm: LLM, request: int, index: int) -> dict[int, float]:
+        """Ask alone and cold again. Returns the scores of the likeliest tokens at an index."""
+        params = self._params[request]
+        shown = msgspec.structs.replace(params, top_logprobs=MAX_TOP_LOGPROBS)
+        (answer,) = llm.generate([self._prompts[request]], shown, cache_salt=self._fresh())
+        top = (answer.top_logprobs or [])[index]
+        if not params.temperature:
+            return top
+        (noise,) = gumbel_noise(torch.tensor([params.seed]), torch.tensor([index]), max(top) + 1)
+        return {token: top[token] / params.temperature + float(noise[token]) for token in top}
+
     @contextmanager
     def _aborting(self, llm: LLM) -> Iterator[list[int]]:
         """In this block, requests begin and are aborted. Yields their number, in a list."""
@@ -282,72 +234,6 @@ class SelfCheck:
         finally:
             ended.set()
             thread.join()
-
-    # --- comparing -------------------------------------------------------------------------------
-
-    def _compare(
-        self,
-        llm: LLM,
-        condition: Condition,
-        indices: Sequence[int],
-        outputs: Sequence[RequestOutput],
-    ) -> None:
-        for request, output in zip(indices, outputs, strict=True):
-            reference = self._reference[request]
-            num_same = next(
-                (
-                    i
-                    for i, (a, b) in enumerate(
-                        zip(output.token_ids, reference.token_ids, strict=True)
-                    )
-                    if a != b
-                ),
-                len(reference.token_ids),
-            )
-            condition.num_requests += 1
-            condition.num_tokens += num_same
-            for i in range(num_same):
-                drift = abs((output.logprobs or [])[i] - (reference.logprobs or [])[i])
-                condition.max_drift = max(condition.max_drift, drift)
-                if not drift <= 2 * self.rounding:
-                    token = output.token_ids[i]
-                    condition.differences.append(
-                        Difference(
-                            request=request,
-                            index=i,
-                            token=token,
-                            expected=token,
-                            gap=None,
-                            drift=drift,
-                        )
-                    )
-                    break
-            else:
-                if num_same < len(reference.token_ids):
-                    token = output.token_ids[num_same]
-                    difference = self._difference(llm, request, num_same, token)
-                    gap = difference.gap
-                    is_tie = gap is not None and gap <= 2 * self.rounding
-                    (condition.ties if is_tie else condition.differences).append(difference)
-
-    def _difference(self, llm: LLM, request: int, index: int, token: int) -> Difference:
-        """Ask the reference again, alone and cold, for the scores of the two tokens."""
-        params = self._params[request]
-        shown = msgspec.structs.replace(params, top_logprobs=MAX_TOP_LOGPROBS)
-        (answer,) = llm.generate([self._prompts[request]], shown, cache_salt=self._fresh())
-        expected = self._reference[request].token_ids[index]
-        top = (answer.top_logprobs or [])[index]
-        gap = float("inf")
-        if expected in top and token in top:
-            gap = top[expected] - top[token]
-            if params.temperature:
-                noise = gumbel_noise(
-                    torch.tensor([params.seed]), torch.tensor([index]), max(expected, token) + 1
-                )[0]
-                gap = gap / params.temperature + float(noise[expected] - noise[token])
-        return Difference(
-            request=request, index=index, token=token, expected=expected, gap=abs(gap)
-        )
 
 
 def run_selfcheck(args: EngineArgs) -> int:
