@@ -100,6 +100,9 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+PATTERNS = {"allOf": [{"type": "string", "pattern": f".*{c}.*{c}.*"} for c in "abcdefghijklmnop"]}
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [
@@ -115,6 +118,11 @@ def nested(levels: int) -> dict[str, Any]:
         ({"choice": ["abc"] * 200_000}, "at most 131072"),
         ({"grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000}, "nested"),
         ({"grammar": "root ::= " + '"a" ' * 10_000}, "at most 32768"),
+        ({"json": PATTERNS}, "more than 0.3 s to compile"),
+        ({"json": {"type": "integer", "multipleOf": 999_983}}, "more than 0.3 s to compile"),
+        ({"grammar": "start: " + '("a"|"b")* ' * 8000}, "more than 0.3 s to compile"),
+        ({"json": {"allOf": [{"anyOf": [in_object(**{f"{i}_{j}": {}}) for j in range(4)]}
+                             for i in range(6)]}}, "too large|more than 0.3 s"),
         ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, ""),
     ],
 )  # fmt: skip
@@ -135,10 +143,16 @@ def test_hostile_options_end_soon(option: Any, says: str) -> None:
         {"grammar": "root ::= " + " | ".join(f'"{i}"' for i in range(3_000))},
         {"grammar": 'start: start start | "a" | '},
         {"json": {"type": "array", "minItems": 100_000, "items": {}}},
-        {"json": in_object(**{f"property_{i}": {"type": "null"} for i in range(3000)})},
+        {"json": in_object(**{f"property_{i}": {"type": "null"} for i in range(1000)})},
     ],
 )
 def test_large_options_take_little_time(option: Any) -> None:
     start = time.process_time()
     compiled(SamplingParams(structured_outputs=option).structured_outputs or {})
     assert time.process_time() - start < 2
+
+
+def test_after_a_hostile_grammar_others_compile() -> None:
+    for _ in range(2):
+        assert "more than 0.3 s" in refusal({"json": PATTERNS}).message
+        assert compiled({"regex": "a+"})

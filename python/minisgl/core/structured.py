@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
 
 MAX_BYTES: Final = 128 * 1024
-"""Of a schema, regex, grammar or list of choices. llguidance 1.9.1 compiles what is smaller in at
-most 0.5 s on one busy core; a regex of 800 KB took 0.8 s and a schema of 2 MB 1.3 s."""
+"""Of a schema, regex, grammar or list of choices. It bounds the work before compiling, which has a
+bound of its own."""
 MAX_LEVELS: Final = 100
 """Objects and lists in one another. llguidance reads 128 levels of JSON, some of them its own."""
 OPTION: Final = "structured_outputs"
@@ -68,6 +68,7 @@ def json_text(schema: Any, param: str) -> str:
             raise _wrong(f"must be JSON: {error}", param) from None
     if not isinstance(schema, dict | bool):
         raise _wrong(f"must be an object, as JSON schemas are, got {brief(schema)}", param)
+    _check_size(_least_size(schema), param, "more than ")  # writing 10 MB would take a second
     if num_levels(schema, MAX_LEVELS) > MAX_LEVELS:
         raise _wrong(
             f"has more than {MAX_LEVELS} levels of objects and lists in one another, of which "
@@ -81,6 +82,25 @@ def json_text(schema: Any, param: str) -> str:
         raise _wrong(f"is no JSON: {error}", param) from None
     _check_size(len(text), param)
     return text
+
+
+def _least_size(schema: Any) -> int:
+    """Return how many characters the JSON text of `schema` has at least; far above `MAX_BYTES` it
+    stops to count."""
+    size, items = 0, [schema]
+    while items and size <= MAX_BYTES:
+        inner: list[Any] = []
+        for item in items:
+            if isinstance(item, dict):
+                size += sum(len(key) for key in item if isinstance(key, str))
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, str):
+                size += len(item)
+        size += len(inner)
+        items = inner
+    return size
 
 
 def num_levels(value: Any, most: int) -> int:
@@ -103,9 +123,10 @@ def _is_text(value: Any) -> bool:
     return is_text and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _check_size(size: int, param: str) -> None:
+def _check_size(size: int, param: str, at_least: str = "") -> None:
     if size > MAX_BYTES:
-        raise _wrong(f"has {size} characters, and at most {MAX_BYTES} are allowed", param)
+        size = MAX_BYTES if at_least else size
+        raise _wrong(f"has {at_least}{size} characters, and at most {MAX_BYTES} are allowed", param)
 
 
 def _wrong(reason: str, param: str = OPTION) -> InvalidSampling:

@@ -2,7 +2,7 @@
 
 A grammar is text: JSON with llguidance's grammars, of which the first is the start. The check here
 needs no vocabulary, so it takes no time to prepare. It is bounded: `minisgl.core.structured` limits
-the size, `LIMITS` limits the work of compiling and of each mask.
+the size, `minisgl.grammar.trial` the time of compiling and the work of each mask.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from minisgl.errors import InvalidSampling, shortened
+from minisgl.grammar import trial
 
-LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False)
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON on one line, with or without spaces behind commas and colons. Any other whitespace is valid
 JSON too, but a weak model fills its answer with it."""
@@ -82,7 +82,9 @@ def checked_schema(schema: Any, param: str) -> str:
     that is wrong, below `param`."""
     grammar = joined(json_grammar(schema))
     if reason := problem(grammar):
-        raise _refusal(*_locate(param, schema, reason))
+        raise _refusal(
+            *(_locate(param, schema, reason) if reason != trial.TOO_LONG else (param, reason))
+        )
     return grammar
 
 
@@ -93,10 +95,7 @@ def joined(*grammars: dict[str, Any]) -> str:
 
 def problem(grammar: str) -> str:
     """Return why a grammar cannot be compiled, "" if it can."""
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        grammar, None, limits=LIMITS
-    )
-    return _summary(messages[0]) if is_error else ""
+    return _summary(trial.problem(grammar))
 
 
 def _refusal(path: str, reason: str) -> InvalidSampling:
@@ -106,6 +105,8 @@ def _refusal(path: str, reason: str) -> InvalidSampling:
 def _summary(message: str) -> str:
     """The first line of llguidance's message, with the error of a regex. Others quote the text."""
     first, *others = message.splitlines() or [""]
+    if first.startswith("panic:"):  # of llguidance's tables, whose indices have 16 bits
+        return "it is too large; use a simpler schema, regex or grammar"
     errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     return " ".join([shortened(first, 150), *errors])
 
@@ -117,7 +118,7 @@ def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
         definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
     deadline = time.monotonic() + SEARCH_S
     part = schema
-    while True:
+    while reason != trial.TOO_LONG:  # the sum of the parts
         for name, inner in _parts(part):
             if time.monotonic() > deadline:
                 return path, reason
@@ -127,6 +128,7 @@ def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
                 break
         else:
             return path, reason
+    return path, reason
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

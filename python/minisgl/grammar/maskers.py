@@ -17,7 +17,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from minisgl.core.masker import Mask
 from minisgl.errors import InvalidSampling, shortened
-from minisgl.grammar.compile import LIMITS
+from minisgl.grammar.trial import LIMITS
 
 _Matcher = tuple[llguidance.LLMatcher, int]
 """And the words of its masks."""

@@ -1,0 +1,114 @@
+"""Hostile schemas end in a 400, and running streams say what they would have said anyway.
+
+`pytest -s` prints the time of each refusal and the worst gap of a stream beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from helpers.running_server import RunningServer
+from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
+
+NUM_STREAMS = 8
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def patterns(*texts: str) -> dict[str, Any]:
+    return {"json": {"allOf": [{"type": "string", "pattern": text} for text in texts]}}
+
+
+NAMES = {f"property_{i}": {} for i in range(500_000)}
+HOSTILE: dict[str, dict[str, Any]] = {
+    "10 MB of one text": {"json": {"enum": ["x" * 10_000_000]}},
+    "10 MB of properties": {"json": {"type": "object", "properties": NAMES}},
+    "400 levels": {"json": nested(400)},
+    "1,000 levels as text": {"json": '{"items":' * 1000 + "{}" + "}" * 1000},
+    "patterns to intersect": patterns(*(f".*{c}.*{c}.*" for c in "abcdefghijklmnop")),
+    "exponential regexes": patterns(*(f"^(a|b)*a(a|b){{{n}}}$" for n in range(5, 60))),
+    "a large multipleOf": {"json": {"type": "integer", "multipleOf": 999_983}},
+    "a wide grammar": {"grammar": "start: " + '("a"|"b")* ' * 8000},
+}
+
+
+def said(client: openai.OpenAI, number: int, times: list[float]) -> str:
+    chunks = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": f"Count from {number}."}],
+        temperature=0,
+        max_tokens=400,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text = ""
+    for chunk in chunks:
+        times.append(time.monotonic())
+        text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+    return text
+
+
+def test_streams_go_on_beside_hostile_schemas(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, "--num-pages", "512")
+    stop = threading.Event()
+    bodies = {
+        name: json.dumps({"prompt": "a", "structured_outputs": option}).encode()
+        for name, option in HOSTILE.items()
+    }
+    texts: list[list[str]] = [[] for _ in range(NUM_STREAMS)]
+    times: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
+
+    def stream(number: int) -> None:
+        with server.client() as client:
+            while not stop.is_set():
+                times[number].append(float("nan"))  # no gap between two streams
+                texts[number].append(said(client, number, times[number]))
+
+    try:
+        with server.client() as client:
+            alone = [said(client, number, []) for number in range(NUM_STREAMS)]
+        threads = [threading.Thread(target=stream, args=(n,)) for n in range(NUM_STREAMS)]
+        for thread in threads:
+            thread.start()
+        server.wait_open(NUM_STREAMS)
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            for name, body in bodies.items():
+                start = time.monotonic()
+                answer = http.post("/v1/completions", content=body, headers=JSON)
+                end = time.monotonic()
+                assert answer.status_code == 400, (name, answer.text)
+                assert answer.json()["error"]["param"].startswith("structured_outputs"), name
+                worst = max(gap(each, start, end) for each in times)
+                print(f"{name}: {end - start:.2f} s, worst gap {worst:.2f} s")
+            stop.set()
+            for thread in threads:
+                thread.join()
+            assert http.get("/health").status_code == 200
+        for number, expected in enumerate(alone):
+            assert texts[number]
+            assert set(texts[number]) == {expected}
+    finally:
+        stop.set()
+        server.close()
+
+
+JSON = {"content-type": "application/json"}
+
+
+def gap(times: list[float], start: float, end: float) -> float:
+    """The longest time between two tokens that has a part in [start, end], in seconds."""
+    pairs = itertools.pairwise(times)
+    return max((b - a for a, b in pairs if b > start and a < end), default=0.0)
