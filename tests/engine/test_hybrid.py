@@ -6,6 +6,7 @@ The page guard is on: a state or a row of another request, or one that no step w
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from minisgl.scheduler import Scheduler
 
 PAGE_SIZE = 16
 NUM_TOKENS = 40
+FEW = {"full": 22, "rows": 12, "state": 5}
+"""Pages of a group that retract and evict."""
 
 
 def make_engine(folder: Path, **options: Any) -> Engine:
@@ -38,10 +41,10 @@ def make_engine(folder: Path, **options: Any) -> Engine:
     return Engine(EngineConfig(folder=folder, device="cpu", **(settings | options)))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3.5", "nemotron-h", "falcon-h1"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    config_class, changes, _, _ = HYBRID_CASES["qwen3.5"]
+    config_class, changes, _, _ = HYBRID_CASES[request.param]
     sizes = {**SIZES, "max_position_embeddings": 1024, **changes}
     make_reference(config_class(**sizes)).save_pretrained(folder)
     return folder
@@ -88,7 +91,7 @@ def test_few_pages_retract_and_evict(engine: Engine) -> None:
     prompts = [random_ids(n, n) for n in (100, 140, 60, 90)]
     requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts]
     expected = [drive(engine, [r], scheduler=scheduler_of(engine))[0] for r in requests]
-    for scarce, count in (("full", 22), ("rows", 12), ("state", 5)):
+    for scarce, count in FEW.items():
         groups = tuple(
             replace(group, num_pages=count) if group.kind == scarce else group
             for group in engine.memory.groups
@@ -96,6 +99,32 @@ def test_few_pages_retract_and_evict(engine: Engine) -> None:
         scheduler = scheduler_of(engine, groups=groups, watermark_tokens=1)
         assert drive(engine, requests, scheduler=scheduler) == expected, scarce
         assert drive(engine, requests[::-1], scheduler=scheduler, first_uid=10) == expected[::-1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_runs_give_the_tokens_of_each_alone(engine: Engine, seed: int) -> None:
+    """Prompts with common prefixes come at random times, to random chunks and scarce pages."""
+    rng = random.Random(seed)
+    stems = [random_ids(rng.randrange(40, 200), 90 + stem) for stem in range(2)]
+    requests = []
+    for index in range(10):
+        stem = rng.choice(stems)
+        own = random_ids(rng.randrange(1, 90), 100 * seed + index)
+        prompt = stem[: rng.randrange(1, len(stem) + 1)] + own
+        requests.append((prompt, greedy(rng.randrange(1, 50))))
+    expected = [drive(engine, [r], scheduler=scheduler_of(engine))[0] for r in requests]
+    groups = tuple(
+        replace(group, num_pages=rng.randint(FEW[group.kind], min(group.num_pages, 60)))
+        for group in engine.memory.groups
+    )
+    scheduler = scheduler_of(
+        engine, groups=groups, watermark_tokens=1, max_prefill_tokens=rng.choice((7, 33, 100))
+    )
+    for uid in (0, 20):
+        turns = [rng.randrange(60) for _ in requests]
+        overlap = rng.random() < 0.7
+        options = {"turns": turns, "first_uid": uid, "overlap": overlap}
+        assert drive(engine, requests, scheduler=scheduler, **options) == expected
 
 
 def cached_tokens(engine: Engine, scheduler: Scheduler, prompt: list[int], uid: int) -> int:
@@ -132,7 +161,7 @@ def test_memory_is_what_the_plan_says(engine: Engine) -> None:
     planned = dict(zip((g.kind for g in engine.memory.groups), engine.memory.groups, strict=True))
     sizes = dict(zip(planned, engine.memory.group_page_bytes, strict=True))
     pool = next(c.kv_pool for c in engine._contexts if isinstance(c.kv_pool, RecurrentPool))
-    layers = [pool.layer(index) for index in range(3)]
+    layers = pool._layers
     states = sum(x.nbytes for layer in layers for x in (layer.states, layer.tails))
     rows = sum(
         x.nbytes
@@ -149,11 +178,13 @@ def test_memory_is_what_the_plan_says(engine: Engine) -> None:
     assert 0.35 < saved * sizes["state"] / (sizes["full"] * planned["full"].num_pages) <= 0.5
 
 
+@pytest.mark.parametrize("folder", ["qwen3.5"], indirect=True)
 def test_a_page_size_that_does_not_divide_the_interval_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--page-size 48: this model has recurrent states"):
         make_engine(folder, page_size=48)
 
 
+@pytest.mark.parametrize("folder", ["qwen3.5"], indirect=True)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,6 +214,7 @@ def test_bfloat16_is_the_same_cold_and_cached(folder: Path) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("folder", ["qwen3.5"], indirect=True)
 def test_quantization_leaves_the_gates_plain(folder: Path) -> None:
     engine = make_engine(folder, quantization="int8")
     try:
