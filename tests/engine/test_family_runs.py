@@ -50,6 +50,8 @@ RUNS = (
     "falcon-h1-norm-after",
     "nemotron-h",
     "nemotron-h-biases",
+    "nemotron-3",
+    "nemotron-3-latent-stacked",
 )
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.grouped import GroupedProducts
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.moe import ClampedGate, fused
+from minisgl.moe import ClampedGate, SquaredRelu, fused
 from minisgl.moe.fused import FusedMoeBackend
 
 REFERENCE = Ops()
@@ -76,11 +76,11 @@ def test_experts_match_float64(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("form", FORMS, ids=["gpt-oss", "gelu"])
+@pytest.mark.parametrize("form", FORMS, ids=["gpt-oss", "gelu", "squared"])
 @pytest.mark.parametrize("case", OTHER_FORMS, ids=str)
 def test_other_forms_of_experts_match_float64(
     case: tuple[int, int, int, int, int, int, int | None],
-    form: tuple[Activation | ClampedGate, bool],
+    form: tuple[Activation | ClampedGate | SquaredRelu, bool],
     dtype: torch.dtype,
     device: torch.device,
     backend: FusedMoeBackend,

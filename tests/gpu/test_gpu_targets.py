@@ -52,11 +52,15 @@ GPT_OSS = {
 HYBRID = {
     **PLAIN,
     "architectures": ["NemotronHForCausalLM"],
-    "hybrid_override_pattern": "M-*-",
+    "hybrid_override_pattern": "ME*-",
     "mamba_num_heads": 8,
     "mamba_head_dim": 64,
     "ssm_state_size": 128,
     "n_groups": 2,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 128,
 }
 CONFIGS: tuple[tuple[dict[str, Any], KVCacheDType], ...] = (
     ({**PLAIN, **EXPERTS}, "auto"),

@@ -67,6 +67,15 @@ FALCON = {
     "ssm_in_multiplier": 1.2,
     "ssm_out_multiplier": 0.7,
 }
+MIXTURE = {
+    **MAMBA,
+    "layers_block_type": [M, "moe", M, A, "moe", M, MLP],
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+}
 HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "qwen3.5": (Qwen3_5TextConfig, DELTA, 4, False),
     "qwen3.5-own-heads-tied": (
@@ -146,6 +155,20 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
         True,
     ),
     "nemotron-h": (NemotronHConfig, MAMBA, 4, False),
+    "nemotron-3": (NemotronHConfig, MIXTURE, 4, False),
+    "nemotron-3-latent-stacked": (
+        NemotronHConfig,
+        {
+            **MIXTURE,
+            "n_routed_experts": 8,
+            "moe_latent_size": 32,
+            "norm_topk_prob": False,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        16,
+        False,
+    ),
     "nemotron-h-biases": (
         NemotronHConfig,
         {

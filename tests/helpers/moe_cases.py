@@ -11,15 +11,16 @@ from transformers import MixtralConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3M
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.moe import ClampedGate, Experts
+from minisgl.moe import ClampedGate, Experts, SquaredRelu
 from minisgl.quantization import PlainWeight
 
 # Of the largest value. Rounded are, in turn: gate and up, the activation, their product, each
 # expert's result, and the sum: five halves of a unit in the last place add up to less than this.
-# activation, bias: of gpt-oss, and of Gemma 4
-FORMS: list[tuple[Activation | ClampedGate, bool]] = [
+# activation, bias: of gpt-oss, of Gemma 4, and of Nemotron 3
+FORMS: list[tuple[Activation | ClampedGate | SquaredRelu, bool]] = [
     (ClampedGate(1.702, 0.8), True),
     ("gelu_tanh", False),
+    (SquaredRelu(), False),
 ]
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 5 * 2**-9, torch.float16: 5 * 2**-12}
 
@@ -34,7 +35,7 @@ def make_case(
     held: int | None = None,
     *,
     renormalise: bool = True,
-    activation: Activation | ClampedGate = "silu",
+    activation: Activation | ClampedGate | SquaredRelu = "silu",
     bias: bool = False,
     dtype: torch.dtype,
     device: torch.device,
@@ -46,8 +47,9 @@ def make_case(
         return torch.randn(size, device=device, generator=generator)
 
     held = num_experts if held is None else held
+    rows = inner if isinstance(activation, SquaredRelu) else 2 * inner
     experts = Experts(
-        gate_up=PlainWeight.of(Ops(), (random(held, 2 * inner, hidden) * hidden**-0.5).to(dtype)),
+        gate_up=PlainWeight.of(Ops(), (random(held, rows, hidden) * hidden**-0.5).to(dtype)),
         down=PlainWeight.of(Ops(), (random(held, hidden, inner) * inner**-0.5).to(dtype)),
         count=held,
         first=first,
@@ -80,6 +82,8 @@ def exact(x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) ->
 
 
 def _activated(gate_up: Tensor, experts: Experts) -> Tensor:
+    if experts.is_squared:
+        return F.relu(gate_up) ** 2
     gate, up = gate_up.chunk(2, dim=-1)
     if experts.activation == "silu":
         return F.silu(gate) * up

@@ -26,7 +26,7 @@ NUM_OUTPUTS = 6
 
 def is_linear(name: str, tensor: Tensor) -> bool:
     """Whether it is the weight of a linear layer that is usually quantised."""
-    others = ("embed", "lm_head", "mlp.gate.", "shared_expert_gate")
+    others = ("embed", "lm_head", "mlp.gate.", "mixer.gate.", "shared_expert_gate")
     return tensor.dim() == 2 and not any(other in name for other in others)
 
 

@@ -9,7 +9,13 @@ import torch.nn.functional as F
 from helpers.moe_cases import FORMS, TOLERANCE, exact, make_case
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.registry import create_ops
-from minisgl.moe import BaseMoeBackend, ClampedGate, TorchMoeBackend, create_moe_backend
+from minisgl.moe import (
+    BaseMoeBackend,
+    ClampedGate,
+    SquaredRelu,
+    TorchMoeBackend,
+    create_moe_backend,
+)
 from minisgl.moe.cpu import CpuMoeBackend
 
 CPU = torch.device("cpu")
@@ -59,12 +65,12 @@ def test_experts_match_float64(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("form", FORMS, ids=["gpt-oss", "gelu"])
+@pytest.mark.parametrize("form", FORMS, ids=["gpt-oss", "gelu", "squared"])
 @pytest.mark.parametrize("case", [TABLE[1], TABLE[4], TABLE[6]], ids=str)
 def test_other_forms_of_experts_match_float64(
     backend: BaseMoeBackend,
     case: tuple[int, int, int, int, int, int, int | None],
-    form: tuple[Activation | ClampedGate, bool],
+    form: tuple[Activation | ClampedGate | SquaredRelu, bool],
     dtype: torch.dtype,
 ) -> None:
     activation, bias = form

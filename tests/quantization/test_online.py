@@ -60,6 +60,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         ssm_state_size=64,
         n_groups=2,
     ),
+    "nemotron-3": NemotronHConfig(
+        **LARGE,
+        layers_block_type=["full_attention", "moe"],
+        n_routed_experts=5,
+        moe_intermediate_size=192,
+        moe_shared_expert_intermediate_size=128,
+        moe_latent_size=128,
+    ),
 }
 KINDS: tuple[Kind, ...] = ("fp8", "int8", "int4")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
-from minisgl.moe import ClampedGate, Experts
+from minisgl.moe import ClampedGate, Experts, SquaredRelu
 from minisgl.quantization import Part, Stack, Weight
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 class ExpertNames:
     """Names of one layer's tensors. A checkpoint has a tensor for each expert ({} is its number) or
     one for all experts: [E, 2F, D], gate then up, and [E, D, F]. Biases of the latter are called
-    NAME_bias."""
+    NAME_bias. gate: None for experts without one, which have [E, F, D]."""
 
     router: str
     router_alias: str | None
-    gate: str
+    gate: str | None
     up: str
     down: str
     all_gate_up: str
@@ -64,18 +64,21 @@ class MoELayer(BaseOP):
         renormalise: bool,
         names: ExpertNames,
         shared: SharedExpert | None,
-        activation: Activation | ClampedGate = "silu",
+        activation: Activation | ClampedGate | SquaredRelu = "silu",
         bias: bool = False,
+        expert_size: int | None = None,
     ) -> None:
-        """backends: the backend for experts of a kind of weight. bias: of router and experts."""
+        """backends: the backend for experts of a kind of weight. bias: of router and experts.
+        expert_size: of an expert's inputs and outputs; None is hidden_size."""
         super().__init__()
         self.shared, self._activation = shared, activation
         self._top_k, self._renormalise, self._total = top_k, renormalise, num_experts
+        expert_size = expert_size or hidden_size
         held, columns = range(num_experts), range(inner_size)
         if build.expert_parallel:
             held = split(num_experts, build.comm.size)[build.comm.rank]
         else:
-            columns = build.columns(inner_size, _module(names.gate), _module(names.up))
+            columns = build.columns(inner_size, *map(_module, filter(None, (names.gate, names.up))))
         self._first, self._count = held.start, len(held)
         router = Part(
             name=names.router,
@@ -90,7 +93,7 @@ class MoELayer(BaseOP):
             self.declare("router_bias", build.dtype, Part.whole(name, num_experts))
 
         def part(name: str, expert: int, stack: Stack, *, is_down: bool = False) -> Part:
-            size = (inner_size, hidden_size)
+            size = (inner_size, expert_size)
             is_held = expert in held  # other ranks' experts are not loaded
             return Part(
                 name=name.format(expert),
@@ -100,13 +103,15 @@ class MoELayer(BaseOP):
                 stack=stack,
             )
 
-        gate_up_shape = (num_experts, 2 * inner_size, hidden_size)
-        down_shape = (num_experts, hidden_size, inner_size)
+        first_up = inner_size if names.gate else 0
+        gate_up_shape = (num_experts, first_up + inner_size, expert_size)
+        down_shape = (num_experts, expert_size, inner_size)
         gate_up, down = [], []
         for expert in range(num_experts):
-            for name, first in ((names.gate, 0), (names.up, inner_size)):
-                stack = Stack(names.all_gate_up, gate_up_shape, expert, first)
-                gate_up.append(part(name, expert, stack))
+            for own, first in ((names.gate, 0), (names.up, first_up)):
+                if own:
+                    stack = Stack(names.all_gate_up, gate_up_shape, expert, first)
+                    gate_up.append(part(own, expert, stack))
             stack = Stack(names.all_down, down_shape, expert, 0)
             down.append(part(names.down, expert, stack, is_down=True))
         self.gate_up = build.weight(*gate_up, stacked=len(held))
@@ -159,6 +164,9 @@ class SharedExpert(BaseOP):
     ) -> None:
         """prefix: of the layer's MLP in the checkpoint."""
         super().__init__()
+        self._build(build, prefix, hidden_size, inner_size)
+
+    def _build(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
         gate, up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("gate", "up", "down"))
         columns = build.columns(inner_size, gate, up)
         shape = (inner_size, hidden_size)

@@ -56,7 +56,11 @@ class SigmoidExperts(MoELayer):
         weights_TK = scores_TE.gather(1, ids_TK)
         if self._renormalise:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + self.sum_eps)
-        return self._backend.routed(x_TD, weights_TK * self._factor, ids_TK.int(), self.experts)
+        return self.compute(x_TD, weights_TK * self._factor, ids_TK.int())
+
+    def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """See `BaseMoeBackend.routed`."""
+        return self._backend.routed(x_TD, weights_TK, ids_TK, self.experts)
 
 
 def spec(config: ModelConfig) -> ModelSpec:

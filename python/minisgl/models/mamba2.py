@@ -8,12 +8,12 @@ Mamba2 runs in the second one's block.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch.nn.functional as F
 
-from minisgl.errors import ConfigError
 from minisgl.layers import (
     BaseOP,
     LinearColParallelMerged,
@@ -58,8 +58,8 @@ class MambaSpec(DeltaSpec):
 
 
 def layer_kinds(config: ModelConfig) -> str:
-    """Returns a letter for each layer of the file: M (Mamba2), * (attention), - (MLP). Raises
-    ConfigError for others, and where an MLP does not follow one of the first two."""
+    """Returns a letter for each layer of the file: M (Mamba2), * (attention), - (MLP), E (mixture).
+    Raises ConfigError for others, and where one of the last two follows none of the first two."""
     fields, name = config.fields, "hybrid_override_pattern"
     kinds = fields.values.get(name)
     if kinds is None:
@@ -68,11 +68,14 @@ def layer_kinds(config: ModelConfig) -> str:
         kinds = "".join(KINDS.get(x, "?") for x in types) if isinstance(types, list) else None
     if not isinstance(kinds, str) or not kinds or not {*kinds} <= {*"M*-E"}:
         raise fields.error(name, "the kinds of layers, as in M-M*-")
-    if "E" in kinds:
-        raise ConfigError(f"{fields.where}: {name}: mixtures of Nemotron-H are not served")
-    if "*" not in kinds or kinds[0] == "-" or "--" in kinds:
+    if "*" not in kinds or re.search("(^|[-E])[-E]", kinds):
         raise fields.error(name, "one with attention, whose MLPs follow Mamba2 or attention")
     return kinds
+
+
+def blocks_of(kinds: str) -> list[int]:
+    """The layers of the file that begin a block."""
+    return [index for index, kind in enumerate(kinds) if kind in "M*"]
 
 
 class SquaredReluMLP(BaseOP):
@@ -113,7 +116,7 @@ class NoMLP(StateLessOP):
 
 
 class MambaAttentionBlock(Block):
-    """norm, attention, and if the file's next layer is an MLP: norm, MLP."""
+    """norm, attention, and if the file's next layer is an MLP or a mixture: norm, this one."""
 
     def __init__(self, at: LayerBuild) -> None:
         BaseOP.__init__(self)
@@ -121,9 +124,15 @@ class MambaAttentionBlock(Block):
         self.attention_norm = at.norm(self.norm_type, "norm")
         self.attention = self.attention_type(at)
         self.mlp_norm = self.mlp = NoMLP()  # type: ignore[assignment] # takes the place of both
-        if layer_kinds(at.spec.config)[int(index) + 1 :][:1] == "-":
-            mlp = replace(at.layer, prefix=f"{before}.{int(index) + 1}")
-            self.mlp_norm = replace(at, layer=mlp).norm(self.norm_type, "norm")
+        follower = layer_kinds(at.spec.config)[int(index) + 1 :][:1]
+        if follower not in ("-", "E"):
+            return
+        mlp = replace(at.layer, prefix=f"{before}.{int(index) + 1}")
+        self.mlp_norm = replace(at, layer=mlp).norm(self.norm_type, "norm")
+        if follower == "E":
+            assert at.mixture
+            self.mlp = at.mixture(at.index)
+        else:
             self.mlp = SquaredReluMLP(at.spec, at, f"{mlp.prefix}.mixer")  # type: ignore[assignment] # has their `forward`
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.errors import ConfigError
 from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
-from minisgl.moe import ClampedGate, create_moe_backend
+from minisgl.moe import ClampedGate, SquaredRelu, create_moe_backend
 from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class MoeSpec:
 
     is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
     inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
-    renormalise: see `Ops.route`. names: of layer {}'s tensors. bias: of router and experts.
+    renormalise: see `Ops.route`. names, prefix: of a layer's tensors. bias: of router and experts.
     layer, shared: what to build.
     """
 
@@ -43,7 +43,8 @@ class MoeSpec:
     is_sparse: tuple[bool, ...]
     names: Callable[[int], ExpertNames]
     shared_size: int = 0
-    activation: Activation | ClampedGate = "silu"
+    prefix: Callable[[int], str] = "model.layers.{}.mlp".format
+    activation: Activation | ClampedGate | SquaredRelu = "silu"
     bias: bool = False
     layer: Callable[..., MoELayer] = MoELayer
     shared: type[SharedExpert] = SharedExpert
@@ -99,7 +100,7 @@ def mixture_builder(
                 build,
                 hidden_size=hidden_size,
                 inner_size=spec.shared_size,
-                prefix=f"model.layers.{index}.mlp",
+                prefix=spec.prefix(index),
             )
         return spec.layer(
             build,

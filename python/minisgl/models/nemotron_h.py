@@ -1,12 +1,12 @@
-"""Nemotron-H (dense: Nemotron-H, Nemotron Nano 2): Mamba2 in most layers, attention without
-rotation in a few, MLPs with squared ReLU between them. (No GPU has run it yet.)"""
+"""Nemotron-H, Nemotron Nano 2, Nemotron 3: Mamba2 in most layers, attention without rotation in a
+few, MLPs or mixtures with squared ReLU between them. (No GPU has run it yet.)"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.mamba2 import MambaAttentionBlock, MambaBlock, MambaSpec, layer_kinds
+from minisgl.models.mamba2 import MambaAttentionBlock, MambaBlock, MambaSpec, blocks_of, layer_kinds
 from minisgl.models.rotation import no_rotation
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
@@ -47,10 +47,16 @@ def spec(config: ModelConfig) -> ModelSpec:
             recurrent=mamba,
         )
 
-    layers = zip(layers_of(config), kinds, strict=True)
+    layers = layers_of(config)
+    mixture = None
+    if "E" in kinds:
+        from minisgl.models.nemotron_experts import nemotron_mixture
+
+        mixture = nemotron_mixture(config, kinds)
     return ModelSpec(
         config=config,
-        layers=tuple(of_kind(layer, kind) for layer, kind in layers if kind != "-"),
+        layers=tuple(of_kind(layers[index], kinds[index]) for index in blocks_of(kinds)),
+        moe=mixture,
         mlp_bias=fields.flag("mlp_bias", False),
     )
 
@@ -66,6 +72,7 @@ NAMES = {
 
 
 def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    view.drop("mtp.")  # layers that draft several tokens
     return view.renamed(NAMES)
 
 
@@ -83,6 +90,10 @@ FAMILY = Family(
         "mamba_head_dim": 64,
         "n_groups": 8,
         "conv_kernel": 4,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
     },
     renames={"layer_norm_epsilon": "rms_norm_eps", "attention_head_dim": "head_dim"},
     view=view,

@@ -6,7 +6,20 @@ specification), C++ (`CpuMoeBackend`) and fused Triton kernels (`FusedMoeBackend
 mine". Read next: `minisgl.moe.base`, then `minisgl.kernel.triton.moe`.
 """
 
-from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts, TorchMoeBackend
+from minisgl.moe.base import (
+    BaseMoeBackend,
+    ClampedGate,
+    Experts,
+    SquaredRelu,
+    TorchMoeBackend,
+)
 from minisgl.moe.registry import create_moe_backend
 
-__all__ = ["BaseMoeBackend", "ClampedGate", "Experts", "TorchMoeBackend", "create_moe_backend"]
+__all__ = [
+    "BaseMoeBackend",
+    "ClampedGate",
+    "Experts",
+    "SquaredRelu",
+    "TorchMoeBackend",
+    "create_moe_backend",
+]

@@ -33,9 +33,19 @@ class ClampedGate:
         return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
 
 
+@dataclass(frozen=True, slots=True)
+class SquaredRelu:
+    """relu(up) ** 2, the activation of experts without a gate."""
+
+    def __call__(self, up: Tensor) -> Tensor:
+        """[..., F] -> the same shape."""
+        return torch.relu(up).square()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """gate_up [L, 2F, D] and down [L, D, F]: L = `count` experts from `first` on, of `total`.
+    """gate_up [L, 2F, D] and down [L, D, F]: L = `count` experts from `first` on, of `total`. With
+    `SquaredRelu` gate_up is [L, F, D], up alone.
 
     top_k, renormalise: see `Ops.route`. gate_up_bias [L, 2F], down_bias [L, D]: None for none.
     """
@@ -47,7 +57,7 @@ class Experts:
     total: int
     top_k: int
     renormalise: bool
-    activation: Activation | ClampedGate = "silu"
+    activation: Activation | ClampedGate | SquaredRelu = "silu"
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
@@ -55,6 +65,10 @@ class Experts:
     def is_plain(self) -> bool:
         """SiLU without biases: what every kernel has."""
         return self.activation == "silu" and self.gate_up_bias is None and self.down_bias is None
+
+    @property
+    def is_squared(self) -> bool:
+        return isinstance(self.activation, SquaredRelu)
 
     @property
     def gate_up_LGD(self) -> Tensor:
@@ -106,7 +120,7 @@ def _expert(x_MD: Tensor, experts: Experts, index: int) -> Tensor:
         None if bias is None else bias[index] for bias in (experts.gate_up_bias, experts.down_bias)
     )
     gate_up, activation = experts.gate_up[index], experts.activation
-    if isinstance(activation, ClampedGate):
+    if isinstance(activation, ClampedGate | SquaredRelu):
         act = activation(gate_up.linear(x_MD, up_bias))
     else:
         act = gate_up.linear(x_MD, up_bias, gate=activation)

@@ -19,7 +19,8 @@ class CpuMoeBackend(BaseMoeBackend):
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         are_few = ids_TK.numel() <= FEW_TOKENS[x_TD.dtype.itemsize] * experts.total
-        backend = self._few if are_few and experts.is_plain else self._many
+        is_compiled = experts.is_plain or experts.is_squared  # which has no biases
+        backend = self._few if are_few and is_compiled else self._many
         return backend.routed(x_TD, weights_TK, ids_TK, experts)
 
 

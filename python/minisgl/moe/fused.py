@@ -129,7 +129,7 @@ def gate_of(experts: Experts) -> Gate:
     """The activation as the kernels take it."""
     if isinstance(experts.activation, ClampedGate):
         return Gate(alpha=experts.activation.alpha, limit=experts.activation.limit)
-    return Gate(is_gelu=experts.activation == "gelu_tanh")
+    return Gate(is_gelu=experts.activation == "gelu_tanh", is_squared=experts.is_squared)
 
 
 def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:

@@ -25,7 +25,7 @@ class PackedMoeBackend(BaseMoeBackend):
         down = getattr(experts.down, "packed_stack", None)
         if gate_up is None or down is None:
             return TorchMoeBackend(self.ops).routed(x_TD, weights_TK, ids_TK, experts)
-        skinny = getattr(self.ops, "packed_skinny", None)
+        skinny = None if experts.is_squared else getattr(self.ops, "packed_skinny", None)
         biases = (experts.gate_up_bias, experts.down_bias)
         of_pairs = skinny and skinny.experts(
             x_TD, gate_up, down, weights_TK, ids_TK, experts.first, gate_of(experts), biases
@@ -59,6 +59,10 @@ def _up(
     *, mean: float, ids_TK: Tensor, experts: Experts,
 ) -> None:  # fmt: skip
     """Gate and up with their biases and activation, in place."""
+    if experts.is_squared:
+        expert_product(x, weight, counts_L, rows_LT, None, out, choose_cut(weight, mean))
+        out.relu_().square_()
+        return
     both = torch.empty((len(out), 2 * out.shape[1]), dtype=out.dtype, device=out.device)
     expert_product(x, weight, counts_L, rows_LT, None, both, choose_cut(weight, mean))
     held = range(experts.first, experts.first + experts.count)

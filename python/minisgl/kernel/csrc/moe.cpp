@@ -65,7 +65,8 @@ struct Pairs {
   }
 };
 
-template <class T>
+// GATED: silu(gate) * up; else the square of the ReLU of up, which is all that gate_up has.
+template <bool GATED, class T>
 void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
          const TensorView& weights, const TensorView& ids, const TensorView& out, int64_t first,
          int64_t num_threads) {
@@ -84,13 +85,23 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
   for (int64_t item = 0; item < int64_t(chosen.size()) * up_blocks; item++) {
     const int e = chosen[item / up_blocks], f0 = int(item % up_blocks) * BLOCK;
     for (int f = f0; f < std::min(f0 + BLOCK, F); f++) {
-      const T* gate = up_base + (int64_t(e) * 2 * F + f) * D;
+      const T* gate = up_base + (int64_t(e) * (GATED ? 2 * F : F) + f) * D;
       const T* const rows[2] = {gate, gate + int64_t(F) * D};
       for (int i = pairs.begin[e]; i < pairs.begin[e + 1]; i += TOKENS) {
         const int m = std::min(TOKENS, pairs.begin[e + 1] - i);
         const float* from[TOKENS];
         float y[2][TOKENS];
         for (int j = 0; j < m; j++) from[j] = &tokens[int64_t(pairs.order[i + j] / K) * D];
+        if constexpr (!GATED) {
+          const T* const row[1] = {gate};
+          float up[1][TOKENS];
+          dots(row, from, m, D, up);
+          for (int j = 0; j < m; j++) {
+            const float relu = std::max(rounded<T>(up[0][j]), 0.0f);
+            act[int64_t(i + j) * F + f] = rounded<T>(relu * relu);
+          }
+          continue;
+        }
         dots(rows, from, m, D, y);
         for (int j = 0; j < m; j++) {
           const float silu = silu_of(round_to<T>(splat(y[0][j])))[0];
@@ -132,7 +143,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
 
 }  // namespace
 
-// x, out [T, D], gate_up [L, 2F, D] and down [L, D, F] of experts `first` on; weights float32 and
+// x, out [T, D], gate_up [L, 2F, D] ([L, F, D] for experts without a gate) and down [L, D, F] of experts `first` on; weights float32 and
 // ids int32, [T, K]. All contiguous.
 void experts(TensorView x, TensorView gate_up, TensorView down, TensorView weights, TensorView ids,
              TensorView out, int64_t first, int64_t num_threads) {
@@ -140,13 +151,15 @@ void experts(TensorView x, TensorView gate_up, TensorView down, TensorView weigh
     CHECK(is_packed(tensor), "experts: the tensors must be contiguous");
   CHECK(gate_up.dtype() == x.dtype() && down.dtype() == x.dtype() && out.dtype() == x.dtype(),
         "experts: the tensors must share a dtype");
-  CHECK(gate_up.size(1) == 2 * down.size(2) && gate_up.size(2) == x.size(1) &&
+  const bool is_gated = gate_up.size(1) == 2 * down.size(2);
+  CHECK((is_gated || gate_up.size(1) == down.size(2)) && gate_up.size(2) == x.size(1) &&
             down.size(1) == x.size(1) && ids.size(0) == x.size(0) &&
             weights.numel() == ids.numel(),
         "experts: shapes differ");
   with_dtype(x.dtype(), [&](auto* type) {
-    run<std::remove_pointer_t<decltype(type)>>(x, gate_up, down, weights, ids, out, first,
-                                                num_threads);
+    using T = std::remove_pointer_t<decltype(type)>;
+    auto run_any = is_gated ? run<true, T> : run<false, T>;
+    run_any(x, gate_up, down, weights, ids, out, first, num_threads);
   });
 }
 

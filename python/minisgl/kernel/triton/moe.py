@@ -53,9 +53,11 @@ class Tile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """The activation between gate, up and down, as the kernels take it. alpha, limit: see
-    `minisgl.moe.ClampedGate`; limit 0 is silu(gate) * up, or gelu(gate) * up."""
+    `minisgl.moe.ClampedGate`; limit 0 is silu(gate) * up, or gelu(gate) * up. is_squared: there is
+    no gate, and relu(up) ** 2."""
 
     is_gelu: bool = False
+    is_squared: bool = False
     alpha: float = 0.0
     limit: float = 0.0
 
@@ -168,7 +170,8 @@ def product(
     """out [pairs, N] = scales [pairs] * x times each pair's expert's weight [L, N, K], in place.
 
     x has a row for each pair, or for each token. Without scales weight is [L, 2N, K], gate then
-    up, and out what `gate` makes of them. bias: [L, N] or [L, 2N], added before that.
+    up, and out what `gate` makes of them; for a squared `gate` weight is [L, N, K], up alone. bias:
+    of weight's rows, added before that.
     """
     (num_held, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
     # Each expert's last tile may be short; none has more pairs than there are tokens.
@@ -179,7 +182,8 @@ def product(
         (x, weight, counts_L, rows_LT, x if scales is None else scales, out,
          x if bias is None else bias, num_tokens),
         (
-            num_held, num_pairs // len(x), outputs, x.shape[1], scales is None,
+            num_held, num_pairs // len(x), outputs, x.shape[1],
+            scales is None and not gate.is_squared, scales is None and gate.is_squared,
             bias is not None, *gate.constants, power_of_2(num_held), tile.m, tile.n, tile.k,
         ),
         dtype=x.dtype, num_warps=tile.warps, num_stages=tile.stages,
@@ -246,18 +250,26 @@ def gated(
     return (act * up).to(type)
 
 
+@triton.jit
+def squared(up, type: tl.constexpr):
+    """The square of the ReLU of a float32 sum, rounded as the reference rounds."""
+    up = tl.maximum(up.to(type).to(tl.float32), 0.0)
+    return (up * up).to(type)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _product_kernel(
     x_ptr, weight_ptr, counts_ptr, rows_ptr, scale_ptr, out_ptr, bias_ptr, num_tokens,
     L: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    SQUARED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, N] = x [pairs / SHARE, K] times the expert's weight [N, K], times the scale.
 
     GATED: weight is [2N, K], gate then up; their rows alternate in a tile, so that a thread has
-    both, and what comes out is `gated`, without the scale.
+    both, and what comes out is `gated`, without the scale. SQUARED: what comes out is its ReLU
+    squared, without the scale.
     """
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // BLOCKS
@@ -301,6 +313,8 @@ def _product_kernel(
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N, 2)))
         out = gated(gate, up, type, GELU, ALPHA, LIMIT)
+    elif SQUARED:
+        out = squared(acc, type)
     else:
         scale = tl.load(scale_ptr + pair, mask=inside, other=0.0)
         out = (acc * scale[:, None]).to(type)

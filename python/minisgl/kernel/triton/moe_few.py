@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.launch import Launcher, begin
-from minisgl.kernel.triton.moe import SILU, Gate, gated
+from minisgl.kernel.triton.moe import SILU, Gate, gated, squared
 
 
 def experts_of_few(
@@ -44,7 +44,10 @@ def experts_of_few(
     _launch_up(
         (-(-inner // blocks[0]), num_tokens * top_k, 1),
         (x_TD, gate_up_LGD, ids_TK, act, act if up_bias_LG is None else up_bias_LG),
-        (*constants, up_bias_LG is not None, *gate.constants, blocks[0], _step(hidden, 1024)),
+        (
+            *constants, gate.is_squared, up_bias_LG is not None, *gate.constants, blocks[0],
+            _step(hidden, 1024),
+        ),
         dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
     _launch_down(
@@ -69,8 +72,8 @@ def _step(size: int, most: int) -> int:
 def _up_kernel(
     x_ptr, weight_ptr, ids_ptr, act_ptr, bias_ptr,
     L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+    SQUARED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.program_id(1)
@@ -78,7 +81,8 @@ def _up_kernel(
     expert = tl.load(ids_ptr + pair) - FIRST
     if (expert < 0) | (expert >= L):
         return
-    row = weight_ptr + expert.to(tl.int64) * 2 * F * D + f[:, None] * D
+    ROWS: tl.constexpr = F if SQUARED else 2 * F
+    row = weight_ptr + expert.to(tl.int64) * ROWS * D + f[:, None] * D
     gate = tl.zeros([BLOCK, STEP], tl.float32)
     up = tl.zeros([BLOCK, STEP], tl.float32)
     for start in tl.static_range(0, D, STEP):
@@ -86,13 +90,17 @@ def _up_kernel(
         inside = (f[:, None] < F) & (d[None, :] < D)
         x = tl.load(x_ptr + (pair // K) * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(row + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
-        up += tl.load(row + F * D + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
+        if not SQUARED:
+            up += tl.load(row + F * D + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
     gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
     if BIAS:
         bias = bias_ptr + expert.to(tl.int64) * 2 * F + f
         gate_sum += tl.load(bias, mask=f < F, other=0.0).to(tl.float32)
         up_sum += tl.load(bias + F, mask=f < F, other=0.0).to(tl.float32)
-    act = gated(gate_sum, up_sum, act_ptr.dtype.element_ty, GELU, ALPHA, LIMIT)
+    if SQUARED:  # the first rows are those of up
+        act = squared(gate_sum, act_ptr.dtype.element_ty)
+    else:
+        act = gated(gate_sum, up_sum, act_ptr.dtype.element_ty, GELU, ALPHA, LIMIT)
     tl.store(act_ptr + pair.to(tl.int64) * F + f, act, mask=f < F)
 
 
