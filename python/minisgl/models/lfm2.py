@@ -1,5 +1,4 @@
-"""LFM2: gated short convolutions, and attention in some layers, which norms its heads. (No GPU has
-run it yet.)"""
+"""LFM2: gated short convolutions, and attention in some layers, which norms its heads."""
 
 from __future__ import annotations
 

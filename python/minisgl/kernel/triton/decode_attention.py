@@ -50,6 +50,7 @@ from minisgl.kernel.triton.kv_split import (
     split_size,
 )
 from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
+from minisgl.kernel.triton.merge import merge, merge_sizes, shared_split_size
 from minisgl.kernel.triton.quantised import (
     FP8,
     INT8,
@@ -60,16 +61,10 @@ from minisgl.kernel.triton.quantised import (
     to_fp8,
     to_int8,
 )
+from minisgl.kernel.triton.rotary import rotated, turn, with_partners
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
-
-MERGED = 4096
-"""Numbers that a merge loads in one iteration. With twice as many, a context of
-4,096 tokens and 8 heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8
-(`attention_us` in benchmarks/results/h200-experiments.json)."""
-MOST_MERGED = 16
-"""Splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +126,7 @@ def decode(
             (*common, SHARED_SPLITS, cap, block_m, block_h, config.keys),
             dtype=dtypes, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
-    merge_g = max(power_of_2(group), 2)
-    merge_p = min(max(MERGED // (merge_g * block_h), 1), MOST_MERGED)
+    merge_g, merge_p = merge_sizes(group, block_h)
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed = False
     if rotation is not None:
@@ -155,11 +149,6 @@ def decode(
         ),
         dtype=dtypes, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-
-
-@triton.jit
-def _shared_split_size(shared, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(shared, SPLITS), BLOCK_N) * BLOCK_N, BLOCK_N)
 
 
 @triton.jit(
@@ -207,9 +196,10 @@ def _decode(
         h = tl.arange(0, BLOCK_H)
         head = kv_head * G + g
         if ROTATE:
-            cos, sin = _turn(cos_sin_ptr + (end - 1) * H, H)
+            cos, sin = turn(cos_sin_ptr + (end - 1) * H, H)
             if NORM:
-                q_weight, k_weight = _pair(q_weight_ptr, H), _pair(k_weight_ptr, H)
+                q_weight = with_partners(q_weight_ptr, H)
+                k_weight = with_partners(k_weight_ptr, H)
             else:
                 q_weight, k_weight = (cos, cos), (cos, cos)
             if EARLY:
@@ -228,12 +218,12 @@ def _decode(
         if ROTATE:
             base_ptr = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
             q_row = base_ptr + head[:, None] * H
-            q = _rotated(q_row, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
+            q = rotated(q_row, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
             new = tl.load(slots_ptr + row).to(tl.int64)
             if (last == end) & (new >= 0):
                 one = tl.arange(0, 1)[:, None]
                 k_row = base_ptr + (K * G + kv_head + one) * H
-                k_new = _rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
+                k_new = rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
                 v_new = tl.load(base_ptr + (K * G + K + kv_head) * H + h)
                 head_new = new * K + kv_head
                 if KV == FP8:
@@ -277,88 +267,12 @@ def _decode(
             if before == count - 1:
                 tl.store(done, 0)
                 tl.debug_barrier()
-                _merge(
+                merge(
                     out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
                     K, G, H, SHARED_SPLITS, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
                 )  # fmt: skip
     elif split == 0:
         begin(PDL)  # without it the next kernel would start too early
-
-
-@triton.jit
-def _merge(
-    out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
-    K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SHARED_SPLITS: tl.constexpr, CASCADE: tl.constexpr,
-    MERGE_G: tl.constexpr, MERGE_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Merge the partial sums of a row for the G heads, and store the result.
-
-    The splits are `count` from `base` on, and those of the common prefix.
-    """
-    g = tl.arange(0, MERGE_G)
-    h = tl.arange(0, BLOCK_H)
-    head = kv_head * G + g
-    num, beyond = count, base
-    if CASCADE:
-        shared = tl.load(shared_ptr)
-        num += tl.cdiv(shared, _shared_split_size(shared, SHARED_SPLITS, BLOCK_N))
-        beyond = tl.num_programs(1) + row * SHARED_SPLITS - count
-    top = tl.full([MERGE_G], -1e30, tl.float32)
-    mass = tl.zeros([MERGE_G], tl.float32)
-    acc = tl.zeros([MERGE_G, BLOCK_H], tl.float32)
-    for start in range(0, num, MERGE_P):
-        for j in tl.static_range(MERGE_P):
-            i = start + j
-            there = (g < G) & (i < num)
-            at = tl.where(i < count, base + i, beyond + i).to(tl.int64) * K * G + head
-            log_mass = tl.load(mass_ptr + at, mask=there, other=-float("inf"))
-            partial = tl.load(
-                partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=there[:, None], other=0.0
-            )
-            new_top = tl.maximum(top, log_mass)
-            shrink, weight = tl.exp2(top - new_top), tl.exp2(log_mass - new_top)
-            acc = acc * shrink[:, None] + partial * weight[:, None]
-            mass = mass * shrink + weight
-            top = new_top
-    at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
-    out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at, out, mask=(g[:, None] < G) & (h[None, :] < H))
-
-
-@triton.jit
-def _pair(ptr, H: tl.constexpr):
-    """Return the elements [1, H] at ptr, and the elements that each is rotated with."""
-    h = tl.arange(0, H)[None, :]
-    return tl.load(ptr + h), tl.load(ptr + (h + H // 2) % H)
-
-
-@triton.jit
-def _turn(cos_sin_ptr, H: tl.constexpr):
-    """Return the cosines and sines [1, H] of one position."""
-    h = tl.arange(0, H)[None, :] % (H // 2)
-    return tl.load(cos_sin_ptr + h), tl.load(cos_sin_ptr + H // 2 + h)
-
-
-@triton.jit
-def _rotated(
-    row_ptr, inside, cos, sin, weight, eps, H: tl.constexpr, NORM: tl.constexpr
-):  # fmt: skip
-    """Return the heads [X, H] at row_ptr [X, 1], normed, rotated and rounded as `norm_rope_store`
-    does."""
-    h = tl.arange(0, H)[None, :]
-    partner = (h + H // 2) % H
-    x = tl.load(row_ptr + h, mask=inside, other=0.0)
-    y = tl.load(row_ptr + partner, mask=inside, other=0.0)
-    dtype = x.dtype
-    if NORM:
-        x32, y32 = x.to(tl.float32), y.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x32 * x32, 1)[:, None] / H + eps)
-        x = weight[0] * (x32 * scale).to(dtype)
-        y = weight[1] * (y32 * scale).to(dtype)
-    cos, sin = cos.to(dtype), sin.to(dtype)
-    crossed = (y * sin).to(dtype)
-    return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)
 
 
 @triton.jit(
@@ -376,7 +290,7 @@ def _decode_shared(
     block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin(PDL)
     shared = tl.load(shared_ptr)
-    size = _shared_split_size(shared, SHARED_SPLITS, BLOCK_N)
+    size = shared_split_size(shared, SHARED_SPLITS, BLOCK_N)
     first = index * size
     last = tl.minimum(first + size, shared)
     if first < last:

@@ -1,0 +1,71 @@
+"""Merges the partial sums of a row's KV splits, those of the common prefix among them
+(Flash-Decoding, Dao et al. 2023).
+
+Axes: K key/value heads, G query heads per key/value head, H head dim.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minisgl.kernel.sizes import power_of_2
+
+MERGED = 4096
+"""Numbers that a merge loads in one iteration. With twice as many, a context of
+4,096 tokens and 8 heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8
+(`attention_us` in benchmarks/results/h200-experiments.json)."""
+MOST_MERGED = 16
+"""Splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
+
+
+def merge_sizes(group: int, block_h: int) -> tuple[int, int]:
+    """(MERGE_G, MERGE_P) of `merge`."""
+    merge_g = max(power_of_2(group), 2)
+    return merge_g, min(max(MERGED // (merge_g * block_h), 1), MOST_MERGED)
+
+
+@triton.jit
+def shared_split_size(shared, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    return tl.maximum(tl.cdiv(tl.cdiv(shared, SPLITS), BLOCK_N) * BLOCK_N, BLOCK_N)
+
+
+@triton.jit
+def merge(
+    out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
+    K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr, CASCADE: tl.constexpr,
+    MERGE_G: tl.constexpr, MERGE_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Merge the partial sums of a row for the G heads, and store the result.
+
+    The splits are `count` from `base` on, and those of the common prefix.
+    """
+    g = tl.arange(0, MERGE_G)
+    h = tl.arange(0, BLOCK_H)
+    head = kv_head * G + g
+    num, beyond = count, base
+    if CASCADE:
+        shared = tl.load(shared_ptr)
+        num += tl.cdiv(shared, shared_split_size(shared, SHARED_SPLITS, BLOCK_N))
+        beyond = tl.num_programs(1) + row * SHARED_SPLITS - count
+    top = tl.full([MERGE_G], -1e30, tl.float32)
+    mass = tl.zeros([MERGE_G], tl.float32)
+    acc = tl.zeros([MERGE_G, BLOCK_H], tl.float32)
+    for start in range(0, num, MERGE_P):
+        for j in tl.static_range(MERGE_P):
+            i = start + j
+            there = (g < G) & (i < num)
+            at = tl.where(i < count, base + i, beyond + i).to(tl.int64) * K * G + head
+            log_mass = tl.load(mass_ptr + at, mask=there, other=-float("inf"))
+            partial = tl.load(
+                partial_ptr + at[:, None] * BLOCK_H + h[None, :], mask=there[:, None], other=0.0
+            )
+            new_top = tl.maximum(top, log_mass)
+            shrink, weight = tl.exp2(top - new_top), tl.exp2(log_mass - new_top)
+            acc = acc * shrink[:, None] + partial * weight[:, None]
+            mass = mass * shrink + weight
+            top = new_top
+    at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
+    out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, out, mask=(g[:, None] < G) & (h[None, :] < H))
