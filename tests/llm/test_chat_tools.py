@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from minisgl import LLM, SamplingParams
+from minisgl import LLM, AsyncLLM, Delta, RequestOutput, SamplingParams
 from minisgl.errors import InvalidRequest, RequestError
+from minisgl.tokenizer.parse.answer import collect
 
 ASK = [{"role": "user", "content": "What is the weather in Rome?"}]
 PARAMETERS = {
@@ -46,6 +48,37 @@ def test_a_call_that_must_be(llm: LLM, choice: Any) -> None:
         arguments = json.loads(output.tool_calls[0].arguments)
         assert arguments in ({"city": "Rome"}, {"city": "Oslo"})
         assert output.text == ""
+
+
+def test_a_stream_adds_up_to_the_answer(llm: LLM) -> None:
+    """The deltas' parts are those that the server's clients get, and make the last output."""
+    params = SamplingParams(max_tokens=400, seed=5)
+    for choice in ("required", "auto"):
+        (whole,) = llm.chat(ASK, params, tools=[TOOL], tool_choice=choice)
+        *deltas, last = llm.stream(ASK, params, tools=[TOOL], tool_choice=choice)
+        parts = [part for delta in deltas if isinstance(delta, Delta) for part in delta.parts]
+        assert isinstance(last, RequestOutput)
+        for output in (last, collect(parts)):
+            text = output.text if isinstance(output, RequestOutput) else output.content
+            calls = output.tool_calls if isinstance(output, RequestOutput) else output.calls
+            assert (text, calls, output.reasoning) == (whole.text, whole.tool_calls, "")
+        assert "".join(delta.text for delta in deltas) == whole.text
+    with pytest.raises(InvalidRequest, match="tools is for chat templates"):
+        llm.stream("a", tools=[TOOL])
+
+
+def test_asyncio() -> None:
+    async def run() -> None:
+        params = SamplingParams(max_tokens=400, seed=5)
+        async with AsyncLLM(progress=False, num_pages=256) as llm:
+            kinds, last = set(), None
+            async for last in llm.chat(ASK, params, tools=[TOOL], tool_choice="required"):
+                kinds |= {kind for kind, _ in getattr(last, "parts", ())}
+            assert kinds == {"call", "arguments"}
+            assert isinstance(last, RequestOutput)
+            assert last.tool_calls[0].name == "weather"
+
+    asyncio.run(run())
 
 
 def test_without_a_call_the_text_is_the_answer(llm: LLM) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from minisgl.core import SamplingParams
 from minisgl.llm.llm import LLM, Messages, Prompt
 from minisgl.llm.output import RequestOutput
-from minisgl.llm.stream import Delta, Reader, submit
+from minisgl.llm.stream import ChatArgs, Delta, Reader, submit
 
 
 class AsyncLLM:
@@ -48,7 +48,7 @@ class AsyncLLM:
 
         Yields a `Delta` for each new piece, and the `RequestOutput` last. Raises as `LLM.generate`.
         """
-        return self._stream(prompt, sampling_params, cache_salt, {})
+        return self._stream(prompt, sampling_params, cache_salt, ({}, None, "auto"))
 
     def chat(
         self,
@@ -57,9 +57,12 @@ class AsyncLLM:
         *,
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
     ) -> AsyncIterator[Delta | RequestOutput]:
         """Iterate over the answer to a conversation; as `generate`, and see `LLM.chat`."""
-        return self._stream(list(messages), sampling_params, cache_salt, chat_template_kwargs or {})
+        chat = (chat_template_kwargs or {}, tools, tool_choice)
+        return self._stream(list(messages), sampling_params, cache_salt, chat)
 
     async def aclose(self) -> None:
         """Release memory, threads and processes. Open requests end with a ConfigError."""
@@ -76,7 +79,7 @@ class AsyncLLM:
         prompt: Any,
         params: SamplingParams | None,
         cache_salt: str,
-        template_args: dict[str, Any],
+        chat: ChatArgs,
     ) -> AsyncIterator[Delta | RequestOutput]:
         loop, has_news = asyncio.get_running_loop(), asyncio.Event()
         waker = self._wakers.setdefault(loop, _Waker(loop))
@@ -84,7 +87,7 @@ class AsyncLLM:
         def on_news(num_tokens: int, num_ended: int) -> None:
             waker.wake(has_news)
 
-        call = submit(self._llm, prompt, params, cache_salt, template_args, on_news)
+        call = submit(self._llm, prompt, params, cache_salt, chat, on_news)
         reader = Reader(self._llm._session, call)
         try:
             while True:

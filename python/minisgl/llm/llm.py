@@ -187,15 +187,19 @@ class LLM:
         *,
         cache_salt: str = "",
         chat_template_kwargs: dict[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
     ) -> Stream:
         """Iterate over the answer to one prompt, or one conversation, while it is computed.
 
         Yields a `Delta` for each new piece of text, and the `RequestOutput` last. Leaving the loop,
-        or `close` of what is returned, ends the request. Raises as `generate`.
+        or `close` of what is returned, ends the request. The other arguments are those of `chat`.
+        Raises as `generate`.
         """
         from minisgl.llm.stream import Stream
 
-        return Stream(self, prompt, sampling_params, cache_salt, chat_template_kwargs or {})
+        chat = (chat_template_kwargs or {}, tools, tool_choice)
+        return Stream(self, prompt, sampling_params, cache_salt, chat)
 
     def close(self) -> None:
         """Release memory, threads and processes, and end open calls with a ConfigError.

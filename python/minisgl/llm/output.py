@@ -47,8 +47,11 @@ class RequestOutput:
     tool_calls: list[ToolCall] = field(default_factory=list)
 
 
-def joined(replies: Sequence[TextReply]) -> dict[str, Any]:
-    """The text, the token ids and what else the pieces of an answer report, as fields."""
+def joined(replies: Sequence[TextReply], *, in_parts: bool = False) -> dict[str, Any]:
+    """The text, the token ids and what else the pieces of an answer report, as fields.
+
+    in_parts: reasoning and calls are the field `parts`, as they came.
+    """
     fields: dict[str, Any] = {
         "text": "".join([reply.text for reply in replies]),
         "token_ids": [id for reply in replies for id in reply.token_ids],
@@ -56,5 +59,5 @@ def joined(replies: Sequence[TextReply]) -> dict[str, Any]:
     if any(reply.logprobs or reply.prompt or reply.parts for reply in replies):
         from minisgl.llm.reports import reports
 
-        fields |= reports(replies)
+        fields |= reports(replies, in_parts)
     return fields

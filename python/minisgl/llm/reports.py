@@ -9,8 +9,9 @@ from minisgl.message import TextReply, TokenText
 from minisgl.tokenizer.parse.answer import collect
 
 
-def reports(replies: Sequence[TextReply]) -> dict[str, Any]:
-    """Return those of `RequestOutput`'s fields that the request has asked for."""
+def reports(replies: Sequence[TextReply], in_parts: bool) -> dict[str, Any]:
+    """Return those of `RequestOutput`'s or, with in_parts, `Delta`'s fields that the request has
+    asked for."""
     fields: dict[str, Any] = {}
     if logprobs := [logprob for reply in replies for logprob in reply.logprobs or ()]:
         fields["logprobs"] = logprobs
@@ -20,7 +21,10 @@ def reports(replies: Sequence[TextReply]) -> dict[str, Any]:
         fields["prompt_logprobs"] = [token.logprob for token in prompt]
         if any(tops := [_top(token) for token in prompt]):
             fields["prompt_top_logprobs"] = tops
-    if parts := [part for reply in replies for part in reply.parts]:
+    parts = [part for reply in replies for part in reply.parts]
+    if in_parts:
+        fields["parts"] = parts
+    elif parts:
         answer = collect(parts)
         fields |= {"reasoning": answer.reasoning, "tool_calls": answer.calls}
     return fields

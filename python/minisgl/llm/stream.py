@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
@@ -29,6 +29,8 @@ class Delta:
 
     logprobs, top_logprobs, prompt_logprobs, prompt_top_logprobs: as in `RequestOutput`, for these
     tokens and the prompt's that have come.
+    parts: of a chat with `tools`, in their order: ("reasoning", text), ("content", text, which is
+    in `text` too), ("call", the name of a function) and ("arguments", text of the last call's).
     """
 
     text: str
@@ -37,6 +39,11 @@ class Delta:
     top_logprobs: list[dict[int, float]] | None = None
     prompt_logprobs: list[float | None] | None = None
     prompt_top_logprobs: list[dict[int, float]] | None = None
+    parts: list[tuple[str, str]] = field(default_factory=list)
+
+
+ChatArgs = tuple[dict[str, Any], Any, Any]
+"""Variables of the chat template, tools, tool_choice."""
 
 
 class Left(Exception):
@@ -66,7 +73,7 @@ class Reader:
         if not replies:
             return None
         self._num_read += len(replies)
-        return Delta(**joined(replies))
+        return Delta(**joined(replies, in_parts=True))
 
 
 class Streams:
@@ -107,15 +114,15 @@ def submit(
     prompt: Any,
     params: SamplingParams | None,
     cache_salt: str,
-    template_args: dict[str, Any],
+    chat: ChatArgs,
     on_news: OnNews,
 ) -> Call:
     """Send one prompt, a text, ids or a conversation, to the loop. Raises InvalidRequest."""
     is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
-    if template_args and not is_chat:
-        name = next(iter(template_args))
+    if not is_chat and chat != ({}, None, "auto"):
+        name = next(iter(chat[0]), "tools")
         raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
-    records, count = chat_records(prompt, template_args) if is_chat else prompt_records(prompt)
+    records, count = chat_records(prompt, *chat) if is_chat else prompt_records(prompt)
     if count != 1:
         raise InvalidRequest("a stream has one prompt", param="prompts")
     call = llm._submit(llm._encode(records, 1), params, 1, cache_salt, on_news)
@@ -132,11 +139,11 @@ class Stream(Iterator[Delta | RequestOutput]):
         prompt: Any,
         params: SamplingParams | None,
         cache_salt: str,
-        template_args: dict[str, Any],
+        chat: ChatArgs,
     ) -> None:
         self._is_over = True  # nothing to close, if the next line raises
         news: queue.SimpleQueue[None] = queue.SimpleQueue()  # not self: nothing else keeps a stream
-        call = submit(llm, prompt, params, cache_salt, template_args, lambda *_: news.put(None))
+        call = submit(llm, prompt, params, cache_salt, chat, lambda *_: news.put(None))
         self._is_over = False
         self._news, self._call = news, call
         self._reader = Reader(llm._session, call)
