@@ -46,7 +46,6 @@ FORMATS = {
     "smollm3": ("", "think"),
 }
 NO_TOOLS = {"phi-3.5", "smollm3", "deepseek-r1-distill", "deepseek-v3.1"}
-ONE_CALL = {"gpt-oss"}  # its template writes the first call of a message
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -119,12 +118,33 @@ def test_the_calls_that_a_template_writes_are_read(name: str, calls: tuple[int, 
     kind = (detect_calls(template.source) if takes_tools(template) else "") or "hermes"
     chat = plain_messages([USER, asked(*calls)], TOOLS, template, kind)
     args = {"tools": TOOLS if takes_tools(template) else None, "add_generation_prompt": False}
-    before, text = template.render(chat[:-1], args), template.render(chat, args)
+    first = next(i for i, message in enumerate(chat) if message["role"] == "assistant")
+    before, text = template.render(chat[:first], args), template.render(chat, args)
     parser = AnswerParser(AnswerForm(calls=kind, types=TYPES))
     answer = collect([*parser.feed(text[len(before) :]), *parser.flush()])
     found = [(each.name, json.loads(each.arguments)) for each in answer.calls]
     wanted = [WANTED[index] for index in calls]
-    assert found == (wanted[:1] if name in ONE_CALL else wanted), text[len(before) :]
+    assert found == wanted, text[len(before) :]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_of_another_server_and_their_results_are_in_the_prompt(name: str) -> None:
+    """Two calls with OpenAI's ids; each result stands behind its call where each is alone."""
+    template = loaded(name)
+    asks = asked(0, 1)
+    asks["tool_calls"] = [{**each, "id": f"call_{i}"} for i, each in enumerate(asks["tool_calls"])]
+    results = [
+        {"role": "tool", "tool_call_id": f"call_{i}", "name": WANTED[i][0], "content": f"471{i}"}
+        for i in (1, 0)
+    ]
+    kind = (detect_calls(template.source) if takes_tools(template) else "") or "hermes"
+    chat = plain_messages([USER, asks, *results], TOOLS, template, kind)
+    text = template.render(chat, {"tools": TOOLS if takes_tools(template) else None})
+    for part in ("Zürich", '"b"', "4710", "4711"):
+        assert part in text or json.dumps(part)[1:-1] in text, part
+    if name == "gpt-oss":
+        order = [text.rindex(part) for part in ("weather<|channel|>", "4710", "find<|", "4711")]
+        assert order == sorted(order)
 
 
 @pytest.mark.parametrize("name", FORMATS)

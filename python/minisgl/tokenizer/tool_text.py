@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 from minisgl.errors import InvalidRequest
@@ -26,13 +28,21 @@ _TOOL: Final = {
     "type": "function",
     "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}},
 }
-_CALL: Final = {
+_CALL: Final[dict[str, Any]] = {
     "id": "abcdefghi",
     "type": "function",
     "function": {"name": _NAME, "arguments": {"a": "b"}},
 }
+_SECOND: Final = "probe_2e5a"
+_SECOND_CALL: Final[dict[str, Any]] = {
+    **_CALL,
+    "id": "abcdefghj",
+    "function": {**_CALL["function"], "name": _SECOND},
+}
 _SYSTEM: Final = {"role": "system", "content": _NAME}
-_ANSWER: Final = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_ANSWER: Final[dict[str, Any]] = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_ANSWER_OTHER_ID: Final = {**_ANSWER, "tool_calls": [{**_CALL, "id": "call_1"}]}
+_ANSWER_TWO: Final = {**_ANSWER, "tool_calls": [_CALL, _SECOND_CALL]}
 
 
 def takes_tools(template: ChatTemplate) -> bool:
@@ -48,6 +58,8 @@ def plain_messages(
 ) -> list[dict[str, Any]]:
     """Return the messages as the template writes them all.
 
+    Ids that it refuses become nine letters and digits (Mistral's). Where it writes only the first
+    of several calls (gpt-oss), each has a message of its own, with its result behind it.
     Where it takes no tools, they stand in a system message, or in the first message where it takes
     no such message, calls are content in the form `calls`, and results are messages of the user.
     Where it only writes no calls, these are content.
@@ -61,6 +73,13 @@ def plain_messages(
     if is_plain or (tools and not takes):
         shown = [_with_calls(message, form) for message in shown]
         shown = shown if takes else _with_results(shown)
+    elif has_calls:
+        if _refuses(template, [_USER, _ANSWER_OTHER_ID]) and not _refuses(
+            template, [_USER, _ANSWER]
+        ):
+            shown = [_with_short_ids(message) for message in shown]
+        if not _writes(template, [_USER, _ANSWER_TWO], {}, _SECOND):
+            shown = _one_call_each(shown)
     if takes or not tools:
         return shown
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -73,14 +92,68 @@ def plain_messages(
 
 
 def _writes(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any]
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    args: Mapping[str, Any],
+    name: str = _NAME,
 ) -> bool:
     """Whether the probe's name is in the prompt; a template that refuses the probe is taken to
     write it: it may refuse for another reason."""
     try:
-        return _NAME in template.render(messages, args)
+        return name in template.render(messages, args)
     except InvalidRequest:
         return messages[0] is not _SYSTEM
+
+
+def _refuses(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> bool:
+    try:
+        template.render(messages, {})
+    except InvalidRequest:
+        return True
+    return False
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with each id of a call as nine letters and digits, the same for the same id."""
+    changed = dict(message)
+    if isinstance(message.get("tool_call_id"), str):
+        changed["tool_call_id"] = _short(message["tool_call_id"])
+    if calls := message.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": _short(str(call.get("id")))} for call in calls]
+    return changed
+
+
+def _short(id: str) -> str:
+    is_short = len(id) == 9 and id.isascii() and id.isalnum()
+    return id if is_short else hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a message of its own; the results behind the calls follow theirs, by id."""
+    shown: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls") or []
+        if len(calls) > 1:
+            results = list(
+                takewhile(lambda each: each.get("role") == "tool", messages[index + 1 :])
+            )
+            for number, call in enumerate(calls):
+                said = message if not number else {"role": "assistant", "content": ""}
+                own = [each for each in results if each.get("tool_call_id") == call.get("id")]
+                shown += [{**said, "tool_calls": [call]}, *own]
+            ids = [call.get("id") for call in calls]
+            left = [each for each in results if each.get("tool_call_id") not in ids]
+            shown += left
+        elif message.get("role") != "tool" or not _follows_several(messages, index):
+            shown.append(message)
+    return shown
+
+
+def _follows_several(messages: Sequence[Mapping[str, Any]], index: int) -> bool:
+    """Whether the result at `index` belongs to a message with several calls."""
+    while index and messages[index].get("role") == "tool":
+        index -= 1
+    return len(messages[index].get("tool_calls") or ()) > 1
 
 
 def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
