@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
@@ -42,6 +49,9 @@ LARGE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+# Tensors of q, k and v, and of gate and up, whose parts are whole blocks.
+FUSED = {name: size for name, size in LARGE.items() if name != "head_dim"}
+FUSED |= {"hidden_size": 512, "intermediate_size": 256}
 LARGE_MOE = {**LARGE, **MOE, "moe_intermediate_size": 192}
 
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -52,6 +62,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         shared_expert_intermediate_size=320,
     ),
     "qwen3-moe": Qwen3MoeConfig(**LARGE_MOE),
+    "phi3": Phi3Config(**FUSED),
 }
 QWEN = {
     "quant_method": "fp8",
@@ -120,6 +131,15 @@ def test_two_ranks_share_whole_blocks(name: str, expert_parallel: bool, tmp_path
     for logits, ours in run_ranks(tmp_path / "quantised", expert_parallel=expert_parallel):
         assert relative_error(logits, expected) <= TOLERANCE
         assert ours == tokens
+
+
+def test_a_fused_layer_whose_blocks_would_be_cut_is_refused(tmp_path: Path) -> None:
+    """Gate and up of 320, which is half a block more than two."""
+    config = Phi3Config(**{**FUSED, "intermediate_size": 320})
+    save_both(config, QWEN, quantise("weight_scale_inv"), tmp_path)
+    message = r"gate_up_proj.weight_scale_inv \[5, 4\] cannot be cut into layers of 320, 320"
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "quantised")
 
 
 def test_a_share_that_cuts_a_block_is_refused(tmp_path: Path) -> None:

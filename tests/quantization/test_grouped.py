@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
+from transformers import LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig
 
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
@@ -142,6 +142,18 @@ CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "gptq-v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, grouped("gptq_v2")),
     "gptq-8-row": ({**GPTQ, "bits": 8, "group_size": -1}, grouped("gptq", 8, group=0)),
 }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_layers_are_split_in_every_format(case: str, tmp_path: Path) -> None:
+    """q, k and v, gate and up. Planted once, and noticed: k at the place of q."""
+    sizes = {name: size for name, size in LARGE.items() if name != "head_dim"}
+    save_both(Phi3Config(**sizes), *CASES[case], tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    assert tokens == transformers_ids(tmp_path / "float32")  # which is split, too
+    for logits, ours in [run(tmp_path / "quantised"), *run_ranks(tmp_path / "quantised")]:
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
 
 
 @pytest.mark.parametrize("case", CASES)

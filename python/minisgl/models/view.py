@@ -7,6 +7,7 @@ larger one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +29,25 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
+Cut = tuple[int, range]
+"""An axis of a tensor, and the entries there."""
+OUTPUTS = {
+    **dict.fromkeys(("weight", "bias", "weight_packed", "weight_zero_point"), 0),
+    **dict.fromkeys(("weight_scale", "weight_scale_inv"), 0),
+    **dict.fromkeys(("qweight", "scales", "qzeros"), 1),
+}
+"""The axis of a linear layer's outputs in its tensors: plain and compressed-tensors', GPTQ's
+and AWQ's. Others are the same for all outputs."""
+
+
 class CheckpointView(Checkpoint):
     """names: as the layers declare them."""
 
     def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
         """rename: a file's name -> the declared one, or None for a tensor that is not read."""
         super().__init__(folder)
-        # declared name -> name in the files, and rows of that tensor; None is all.
-        self._places: dict[str, tuple[str, range | None]] = {}
+        # declared name -> name in the files, and which part of that tensor; None is all.
+        self._places: dict[str, tuple[str, Cut | None]] = {}
         for name in self.names:
             if declared := rename(name):
                 self._places[declared] = (name, None)
@@ -50,18 +62,29 @@ class CheckpointView(Checkpoint):
         self.names = set(self._places)
 
     def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
-        """Show each linear layer called `fused` as layers `names` of so many rows. One of another
-        size stays as it is."""
-        for suffix in (".weight", ".bias"):
-            for whole in [name for name in self.names if name.endswith(fused + suffix)]:
-                if self.shape(whole)[0] != sum(sizes):
-                    continue
-                file_name, _ = self._places.pop(whole)
-                first = 0
-                for name, size in zip(names, sizes, strict=True):
-                    rows = range(first, first + size)
-                    self._places[whole.replace(fused, name)] = (file_name, rows)
-                    first += size
+        """Show each linear layer called `fused` as layers `names` of so many outputs. A plain one
+        of another size stays as it is. Raises ConfigError where blocks of outputs would be cut."""
+        total = sum(sizes)
+        for whole in [name for name in self.names if f".{fused}." in name]:
+            suffix, shape = whole.rpartition(".")[2], self.shape(whole)
+            axis = OUTPUTS.get(suffix)
+            if suffix in ("weight", "bias") and shape[0] != total:
+                continue
+            file_name, _ = self._places.pop(whole)
+            first = 0
+            for name, size in zip(names, sizes, strict=True):
+                cut = None  # all of it, for each
+                if axis is not None and math.prod(shape) > 1:
+                    each = total // shape[axis]  # outputs of an entry, the last perhaps of fewer
+                    if each * shape[axis] != total or each & (each - 1) or size % each:
+                        raise ConfigError(
+                            f"{self.folder}: {whole} {list(shape)} cannot be cut into layers of "
+                            f"{', '.join(map(str, sizes))} outputs, since an entry is of several; "
+                            "use an unquantised checkpoint, with --quantization if need be"
+                        )
+                    cut = axis, range(first // each, (first + size) // each)
+                self._places[whole.replace(fused, name)] = (file_name, cut)
+                first += size
         self.names = set(self._places)
         return self
 
@@ -92,17 +115,21 @@ class CheckpointView(Checkpoint):
         return self
 
     def shape(self, name: str) -> tuple[int, ...]:
-        file_name, rows = self._places[name]
+        file_name, cut = self._places[name]
         shape = super().shape(file_name)
-        return shape if rows is None else (len(rows), *shape[1:])
+        if cut is None:
+            return shape
+        return (*shape[: cut[0]], len(cut[1]), *shape[cut[0] + 1 :])
 
     def dtype(self, name: str) -> str:
         return super().dtype(self._places[name][0])
 
     def share(self, name: str, part: Part) -> Tensor:
-        file_name, rows = self._places[name]
-        if rows is not None and part.axis == 0:
-            share = range(rows.start + part.share.start, rows.start + part.share.stop)
+        file_name, cut = self._places[name]
+        if cut is not None:
+            axis, first = cut[0], cut[1].start
+            assert part.axis == axis, f"{name} is shared along {part.axis} and cut along {axis}"
+            share = range(first + part.share.start, first + part.share.stop)
             part = replace(part, share=share)
         if part.stack and name == part.stack.name:
             part = replace(part, stack=replace(part.stack, name=file_name))
