@@ -14,7 +14,11 @@ from ollama._types import ChatRequest, GenerateRequest, Options
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl import __version__
 from minisgl.message import ChatPrompt, TextPrompt
-from minisgl.server.api.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
+from minisgl.server.api.ollama_request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from minisgl.server.api.anthropic_request import MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest
-from minisgl.server.api.ollama import (
+from minisgl.server.api.ollama_request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
