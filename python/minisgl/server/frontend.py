@@ -1,33 +1,28 @@
 """The API process's connection to the workers: sends prompts, and delivers replies by uid.
 
-A `Call` has the prompts of one HTTP request, one or several. Each prompt gets a uid, which names it
-in every process; `Frontend` keeps a table from uid to call::
+A `Call` (`minisgl.server.call`) has the prompts of one HTTP request, one or several. Each prompt
+gets a uid, which names it in every process; `Frontend` keeps a table from uid to call::
 
     submit    HTTP handler --prompts--> Frontend --TokenizeMsg--> tokenizer (uid -> call is noted)
     run       detokenizer --replies--> Frontend --(call of the uid)--> Call --> HTTP handler
 
 `run` puts each reply into its call's list and wakes the call's reader once for all replies of a
 turn: with 256 streams the wake-ups, not the sockets, limit the tokens per second.
-
-A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
-aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies
-to its uids are dropped.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from minisgl.core import Accepted, Failed, Finished, SamplingParams
+from minisgl.core import Failed, Finished, SamplingParams
 from minisgl.core.choices import seed_of
-from minisgl.errors import EngineError, InvalidRequest, RequestError, ServerBusy
+from minisgl.errors import EngineError, InvalidRequest, ServerBusy
 from minisgl.message import (
     AbortMsg,
     ProfileReply,
@@ -38,6 +33,7 @@ from minisgl.message import (
     WatchReply,
 )
 from minisgl.message.frontend import CodecReply, PongMsg, UserReply
+from minisgl.server.call import Call, RequestReply
 from minisgl.server.errors import Draining
 from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
@@ -47,127 +43,6 @@ from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
     from minisgl.server.keys import Job
-
-
-class ClientGone(Exception):
-    """The call was aborted, because its client disconnected."""
-
-
-RequestReply = Accepted | TextReply | Finished | Failed
-
-Answer = list[tuple[int, TextReply | Finished]]
-"""The replies since the last wake-up, each with the index of its prompt in the call."""
-
-
-class Call:
-    """The prompts of one HTTP request. Mutable: `Frontend` fills it, one task reads it."""
-
-    __slots__ = (
-        "_abort",
-        "_failure",
-        "_indices",
-        "_num_choices",
-        "_num_prompts",
-        "_num_unaccepted",
-        "_pending",
-        "_wakeup",
-        "num_prompt_tokens",
-        "watcher",
-    )
-
-    def __init__(
-        self,
-        uids: Sequence[int],
-        abort: Callable[[list[int], Exception], None],
-        num_choices: int = 1,
-    ) -> None:
-        self._num_choices = num_choices
-        self._indices = {uid: index for index, uid in enumerate(uids)}  # the unfinished prompts
-        self._num_prompts = self._num_unaccepted = len(uids)
-        self._pending: Answer = []
-        self._failure: Exception | None = None
-        self._wakeup: asyncio.Future[None] | None = None
-        self._abort = abort
-        self.num_prompt_tokens = 0  # of the accepted prompts
-        self.watcher: asyncio.Task[None] | None = None  # aborts it; the reference keeps it alive
-
-    # --- the reader's side -----------------------------------------------------------------------
-
-    async def accepted(self) -> None:
-        """Wait until every prompt is accepted. Raises the error of a refused one, or ClientGone."""
-        while self._num_unaccepted and not self._failure:
-            await self._news()
-        if self._failure:
-            raise self._failure
-
-    async def __aiter__(self) -> AsyncIterator[Answer]:
-        """Yield batches of replies until every prompt has finished.
-
-        Raises RequestError or EngineError if a prompt fails, ClientGone after `abort`.
-        """
-        while True:
-            if self._pending:
-                batch, self._pending = self._pending, []
-                yield batch
-            elif self._failure:
-                raise self._failure
-            elif not self._indices:
-                return
-            else:
-                await self._news()
-
-    def abort(self) -> None:
-        """Abort the unfinished prompts, which frees their pages. A second call does nothing."""
-        self.fail(ClientGone())
-
-    # --- the frontend's side ---------------------------------------------------------------------
-
-    def deliver(self, reply: RequestReply) -> None:
-        """Store a reply for the reader, and wake the reader."""
-        if isinstance(reply, TextReply):
-            self._pending.append((self._indices[reply.uid], reply))
-        elif isinstance(reply, Accepted):
-            self._num_unaccepted -= 1
-            self.num_prompt_tokens += reply.num_prompt_tokens
-        elif isinstance(reply, Finished) and reply.reason != "abort":
-            self._pending.append((self._indices.pop(reply.uid), reply))
-        else:
-            self._end(self._error(self._indices.pop(reply.uid), reply))
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """End the call with `error`, unless it has ended; unfinished prompts are aborted."""
-        if self._indices:
-            self._end(error)
-
-    def _error(self, index: int, reply: Failed | Finished) -> Exception:
-        if isinstance(reply, Finished):  # an abort that this call did not ask for
-            return EngineError("the server aborted the request")
-        error = reply.to_error()
-        index //= self._num_choices
-        if (
-            self._num_prompts > self._num_choices
-            and isinstance(error, RequestError)
-            and error.status == 400
-        ):
-            error.param = f"prompt[{index}]" if error.param == "prompt" else error.param
-            error.message = f"prompt[{index}]: {error.message}"
-        return error
-
-    def _end(self, error: Exception) -> None:
-        uids = list(self._indices)
-        self._indices.clear()
-        self._failure = error
-        self._abort(uids, error)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
-
-    async def _news(self) -> None:
-        self._wakeup = asyncio.get_running_loop().create_future()
-        await self._wakeup
 
 
 class Frontend:

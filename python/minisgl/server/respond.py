@@ -26,8 +26,9 @@ from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.structured import rename
+from minisgl.server.call import Answer, Call, ClientGone
 from minisgl.server.errors import DeadlineExceeded, error_body
-from minisgl.server.frontend import Answer, Call, ClientGone, Frontend
+from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.replica import PREFIX_HEADER, prefix_answer
