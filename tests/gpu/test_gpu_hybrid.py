@@ -16,7 +16,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 
-NAMES = ("qwen3.5", "qwen3-next-moe", "lfm2", "nemotron-h")
+NAMES = ("qwen3.5", "qwen3-next-moe", "lfm2", "nemotron-h", "nemotron-3", "falcon-h1")
 
 
 def save(name: str, folder: Path) -> None:
@@ -66,8 +66,9 @@ def test_tokens_equal_those_of_a_cpu(name: str, graphs: int, attn: str, tmp_path
     assert tokens(engine, max_prefill_tokens=7) == expected
 
 
-def test_graphs_change_nothing_in_bfloat16(tmp_path: Path) -> None:
-    save("qwen3.5", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-3"])
+def test_graphs_change_nothing_in_bfloat16(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
     prompts = [random_ids(n, n) for n in (5, 70, 200)]
     found = []
     for graphs in (0, 8):
@@ -80,14 +81,26 @@ def test_graphs_change_nothing_in_bfloat16(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-@torch.inference_mode()
-def test_a_model_of_released_sizes_runs(tmp_path: Path) -> None:
-    """Heads of 128 and 256, in bfloat16: the kernels' real forms, with graphs."""
-    config_class, changes, _, _ = HYBRID_CASES["qwen3.5"]
-    sizes = {
-        **SIZES, **changes, "max_position_embeddings": 4096, "hidden_size": 256,
+RELEASED: dict[str, dict[str, int]] = {
+    "qwen3.5": {
         "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 128,
         "linear_value_head_dim": 128, "head_dim": 256,
+    },
+    "nemotron-3": {
+        "mamba_num_heads": 16, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 2,
+        "head_dim": 128, "chunk_size": 128,
+    },
+}  # fmt: skip
+"""Sizes of heads and states of released models."""
+
+
+@pytest.mark.parametrize("name", RELEASED)
+@torch.inference_mode()
+def test_a_model_of_released_sizes_runs(name: str, tmp_path: Path) -> None:
+    """In bfloat16: the kernels' real forms, with graphs."""
+    config_class, changes, _, _ = HYBRID_CASES[name]
+    sizes = {
+        **SIZES, **changes, "max_position_embeddings": 4096, "hidden_size": 256, **RELEASED[name],
     }  # fmt: skip
     make_reference(config_class(**sizes)).save_pretrained(tmp_path)
     engine = make_engine(tmp_path, dtype="bfloat16", max_prefill_length=2048, cuda_graph_max_bs=8)
