@@ -396,7 +396,7 @@ EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([None, 0, 3], [-1]),
     "bad_words": ([None, [], ["no"]], [[""], ["x" * 257], ["a"] * 257, "no"]),
     "allowed_token_ids": ([None, [1]], [[]]),
-    "prompt_logprobs": ([None], [1]),
+    "prompt_logprobs": ([None], [-1, 21]),
     "include_stop_str_in_output": ([None, False], [1]),
     "return_token_ids": ([None, False], [1]),
     "truncate_prompt_tokens": ([None, 5], [0]),

@@ -114,6 +114,28 @@ def test_native_prompt_logprobs(http: httpx.Client, model: PreTrainedModel) -> N
     assert [[top["id"] for top in entry["top"]] for entry in rest] == top_ids
 
 
+def test_prompt_logprobs_of_a_chat(http: httpx.Client, model: PreTrainedModel) -> None:
+    chat = {"messages": [{"role": "user", "content": "Once upon"}]}
+    ids = post(http, "/tokenize", chat)["tokens"]
+    body = {**chat, "max_tokens": 3, "n": 2, "temperature": 0, "prompt_logprobs": 1}
+    answer = post(http, "/v1/chat/completions", body)
+    first, *rest = answer["prompt_logprobs"]
+    assert first == {"id": ids[0], "logprob": None, "top": []}
+    assert [entry["id"] for entry in rest] == ids[1:]
+    chosen = logprobs_of(model, ids)[torch.arange(len(ids) - 1), ids[1:]].tolist()
+    assert [entry["logprob"] for entry in rest] == pytest.approx(chosen, abs=1e-4)
+    found, texts = [], ["", ""]
+    with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                found += chunk.get("prompt_logprobs", [])
+                [choice] = chunk["choices"]
+                texts[choice["index"]] += choice["delta"].get("content") or ""
+    assert found == answer["prompt_logprobs"]
+    assert texts == [choice["message"]["content"] for choice in answer["choices"]]
+
+
 def test_choices_of_the_native_form(http: httpx.Client) -> None:
     body = {"text": "Once upon", "max_tokens": 4, "seed": 5, "temperature": 1}
     answer = post(http, "/generate", body | {"n": 3})

@@ -63,7 +63,8 @@ def operation(
 def _sse(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a server-sent event whose data is JSON, or the text `[DONE]`."""
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
-    properties = {"event": {"type": "string"}, "data": data}
+    done = {"anyOf": [{"const": "[DONE]"}, data]}
+    properties = {"event": {"type": "string"}, "data": done}
     return {"type": "object", "properties": properties, "required": ["data"]}
 
 

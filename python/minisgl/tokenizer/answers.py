@@ -55,7 +55,8 @@ class AnswerPlan:
         if self.form and (sampling.echo or sampling.prompt_logprobs is not None):
             name = "echo" if sampling.echo else "prompt_logprobs"
             raise InvalidSampling(
-                f"{name} cannot be combined with tools: the answer is split into parts", param=name
+                f"{name} cannot be combined with tools or reasoning: the answer has parts",
+                param=name,
             )
         form = "" if self.form is None else msgspec.json.encode(self.form).decode()
         must_call = self.choice != "auto"

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished, FinishReason, SamplingParams
+from minisgl.core import Finished, SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.server import body
-from minisgl.server.api.logprobs import ChatLogprobs
+from minisgl.server.api.chat_answer import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChunkChoice,
+    Delta,
+    finish_reason,
+)
+from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
-    Json,
     NonNegative,
     OpenAIFields,
     Positive,
@@ -29,12 +37,9 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.api.tools import (
     MAX_TOOLS,
-    AnswerCall,
-    CallDelta,
     ChosenTool,
     Tool,
     ToolChoice,
-    answer_calls,
     call_begins,
     call_goes_on,
 )
@@ -78,6 +83,10 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     ] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: Annotated[
+        NonNegative | None,
+        Meta(description="Report each prompt token's, and so many of the most likely tokens."),
+    ] = None
     modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
         None
     )
@@ -148,7 +157,11 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-        wishes = {"logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}
+        wishes = {
+            "logprobs": bool(self.logprobs),
+            "top_logprobs": self.top_logprobs or 0,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
         params = msgspec.structs.replace(super().sampling(defaults), **wishes)
         if self.max_completion_tokens is None:
             return params
@@ -159,71 +172,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
                 param="max_completion_tokens",
             )
         return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
-
-
-class AnswerMessage(Json, frozen=True, kw_only=True):
-    """content: None if there are only tool calls."""
-
-    content: str | None
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[AnswerCall] | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, output: Output) -> AnswerMessage:
-        answer = output.answer
-        return cls(
-            content=None if answer.calls and not answer.content else answer.content,
-            reasoning_content=answer.reasoning or UNSET,
-            tool_calls=answer_calls(answer.calls) or UNSET,
-        )
-
-
-ChatFinishReason = FinishReason | Literal["tool_calls"]
-
-
-class ChatChoice(Json, frozen=True, kw_only=True):
-    index: int
-    message: AnswerMessage
-    finish_reason: ChatFinishReason
-    logprobs: ChatLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(Json, frozen=True, kw_only=True):
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    timings: Timings
-    object: Literal["chat.completion"] = "chat.completion"
-
-
-class Delta(Json, omit_defaults=True, frozen=True, kw_only=True):
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[CallDelta] | UnsetType = UNSET
-
-
-class ChunkChoice(Json, frozen=True, kw_only=True):
-    index: int
-    delta: Delta
-    finish_reason: ChatFinishReason | None = None
-    logprobs: ChatLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletionChunk(Json, frozen=True, kw_only=True):
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    timings: Timings | UnsetType = UNSET
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
 RECORDS: Final = (ChatRequest, ChatCompletion, ChatCompletionChunk)
@@ -266,6 +214,7 @@ class _ChatShape(Shape):
         self._include_usage = asked.include_usage
         self._has_logprobs = bool(asked.logprobs)
         self._has_ids = bool(asked.return_token_ids)
+        self._has_prompt = asked.prompt_logprobs is not None
         self._num_choices = asked.n or 1
         self._texts = [self._text_event(index) for index in range(self._num_choices)]
         self._num_calls = [0] * self._num_choices
@@ -279,12 +228,13 @@ class _ChatShape(Shape):
                 ChatChoice(
                     index=index,
                     message=AnswerMessage.of(output),
-                    finish_reason=_reason(output.end, bool(output.answer.calls)),
+                    finish_reason=finish_reason(output.end, bool(output.answer.calls)),
                     logprobs=self._logprobs(output),
                     token_ids=output.token_ids if self._has_ids else UNSET,
                 )
                 for index, output in enumerate(outputs)
             ],
+            prompt_logprobs=self._prompt(outputs[0]),
             usage=Usage.of([output.end for output in outputs], self._num_choices),
             timings=Timings.of([output.end for output in outputs]),
         )
@@ -294,7 +244,8 @@ class _ChatShape(Shape):
         return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        has_more = self._has_logprobs or self._has_ids
+        has_prompt = self._has_prompt and bool(reply.prompt) and not index
+        has_more = self._has_logprobs or self._has_ids or has_prompt
         if not has_more and reply.text and len(reply.parts) < 2:
             return self._texts[index](reply.text)
         deltas = [self._delta(index, kind, text) for kind, text in reply.parts]
@@ -325,6 +276,12 @@ class _ChatShape(Shape):
     def _logprobs(self, output: Output | TextReply) -> ChatLogprobs | None:
         return ChatLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
 
+    def _prompt(self, output: Output | TextReply) -> list[PromptLogprob] | UnsetType:
+        """The prompt's log-probabilities, which are the same for each choice."""
+        if not self._has_prompt:
+            return UNSET
+        return [PromptLogprob.of(token) for token in output.prompt]
+
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return DONE
@@ -346,7 +303,7 @@ class _ChatShape(Shape):
         choice = ChunkChoice(
             index=index,
             delta=delta,
-            finish_reason=_reason(end, self._num_calls[index] > 0) if end else None,
+            finish_reason=finish_reason(end, self._num_calls[index] > 0) if end else None,
             logprobs=self._logprobs(reply) if reply else None,
             token_ids=reply.token_ids if reply and self._has_ids else UNSET,
         )
@@ -355,10 +312,7 @@ class _ChatShape(Shape):
             created=self._created,
             model=self._model,
             choices=[choice],
+            prompt_logprobs=self._prompt(reply) if reply and reply.prompt and not index else UNSET,
             usage=None if self._include_usage else UNSET,
             timings=Timings.of([end]) if end else UNSET,
         )
-
-
-def _reason(end: Finished, has_calls: bool) -> ChatFinishReason:
-    return "tool_calls" if has_calls and end.reason == "stop" else end.reason

@@ -57,6 +57,10 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
     ] = None
 
     # Extensions that other engines' clients send with the value that changes nothing.
+    prompt_logprobs: Annotated[
+        int | None,
+        only(why="use echo together with logprobs; chats and /generate have it"),
+    ] = None
     add_special_tokens: Annotated[
         bool | None, only(True, why="send token ids as the prompt to leave them out")
     ] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -10,8 +10,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, FinishReason, SamplingParams
 from minisgl.errors import InvalidRequest
-from minisgl.message import Prompt, PromptToken, TextPrompt, TextReply
+from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
+from minisgl.server.api.logprobs import PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
@@ -82,24 +83,6 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         if self.text is not None:
             return TextPrompt(text=self.text)
         return token_prompt(self.input_ids, "input_ids")
-
-
-class TokenChance(Json, frozen=True, kw_only=True):
-    id: int
-    logprob: float
-
-
-class PromptLogprob(Json, frozen=True, kw_only=True):
-    """A token of the prompt. logprob: null for the first. top: the most likely tokens there."""
-
-    id: int
-    logprob: float | None
-    top: list[TokenChance]
-
-    @classmethod
-    def of(cls, token: PromptToken) -> Self:
-        top = [TokenChance(id=id, logprob=logprob) for id, _, logprob in token.top]
-        return cls(id=token.id, logprob=token.logprob, top=top)
 
 
 class Generated(Json, frozen=True, kw_only=True):

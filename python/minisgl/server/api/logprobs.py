@@ -75,6 +75,24 @@ class TextLogprobs(Json, frozen=True, kw_only=True):
         )
 
 
+class TokenChance(Json, frozen=True, kw_only=True):
+    id: int
+    logprob: float
+
+
+class PromptLogprob(Json, frozen=True, kw_only=True):
+    """A token of the prompt. logprob: null for the first. top: the most likely tokens there."""
+
+    id: int
+    logprob: float | None
+    top: list[TokenChance]
+
+    @classmethod
+    def of(cls, token: PromptToken) -> Self:
+        top = [TokenChance(id=id, logprob=logprob) for id, _, logprob in token.top]
+        return cls(id=token.id, logprob=token.logprob, top=top)
+
+
 def _top(token: TokenText) -> dict[str, float]:
     """Different tokens may have the same text: the likelier one comes first and stays."""
     return {token_name(data): logprob for _, data, logprob in reversed(token.top)}

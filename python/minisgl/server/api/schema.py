@@ -131,10 +131,6 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     return_token_ids: Annotated[
         bool | None, Meta(description="Report the ids of the output tokens with each choice.")
     ] = None
-    prompt_logprobs: Annotated[
-        int | None,
-        only(why="/generate has it, and /v1/completions has echo together with logprobs"),
-    ] = None
     spaces_between_special_tokens: Annotated[
         bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")
     ] = None
