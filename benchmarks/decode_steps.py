@@ -33,7 +33,7 @@ def measure_steps(
     ops = engine._ops
     assert isinstance(ops, CudaOps)
     own_graphs = engine.runner
-    cublas_graphs = engine.device.create_runner(engine.max_running, engine.max_prefill_tokens)
+    cublas_graphs = engine.device.create_runner(engine.max_running, engine.max_prefill_tokens, ops)
     variants = {"own": (ops._skinny, own_graphs), "cublas": (None, cublas_graphs)}
     for context in contexts:
         for count in counts:

@@ -132,6 +132,7 @@ def attention_step(
     slots = [
         table[row][at // page_size] * page_size + at % page_size for row, at in enumerate(positions)
     ]
+    lengths = np.subtract(ends, starts)
     num_tokens = sum(map(len, slots))
     plan = Plan(
         step=0,
@@ -149,6 +150,10 @@ def attention_step(
         slots=torch.cat(slots).int(),
         attn_metadata=backend.prepare(plan),
         context=Context(kv_pool=pool, page_table=table, attn=backend),
+        rows=torch.tensor(
+            np.array((plan.table_idxs, np.cumsum(lengths) - lengths, lengths, ends)),
+            dtype=torch.int32,
+        ),
     )
     layer = AttnLayer(
         layer_id=0,

@@ -139,7 +139,8 @@ def make_step(
         new_k.append(k[start:])
         new_v.append(v[start:])
     starts, ends = [list(x) for x in zip(*case.rows, strict=True)]
-    num_tokens = sum(ends) - sum(starts)
+    lengths = np.subtract(ends, starts)
+    num_tokens = sum(lengths.tolist())
     plan = Plan(
         step=0,
         uids=list(range(len(case.rows))),
@@ -156,6 +157,9 @@ def make_step(
         slots=torch.cat(slots),
         attn_metadata=backend.prepare(plan),
         context=Context(kv_pool=pool, page_table=table, attn=backend),
+        rows=torch.tensor(
+            np.array((table_idxs, np.cumsum(lengths) - lengths, lengths, ends)), dtype=torch.int32
+        ),
     )
     layer = AttnLayer(
         layer_id=1,

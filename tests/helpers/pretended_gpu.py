@@ -36,10 +36,10 @@ def pretend(compiled: list[str]) -> None:
             for step in steps:
                 step()()
 
-        def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Any:
+        def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Ops) -> Any:
             if not max_graph_rows:
-                return super(ReplayDevice, self).create_runner(0, 0)
-            return super().create_runner(max_graph_rows, max_prompt_tokens)
+                return super(ReplayDevice, self).create_runner(0, 0, ops)
+            return super().create_runner(max_graph_rows, max_prompt_tokens, ops)
 
     class NumbersOps(CudaOps):
         """Ids stay ids where nothing is computed."""

@@ -18,6 +18,7 @@ from minisgl.engine import connect as connect_module
 from minisgl.engine import engine as engine_module
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.graph import GraphRunner
+from minisgl.kernel.ops import Ops
 
 
 class RowsBackend(TorchAttnBackend):
@@ -79,7 +80,7 @@ class ReplayDevice(CpuDevice):
             at += -(-array.nbytes // 16) * 16
         return tensors
 
-    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> ReplayRunner:
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Ops) -> ReplayRunner:
         return ReplayRunner(max_graph_rows, max_prompt_tokens)
 
 

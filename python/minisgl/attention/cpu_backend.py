@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
 from minisgl.core import Plan, PoolBatch
-from minisgl.core.req import IdArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuAttnMetadata(BaseAttnMetadata):
-    """rows: int32 [3, B], the plan's table_idxs, starts and ends."""
-
-    rows: IdArray
 
 
 class CpuAttnBackend(BaseAttnBackend):
     name = "cpu"
+    graph_safe = True
     reads_window_only = True
 
     def __init__(self, library: Any) -> None:
-        """`library` is what `minisgl.kernel.jit.load_library` returned."""
+        """`library` is what `minisgl.kernel.jit.load_library` returned, or its `Calls`."""
         self._attend = library.paged_attention
         self._attend_qkv = library.qkv_attention
 
-    def prepare(self, plan: Plan) -> CpuAttnMetadata:
-        rows = np.array((plan.table_idxs, plan.starts, plan.ends), dtype=np.int32)
-        return CpuAttnMetadata(rows=rows)
+    def prepare(self, plan: Plan) -> BaseAttnMetadata:
+        return BaseAttnMetadata()
 
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
@@ -49,7 +39,7 @@ class CpuAttnBackend(BaseAttnBackend):
             pool.v_scale,
             batch.slots,
             batch.context.page_table,
-            batch.attn_metadata.rows,
+            batch.rows,
             out_TNH,
             layer.sinks.weight if layer.sinks else None,
             layer.scale,
@@ -76,7 +66,7 @@ class CpuAttnBackend(BaseAttnBackend):
             pool.v_scale,
             batch.slots,
             batch.context.page_table,
-            batch.attn_metadata.rows,
+            batch.rows,
             out,
             layer.sinks.weight if layer.sinks else None,
             layer.scale,

@@ -54,7 +54,7 @@ def create_attention_backend(
     if name == "torch":
         return TorchAttnBackend(ops)
     try:
-        library = load_cpu_library()
+        library = getattr(ops, "calls", None) or load_cpu_library()
     except JitUnavailable as error:
         if name == "cpu":
             raise ConfigError(f"attention backend 'cpu' needs its C++ kernels: {error}") from error

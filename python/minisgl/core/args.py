@@ -196,7 +196,7 @@ class EngineArgs:
     )
     cuda_graph_max_bs: int = option(
         256, whole(0), "engine",
-        "steps of up to N decoding requests are replayed as CUDA graphs; 0 for none; a CPU has none"
+        "steps of up to N decoding requests are replayed, as CUDA graphs or on a CPU; 0 for none"
     )
     dummy_weight: bool = option(
         False, SWITCH, "engine",

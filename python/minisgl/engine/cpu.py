@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class CpuDevice(Device):
     def __init__(self, num_sharing: int = 1) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
         self._num_sharing = num_sharing
+        self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
         self.num_threads = max(torch.get_num_threads() // num_sharing, 1)
         if num_sharing > 1:
             self.set_threads(self.num_threads)
@@ -63,13 +64,18 @@ class CpuDevice(Device):
         return free // self._num_sharing
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in self._place(arrays)]
 
     def enqueue(self, work: Callable[[], Tensor]) -> Pending:
         return _CpuPending(self._stream.submit(_inference, work))
 
-    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
-        return EagerRunner()
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
+        if ops.name != "cpu" or not max_graph_rows or self._num_sharing > 1:
+            return EagerRunner()  # ranks also exchange their sums, which are no calls
+        from minisgl.engine.replay import Places, RecordingRunner
+
+        self._place = Places().place
+        return RecordingRunner(ops.calls, max_graph_rows)
 
     def set_threads(self, count: int) -> None:
         """Set the number for the stream's thread only: OpenMP keeps it per thread. The number of

@@ -183,7 +183,7 @@ class CudaDevice(Device):
         event.record()
         return _Ready(host, event)
 
-    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
         if not max_graph_rows:
             return EagerRunner()
         return GraphRunner(max_graph_rows, max_prompt_tokens)

@@ -51,11 +51,13 @@ class StepSize:
 class Runner(ABC):
     """Launches the work of a step, kernel by kernel or as a CUDA graph. Mutable.
 
+    samples: whether a padded decode step ends with sampling, if its shape fixes how.
     decode_sizes: numbers of rows to which it pads decode steps. prompt_sizes: numbers of prompt
     tokens to which it can pad steps with prompts. beside_prompts: numbers of decode rows in such
     steps. max_tokens: steps with prompts and more tokens than this are not padded.
     """
 
+    samples = True
     decode_sizes: Sequence[int] = ()
     prompt_sizes: Sequence[int] = ()
     beside_prompts: Sequence[int] = ()
@@ -115,8 +117,8 @@ class Device(ABC):
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         """Copy host arrays to device tensors of the same dtypes, in one transfer.
 
-        Called once in `enqueue`d work. The tensors are valid until the next call. On CUDA, calls
-        with equal shapes and dtypes return equal addresses, which graphs need.
+        Called once in `enqueue`d work. The tensors are valid until the next call. Calls with equal
+        shapes and dtypes return equal addresses, which replays need.
         """
 
     @abstractmethod
@@ -124,11 +126,11 @@ class Device(ABC):
         """Run `work` after all earlier work. `work` returns int32 ids on the device."""
 
     @abstractmethod
-    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int) -> Runner:
+    def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
         """Return the runner.
 
-        max_graph_rows: the most decode rows of a CUDA graph, on a device that has graphs; 0 for no
-        graphs. max_prompt_tokens: the most prompt tokens of a step.
+        max_graph_rows: the most decode rows of a step that is replayed; 0 for none.
+        max_prompt_tokens: the most prompt tokens of a step. ops: the `Ops` that the model calls.
         """
 
     def warm_up_rows(self, most: int) -> list[int]:

@@ -127,7 +127,7 @@ class Engine:
         # All ranks pad a step to the same size, because they all-reduce its rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
-        self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens)
+        self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens, ops)
         if env.check_pages():
             from minisgl.engine.guard import PageGuard
 
@@ -242,12 +242,11 @@ class Engine:
         def forward() -> Tensor:
             return self.forward(plan, arrays.padded, inputs)
 
-        if plan.num_decodes == plan.num_rows and not arrays.has_options:
-            sampled = self.runner.run(
-                arrays.shape, lambda: self.sampler.sample(forward(), sampling)
-            )
+        sample = self.sampler.sample
+        if self.runner.samples and plan.num_decodes == plan.num_rows and not arrays.has_options:
+            sampled = self.runner.run(arrays.shape, lambda: sample(forward(), sampling))
         else:  # the shape does not fix which rows sample and how, so the graph does not sample
-            sampled = self.sampler.sample(self.runner.run(arrays.shape, forward), sampling, plan)
+            sampled = sample(self.runner.run(arrays.shape, forward), sampling, plan)
         return self.end_step(plan, arrays, sampled)
 
     def begin_step(self, plan: Plan) -> StepArrays:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Activation, Ops
+from minisgl.kernel.recording import Calls
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """As `csrc/linear.cpp` numbers them."""
@@ -24,8 +25,9 @@ FEW_ROWS = 64
 class CpuOps(Ops):
     name = "cpu"
 
-    def __init__(self, library: Any) -> None:
-        """`library` is what `minisgl.kernel.jit.load_library` returned."""
+    def __init__(self, compiled: Any) -> None:
+        """`compiled` is what `minisgl.kernel.jit.load_library` returned."""
+        self.calls = library = Calls(compiled)
         self._copy_finite = library.copy_finite
         self._rms_norm = library.rms_norm
         self._add_rms_norm = library.add_rms_norm
@@ -33,7 +35,7 @@ class CpuOps(Ops):
         self._silu_and_mul = library.silu_and_mul
         self._gelu_and_mul = library.gelu_and_mul
         self._experts = library.experts
-        self._sample = library.sample
+        self._sample, self._take_ids = library.sample, library.take_ids
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
         self.numbers_linear = library.numbers_linear  # for `minisgl.kernel.panels`
@@ -137,6 +139,11 @@ class CpuOps(Ops):
             x_TD, gate_up_LGD, down_LDF, weights_TK, ids_TK, out_TD, first, torch.get_num_threads()
         )
         return out_TD
+
+    def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
+        ids_T = torch.empty(len(token_ids_T), dtype=torch.int32)
+        self._take_ids(token_ids_T, table_idxs_D, last_token_R, ids_T)
+        return ids_T
 
     def logits(self, x_SV: Tensor) -> Tensor:
         return x_SV  # `sample` reads any dtype and computes in float32

@@ -46,7 +46,7 @@ struct Step {
   float *k_scales, *v_scales;  // where QUANTISED, of slot s and head k at [s * scale_stride + k]
   int64_t scale_stride;        // 0: all slots share the scales of their head
   int64_t q_stride, table_stride;  // elements between tokens, rows
-  const int32_t *slots, *table, *table_idxs, *starts, *ends;
+  const int32_t *slots, *table, *table_idxs, *lengths, *ends;
   int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
   const float* sinks;  // a logit per query head, or null
   float scale, softcap;  // softcap 0: none
@@ -478,7 +478,7 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
   double work = 0;  // query vectors x keys
   int token = 0;
   for (int row = 0; row < s.num_rows; row++)
-    for (int begin = s.starts[row]; begin < s.ends[row]; begin += tile_queries) {
+    for (int begin = s.ends[row] - s.lengths[row]; begin < s.ends[row]; begin += tile_queries) {
       int n = std::min(tile_queries, s.ends[row] - begin);
       int key_begin = first_key(s, begin);
       for (int head = 0; head < s.num_kv_heads; head++)
@@ -571,7 +571,7 @@ float* scales_of(const Scales& scales, int64_t num_slots, int64_t K, bool of_slo
   return data<float>(*scales);
 }
 
-// What both doors share. rows [3, B]: table indices, starts, ends.
+// What both doors share. rows [4, B]: table indices, first tokens in the batch, lengths, ends.
 template <class T, class P>
 Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
                      const TensorView& v_pool, const Scales& k_scales, const Scales& v_scales,
@@ -579,6 +579,7 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
                      const TensorView& out, const tvm::ffi::Optional<TensorView>& sinks,
                      double scale, double softcap, int64_t window) {
   const int64_t K = k_pool.size(2);
+  CHECK(rows.ndim() == 2 && rows.size(0) == 4, "attention: rows must be [4, rows]");
   CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
         "attention: the pools must be contiguous [pages, page size, heads, head dim]");
   CHECK(k_pool.size(3) == H && N % K == 0, "attention: " << N << " query heads of " << H
@@ -606,13 +607,13 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
   s.slots = data<int32_t>(slots), s.table = data<int32_t>(page_table);
   s.table_stride = page_table.stride(0);
   s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
-  s.starts = s.table_idxs + s.num_rows, s.ends = s.starts + s.num_rows;
+  s.lengths = s.table_idxs + 2 * s.num_rows, s.ends = s.lengths + s.num_rows;
   s.num_tokens = num_tokens, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
   s.page_size = k_pool.size(1), s.scale = scale, s.softcap = softcap;
   s.sinks = sinks ? data<float>(*sinks) : nullptr;
   s.window = int(std::min<int64_t>(window, std::numeric_limits<int>::max()));
   int64_t tokens = 0;
-  for (int row = 0; row < s.num_rows; row++) tokens += s.ends[row] - s.starts[row];
+  for (int row = 0; row < s.num_rows; row++) tokens += s.lengths[row];
   CHECK(tokens == num_tokens,
         "attention: the rows have " << tokens << " tokens, the inputs " << num_tokens);
   return s;
@@ -622,7 +623,7 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
 
 // q [T, N, H] and k, v [T, K, H]: tokens may be apart, heads are packed. out [T, N, H], pools
 // [pages, page size, K, H], all of one dtype; or pools of int8 with scales float32 [pages, page size,
-// K], or of e4m3 with scales [K]. slots [T], page_table [R, P], rows [3, B]: int32. sinks float32 [N]
+// K], or of e4m3 with scales [K]. slots [T], page_table [R, P], rows [4, B]: int32. sinks float32 [N]
 // or None. softcap 0, window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
                      Scales k_scales, Scales v_scales, TensorView slots, TensorView page_table, TensorView rows, TensorView out,

@@ -126,6 +126,20 @@ void gelu_and_mul(TensorView gate_up, TensorView out, int64_t num_threads) {
   gate(gate_up, out, num_threads, gelu_tanh);
 }
 
+// out = token_ids, of which a negative one among the first, which rows [D] belong to, is the last token
+// of its row. All int32.
+void take_ids(TensorView token_ids, TensorView rows, TensorView last_token, TensorView out) {
+  for (const TensorView& x : {token_ids, rows, last_token, out})
+    CHECK(x.dtype().code == kDLInt && x.dtype().bits == 32 && is_packed(x),
+          "take_ids: int32 tensors, packed");
+  CHECK(out.numel() == token_ids.numel() && rows.numel() <= out.numel(), "take_ids: shapes differ");
+  for (int64_t i = 0; i < out.numel(); i++) {
+    const int32_t id = data<int32_t>(token_ids)[i];
+    data<int32_t>(out)[i] = id < 0 && i < rows.numel() ? data<int32_t>(last_token)[data<int32_t>(rows)[i]] : id;
+  }
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(take_ids, take_ids);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, rms_norm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_rms_norm, add_rms_norm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_rope, apply_rope);

@@ -1,0 +1,81 @@
+"""Decode steps on a CPU, replayed from recordings of their calls (`minisgl.kernel.recording`).
+
+A recording holds for one number of rows and of threads. Its first step runs as it is, its second is
+recorded. It ends with the forward pass: sampling is few calls, which depend on the rows' options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from minisgl.core import Plan
+from minisgl.engine.device import Runner, StepSize
+from minisgl.engine.inputs import StepShape
+from minisgl.kernel.recording import Calls, Recording
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+MOST_ROWS = 64
+"""Of a recorded step. Beyond, the calls take so long that what is between them hardly counts."""
+
+
+UPLOAD_BYTES = 1 << 20
+"""Arrays beyond this are not copied, so their addresses vary; those of a decode step are first and
+small."""
+
+
+class Places:
+    """Where a step's arrays are: arrays of equal sizes are at the places of those before them."""
+
+    def __init__(self) -> None:
+        self._bytes = np.zeros(UPLOAD_BYTES, np.uint8)
+
+    def place(self, arrays: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+        at = 0
+        for array in arrays:
+            place = np.ascontiguousarray(array)
+            if at + array.nbytes <= UPLOAD_BYTES:
+                place = self._bytes[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+                place[...] = array
+                at += -(-array.nbytes // 64) * 64
+            yield place
+
+
+class RecordingRunner(Runner):
+    """Pads nothing. Mutable: the recordings, by rows and threads."""
+
+    samples = False
+
+    def __init__(self, calls: Calls, max_rows: int) -> None:
+        self._calls = calls
+        self._max_rows = min(max_rows, MOST_ROWS)
+        self._recordings: dict[tuple[int, int], Recording | None] = {}
+
+    def padded(self, plan: Plan) -> StepSize | None:
+        num_rows = plan.num_rows
+        is_recorded = plan.num_decodes == num_rows <= self._max_rows
+        return StepSize(num_rows, 0, 0) if is_recorded else None
+
+    def run(self, shape: Hashable | None, compute: Callable[[], Tensor]) -> Tensor:
+        if not isinstance(shape, StepShape):
+            return compute()
+        key = (shape.size.num_rows, torch.get_num_threads())
+        if key not in self._recordings:
+            output = compute()
+            self._recordings[key] = None  # not for a step that failed
+            return output
+        recording = self._recordings[key]
+        if recording:
+            return recording.replay()
+        output, self._recordings[key] = self._calls.record(compute)
+        if not self._recordings[key]:
+            logger.debug("decode steps are not replayed: the model has ops of torch")
+            self._max_rows = 0
+        return output
