@@ -68,12 +68,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
     group = parser.add_argument_group("workload")
     add = group.add_argument
-    add(
-        "--workload",
-        choices=("random", "shared-prefix", "multi-turn", "trace"),
-        default="random",
-        help="what is asked",
-    )
+    kinds = ("random", "shared-prefix", "multi-turn", "trace")
+    add("--workload", choices=kinds, default="random", help="what is asked")
     add("--requests", type=natural, default=256, help="requests, or conversations")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
