@@ -210,14 +210,14 @@ def _costed(
     engine: Engine, num_local: int, executor: Executor, outbox: Outbox
 ) -> tuple[Executor, Outbox]:
     """Let the ends of requests say what they cost, where the devices' energy can be read."""
-    from minisgl.runtime.energy import meter_of
+    from minisgl.runtime.energy import PowerMeter, meter_of
 
     meter = meter_of(engine.device.torch_device, num_local, env.powercap())
     if meter is None:
         return executor, outbox
     from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
 
-    ledger = Ledger(meter)
+    ledger = Ledger(PowerMeter(meter))
     return CostedExecutor(executor, ledger), CostedOutbox(outbox, ledger)
 
 

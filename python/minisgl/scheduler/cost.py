@@ -1,16 +1,15 @@
 """What each request cost: device time and energy, its share of the steps that it was in.
 
 A step's device time goes from its launch, or from the end of the step before if that is later, to
-its end, as the host sees both. The energy between two readings of the meter is divided among the
-steps in between by their device time; a step's time and energy are divided among its rows by the
-tokens computed. What is used while no step runs is nobody's.
+its end, as the host sees both. Its energy is that time times the device's power. Both are divided
+among its rows by the tokens computed. The energy of an idle device belongs to no request.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Protocol
 
 import msgspec
 
@@ -19,83 +18,59 @@ from minisgl.core.executor import Executor, Flight
 from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan, StepOutcome
 from minisgl.scheduler.loop import Outbox
-from minisgl.utils.logger import get_logger
 
-logger = get_logger(__name__)
 
-READ_EVERY_S: Final = 0.05
-"""Of the meter, while no request ends: it may take a millisecond, and changes some 20 times a
-second."""
+class Power(Protocol):
+    """See `minisgl.runtime.energy.PowerMeter`."""
+
+    def busy(self) -> None: ...
+
+    def idle(self) -> None: ...
+
+    def watts(self) -> float | None: ...
 
 
 class Ledger:
-    """Mutable: device seconds and joules of the requests that have not ended.
+    """Mutable: device seconds and joules of the requests that have not ended."""
 
-    joules: since some time in the past. If it fails, a warning says so, and no cost is told.
-    """
-
-    def __init__(
-        self, joules: Callable[[], float], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._joules, self._clock = joules, clock
+    def __init__(self, power: Power, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._power, self._clock = power, clock
         self._costs: dict[int, list[float]] = {}
-        self._steps: list[tuple[float, Plan]] = []  # their energy is not read yet
         self._num_flights = 0
-        self._free_at = self._read_at = 0.0
-        self._last_joules = 0.0
-        self._has_failed = False
+        self._free_at = 0.0
 
     def launched(self, plan: Plan) -> float:
         """Return when."""
-        now = self._clock()
-        if not self._num_flights and not self._steps:
-            self._last_joules, self._read_at = self._read_meter(), now
+        if not self._num_flights:
+            self._power.busy()
         self._num_flights += 1
         for uid in plan.uids:
             self._costs.setdefault(uid, [0.0, 0.0])
-        return now
+        return self._clock()
 
     def settled(self, plan: Plan, launched_at: float) -> None:
         now = self._clock()
-        self._steps.append((now - max(launched_at, self._free_at), plan))
+        seconds = now - max(launched_at, self._free_at)
         self._free_at = now
         self._num_flights -= 1
-        if not self._num_flights or now - self._read_at >= READ_EVERY_S:
-            self._read()
+        watts = self._power.watts() or 0.0
+        if not self._num_flights:
+            self._power.idle()
+        num_tokens = plan.num_tokens
+        for uid, start, end in zip(plan.uids, plan.starts, plan.ends, strict=True):
+            cost = self._costs.get(uid)
+            if cost:  # None: it ended while this step was computed
+                share = seconds * (end - start) / num_tokens
+                cost[0] += share
+                cost[1] += share * watts
 
     def cost(self, uid: int) -> tuple[float, float] | None:
-        """Return the device seconds and joules of a request that ends, and forget it."""
-        if self._steps:
-            self._read()
+        """Return the device seconds and joules of a request that ends, and forget it.
+
+        None if the power is not known.
+        """
         device_s, joules = self._costs.pop(uid, (0.0, 0.0))
-        return None if self._has_failed else (device_s, joules)
-
-    def _read(self) -> None:
-        """Divide the energy since the last reading."""
-        joules = self._read_meter()
-        gained = joules - self._last_joules
-        total_s = sum(seconds for seconds, _ in self._steps)
-        for seconds, plan in self._steps:
-            energy = gained * seconds / total_s if total_s else 0.0
-            num_tokens = plan.num_tokens
-            for uid, start, end in zip(plan.uids, plan.starts, plan.ends, strict=True):
-                cost = self._costs.get(uid)
-                if cost:  # None: it ended while this step was computed
-                    share = (end - start) / num_tokens
-                    cost[0] += seconds * share
-                    cost[1] += energy * share
-        self._steps.clear()
-        self._last_joules, self._read_at = joules, self._clock()
-
-    def _read_meter(self) -> float:
-        if self._has_failed:
-            return 0.0
-        try:
-            return self._joules()
-        except Exception as error:  # of a driver or a file: requests go on without it
-            self._has_failed = True
-            logger.warning("timings have no energy_j from now on: %s", error)
-            return 0.0
+        return None if self._power.watts() is None else (device_s, joules)
 
 
 class CostedExecutor:
@@ -124,7 +99,7 @@ class _CostedFlight(Flight):
 
 
 class CostedOutbox:
-    """An outbox that tells what the requests that end have cost."""
+    """An outbox whose `Finished` events say what their requests cost."""
 
     def __init__(self, outbox: Outbox, ledger: Ledger) -> None:
         self._outbox, self._ledger = outbox, ledger
