@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ssl
 import threading
 import time
@@ -149,6 +150,14 @@ class ScriptedServer:
         self._outbox.close()
         self._bound.close()
         self._endpoints.remove()
+
+    @contextlib.contextmanager
+    def templated(self, template: str) -> Iterator[None]:
+        """The model's chat template is `template`, as far as the API server looks at it."""
+        card = self._model.card
+        self._model.__dict__["card"] = dataclasses.replace(card, template=template)
+        yield
+        self._model.__dict__["card"] = card
 
     def fail(self, error: EngineError) -> None:
         """As the supervisor does when a worker is gone."""
