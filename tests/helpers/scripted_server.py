@@ -101,8 +101,9 @@ class ScriptedServer:
         keys: KeyRing | None = None,
         tls: ssl.SSLContext | None = None,
         answer: Answer | None = None,
+        names: tuple[str, ...] = (MODEL, OTHER_NAME),
     ) -> None:
-        """answer: makes the replies to a prompt, instead of `script`."""
+        """answer: makes the replies to a prompt, instead of `script`. names: of the model."""
         self._answer = answer or script
         self._observer = observer
         self._max_queued = max_queued
@@ -124,7 +125,7 @@ class ScriptedServer:
         self._bound = bind("127.0.0.1", 0)
         self.url = url_of(self._bound, "https" if tls else "http")
         self._model = ServedModel(
-            names=(MODEL, OTHER_NAME),
+            names=names,
             folder=model_path(),
             defaults=defaults or SamplingParams(temperature=0.25),
             created=1,
