@@ -6,9 +6,9 @@
 
 The server is real from HTTP to text, chat template and tool parser included; in the engine's place
 stands a script, which asks for a shell command first, then for a patch if there is a tool for it,
-and repeats the command's output. Each agent is tried with a name of a model that it does not know, and
-with one that it does: it then sends more. The agents see 127.0.0.1 only. It is no part of CI; the
-table is in docs/clients.md.
+and repeats the command's output. Each agent is tried with a name of a model that it does not know,
+and with one that it does: it then sends more. The agents see 127.0.0.1 only. It is no part of CI;
+the table is in docs/clients.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,13 @@ from minisgl.errors import InvalidRequest, InvalidSampling
 from minisgl.grammar.calls import Tool
 from minisgl.grammar.compile import compiled
 from minisgl.message import ChatPrompt, ids_to_bytes
-from minisgl.tokenizer.parse.formats import HARMONY, REASONING, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.formats import (
+    HARMONY,
+    REASONING,
+    detect_calls,
+    detect_reasoning,
+    detect_switch,
+)
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.tokenizer.tool_text import plain_messages, takes_tools
@@ -29,8 +35,10 @@ if TYPE_CHECKING:
 
 _detect_calls = lru_cache(4)(detect_calls)
 _detect_reasoning = lru_cache(4)(detect_reasoning)
+_detect_switch = lru_cache(4)(detect_switch)
 ANY_TOOL: Final = ("auto", "required")
-EFFORT_SWITCH: Final = "enable_thinking"
+SWITCH: Final = "enable_thinking"
+"""A client's name of the template's switch, which may have another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +123,17 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
 def _template_args(prompt: ChatPrompt, template: str, takes: bool) -> dict[str, Any]:
     """Return the template's variables: tools, and the switches of reasoning that it has."""
     args = dict(prompt.template_args)
-    effort = args.get("reasoning_effort")
+    effort, switch = args.get("reasoning_effort"), _detect_switch(template)
+    if switch and SWITCH in args:
+        args.setdefault(switch, args[SWITCH])
     if effort is not None and "reasoning_effort" not in template:
-        if EFFORT_SWITCH not in template:
+        if not switch:
             raise InvalidRequest(
                 "the chat template of this model has no reasoning_effort and no enable_thinking; "
                 "leave reasoning_effort out",
                 param="reasoning_effort",
             )
-        args.setdefault(EFFORT_SWITCH, effort not in ("none", "minimal"))
+        args.setdefault(switch, effort not in ("none", "minimal"))
     if takes:
         args["tools"] = prompt.tools
     return args

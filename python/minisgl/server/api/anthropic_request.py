@@ -17,7 +17,7 @@ from minisgl.server.api.anthropic_tools import AnthropicChoice, AnthropicTool, C
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import UNREADABLE, Omission
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
-from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, ignored, only
+from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, TopK, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of, tools_of
 
@@ -261,7 +261,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: NonNegative | None = None
+    top_k: TopK | None = None
     metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
     service_tier: Annotated[str | None, ignored("Changes nothing: there is one tier.")] = None
     container: Annotated[Any, only(why="no code is run here")] = None

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from minisgl.server.api.chat import ChatRequest
-from minisgl.tokenizer.parse.formats import HARMONY, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.formats import HARMONY, detect_calls, detect_reasoning, detect_switch
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -69,7 +69,7 @@ def fitting(
     nothing.
     """
     left_out: list[Omission] = []
-    has_efforts = EFFORT in template or "enable_thinking" in template
+    has_efforts = EFFORT in template or bool(detect_switch(template))
     if chat.reasoning_effort is not None and not has_efforts:
         if chat.reasoning_effort != default_effort:
             left_out.append(Omission(names[EFFORT], names[EFFORT]))

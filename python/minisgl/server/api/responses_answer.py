@@ -244,11 +244,15 @@ class ArgumentsDone(
     name: str
 
 
-class InputDelta(_OfCall, tag="response.custom_tool_call_input.delta", frozen=True, kw_only=True):
+class CustomInputDelta(
+    _OfCall, tag="response.custom_tool_call_input.delta", frozen=True, kw_only=True
+):
     delta: str
 
 
-class InputDone(_OfCall, tag="response.custom_tool_call_input.done", frozen=True, kw_only=True):
+class CustomInputDone(
+    _OfCall, tag="response.custom_tool_call_input.done", frozen=True, kw_only=True
+):
     input: str
 
 
@@ -256,6 +260,6 @@ EVENTS: Final = (
     *(ResponseCreated, ResponseInProgress, ResponseCompleted, ResponseIncomplete, ResponseFailed),
     *(ItemAdded, ItemDone, PartAdded, PartDone, OutputTextDelta, OutputTextDone),
     *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
-    *(InputDelta, InputDone),
+    *(CustomInputDelta, CustomInputDone),
 )
 """Of a stream."""

@@ -17,10 +17,10 @@ from minisgl.server.api.responses_answer import (
     ArgumentsDelta,
     ArgumentsDone,
     CustomCall,
+    CustomInputDelta,
+    CustomInputDone,
     FunctionCall,
     Incomplete,
-    InputDelta,
-    InputDone,
     ItemAdded,
     ItemDone,
     ItemStatus,
@@ -190,7 +190,9 @@ class ResponseShape(Shape):
         elif isinstance(item, CustomCall):
             text = custom_input(text)
             item = msgspec.structs.replace(item, input=text, status=status)
-            events = self._of_item(InputDelta, delta=text) + self._of_item(InputDone, input=text)
+            events = self._of_item(CustomInputDelta, delta=text) + self._of_item(
+                CustomInputDone, input=text
+            )
         elif isinstance(item, ReasoningItem):
             part = ReasoningText(text=text)
             item = msgspec.structs.replace(item, content=[part], status=status)

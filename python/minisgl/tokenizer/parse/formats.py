@@ -175,6 +175,18 @@ def detect_reasoning(template: str) -> str:
     return next((name for name, (_, end) in REASONING.items() if end in template), "")
 
 
+def detect_switch(template: str) -> str:
+    """Return the variable of a chat template that switches reasoning on and off, "" for none."""
+    if "enable_thinking" in template:
+        return "enable_thinking"
+    code = _TEXT.sub("", " ".join(_CODE.findall(template)))
+    return "thinking" if re.search(r"(?<![\w.])thinking(?!\w)", code) else ""
+
+
+_CODE: Final = re.compile(r"\{%.*?%\}", re.DOTALL)
+_TEXT: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
 def special_texts(calls: str, reasoning: str) -> tuple[str, ...]:
     """Return the texts of these formats that may be special tokens."""
     if HARMONY in (calls, reasoning):
