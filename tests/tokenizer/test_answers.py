@@ -150,8 +150,8 @@ TEMPLATES = {
     "{% for m in messages %}{{ m.content }}{% endfor %}",
     "think": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
     "and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}",
-    "granite": "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}<think>\n{% else "
-    "%}<think></think>{% endif %}",
+    "granite": "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}<think>\n"
+    "{% else %}<think></think>{% endif %}",
     "hybrid": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
     "and not enable_thinking %}<think>\n\n</think>{% endif %}",
 }
