@@ -22,9 +22,8 @@ from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
 from minisgl.tokenizer.parse.formats import CallFormat
 from minisgl.tokenizer.parse.response_template import UnknownResponseTemplate, response_formats
 
-responses = pytest.importorskip(
-    "transformers.utils.chat_parsing.response_parser", reason="transformers reads it from 5.23 on"
-)
+PARSER = "transformers.utils.chat_parsing.response_parser"
+responses = pytest.importorskip(PARSER, reason="transformers has it from 5.23 on")
 
 THINK = {"open": "<think>", "close": "</think>", "content": "text"}
 FUNCTION = {"type": "function", "function": "{content}"}
