@@ -47,9 +47,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TextPrompt(Record, frozen=True, kw_only=True):
-    """Text to encode unchanged. The tokenizer adds the special tokens that it is configured to."""
+    """Text to encode unchanged. add_special_tokens: those of the tokenizer's configuration."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 class ChatPrompt(Record, frozen=True, kw_only=True):
