@@ -40,7 +40,8 @@ class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: (priority, share, arrival); lower goes first.
+    they fit the context and the pool. order: (priority, tag of its share, arrival, number of its
+    key); lower goes first. Without keys the second and the last are 0.
     stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late
@@ -67,7 +68,7 @@ class Req:
     prompt: IdArray
     sampling: SamplingParams
     max_len: int
-    order: tuple[int, int, int]
+    order: tuple[int, int, int, int]
     stop_ids: frozenset[int]
     namespace: str = ""
 

@@ -100,7 +100,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             return source
         from minisgl.scheduler.queue_wait import QueueWait
 
-        return QueueWait(source, args.max_queue_wait, lambda: scheduler.waiting)
+        return QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.waiting)
 
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)

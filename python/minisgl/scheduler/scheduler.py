@@ -16,7 +16,7 @@ The state is in `minisgl.scheduler.requests`; pages and the prefix tree are in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import repeat
 
 import msgspec
@@ -27,6 +27,7 @@ from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import Plan, StepFailed, StepOutcome
 from minisgl.core.req import ALL, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
+from minisgl.kvcache import CacheManager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
@@ -97,7 +98,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max(max_tokens, 1),  # a token is sampled even if none is wanted
-            order=(message.priority, message.share, self._arrivals),
+            order=(message.priority, message.share[0], self._arrivals, message.share[1]),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
@@ -256,27 +257,13 @@ class Scheduler:
     # --- for reports and tests -----------------------------------------------------------------
 
     @property
-    def waiting(self) -> Sequence[Req]:
-        return self.requests.waiting
-
-    @property
     def num_running(self) -> int:
         return len(self.requests.running)
 
     @property
-    def num_pages(self) -> int:
-        """Pages of all cache groups."""
-        return self.requests.cache.num_pages
-
-    @property
-    def num_used_pages(self) -> int:
-        """Pages that running requests hold."""
-        return self.requests.cache.num_used_pages
-
-    @property
-    def num_cached_pages(self) -> int:
-        """Pages that no request holds, kept for later requests with the same prefix."""
-        return self.requests.cache.num_cached_pages
+    def cache(self) -> CacheManager:
+        """Which counts pages: all, those that running requests hold, those that are kept."""
+        return self.requests.cache
 
     def check(self) -> None:
         """Raise AssertionError if pages, locks or lengths do not add up. Slow: for tests."""
