@@ -126,6 +126,15 @@ def test_products(fast: CpuOps, case: str) -> None:
         check(weight, dense, rows)
 
 
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+def test_rows_of_an_int8_table(fast: CpuOps, ids_dtype: torch.dtype) -> None:
+    dense, weight = float32("int8 row"), make("int8 row", fast)
+    weight.init_buffers(CPU)
+    assert weight.panels is not None
+    ids = torch.randint(0, len(dense), (30,), dtype=ids_dtype)
+    assert torch.equal(weight.panels.rows(fast, ids), dense[ids].to(BF16))
+
+
 @pytest.mark.parametrize("case", ["int4 32 zero", "int8 row", "fp8 block", "mxfp4"])
 def test_a_stack_of_experts(fast: CpuOps, case: str) -> None:
     dense, weight = float32(case, 3), make(case, fast, 3)
