@@ -21,7 +21,7 @@ from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
-WITHOUT_CUDA = "cuBLAS and Triton do all products, several ranks use torch's NCCL; all are slower."
+WITHOUT_CUDA = "cuBLAS and Triton do all GEMMs, several ranks use torch's NCCL; all are slower."
 
 
 def main() -> int:
