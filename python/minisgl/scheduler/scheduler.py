@@ -57,7 +57,7 @@ class Scheduler:
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        self._refused: dict[int, RequestError] = {}  # by uid; the masker has no mask
+        self._refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`
 
     @property
     def runnable(self) -> bool:
