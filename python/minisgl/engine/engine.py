@@ -8,7 +8,7 @@ earlier steps wrote: the KV pool, the page table and each request's last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +17,11 @@ from torch import Tensor
 from minisgl import env
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
-from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, StepSize
-from minisgl.engine.flight import ForwardOutput
+from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import (
     Array,
     ForwardTensors,
@@ -174,11 +173,6 @@ class Engine:
         self.runner.max_tokens = tuning.graph_tokens
         self.tuning = tuning
 
-    @property
-    def replays_prompts(self) -> bool:
-        """Whether steps with prompts can be replayed from CUDA graphs."""
-        return self.prompts_graph_safe and bool(self.runner.prompt_sizes)
-
     # --- steps ---------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> ForwardOutput:
@@ -190,16 +184,8 @@ class Engine:
             return launch_late(self, plan)
         return self.flight(plan, self.enqueue(plan, lambda: self._step(plan)))
 
-    def flight(
-        self,
-        plan: Plan,
-        pending: Pending,
-        sample: Callable[[Sequence[Mask]], Pending] | None = None,
-    ) -> ForwardOutput:
-        is_alone = self.comm.size == 1
-        return ForwardOutput(
-            plan=plan, device=self.device, pending=pending, is_alone=is_alone, sample=sample
-        )
+    def flight(self, plan: Plan, pending: Pending, late: SampleLate | None = None) -> ForwardOutput:
+        return ForwardOutput(plan, self.device, pending, self.comm.size == 1, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
         return self.device.enqueue(self._profiler.named(plan, work) if self._profiler else work)

@@ -190,9 +190,9 @@ class Scheduler:
             logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
             if plan.logprob_rows:
                 logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
-            tops: Iterable[list[tuple[int, float]]] = repeat([], len(plan.sample_rows))
+            tops: Iterable[Sequence[tuple[int, float]]] = repeat((), len(plan.sample_rows))
             if plan.top_rows:
-                tops = [outcome.tops.get(index, []) for index in range(len(plan.sample_rows))]
+                tops = [outcome.tops.get(index, ()) for index in range(len(plan.sample_rows))]
             for row, token, logprob, top in zip(
                 plan.sample_rows, outcome.next_ids, logprobs, tops, strict=True
             ):

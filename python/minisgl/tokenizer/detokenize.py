@@ -100,9 +100,11 @@ class Output:
             text=self.text,
             token_ids=self.token_ids,
             logprobs=self.logprobs or None,
-            tokens=self.tokens,
+            tokens=self.tokens or (),
         )
-        self.text, self.token_ids, self.logprobs, self.tokens = "", [], [], []
+        self.text, self.token_ids = "", []
+        if self.logprobs:
+            self.logprobs, self.tokens = [], []
         return reply
 
     def _token_text(self, token: Token) -> TokenText:
