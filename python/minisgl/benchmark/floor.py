@@ -23,7 +23,7 @@ def touched_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
     return num_experts * (1.0 - float((1 - top_k / num_experts) ** num_tokens))
 
 
-def product_floor_s(rows: int, weights: int, itemsize: int = 2) -> float:
+def gemm_floor_s(rows: int, weights: int, itemsize: int = 2) -> float:
     """Of rows times a matrix of so many weights, which are read once; of an H200."""
     return max(weights * itemsize / H200_BANDWIDTH, 2.0 * rows * weights / H200_FLOPS)
 

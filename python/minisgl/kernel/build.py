@@ -22,7 +22,7 @@ from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
 WITHOUT_AHEAD = "A wheel would compile them at the first start."
-WITHOUT_CUDA = "cuBLAS and Triton do all products, several ranks use torch's NCCL; all are slower."
+WITHOUT_CUDA = "cuBLAS and Triton do all GEMMs, several ranks use torch's NCCL; all are slower."
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Weights of few bits for the CPU: the layout of `csrc/numbers.h`, and the products with them.
+"""Weights of few bits for the CPU: the layout of `csrc/numbers.h`, and the GEMMs with them.
 
 Packing permutes a weight's bytes in their place, some panels at a time.
 

@@ -23,6 +23,7 @@ travel as little-endian int32 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -41,8 +42,10 @@ MAX_NAMESPACE = 256
 Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    pass
+class Record(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True, gc=False
+):
+    """gc: records are in no cycles, and many per token would make the collector run often."""
 
 
 # --- prompts -----------------------------------------------------------------------------------
@@ -290,9 +293,9 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     token_ids: list[int]
     logprobs: list[float] | None = None
-    tokens: list[TokenText] = []
-    prompt: list[PromptToken] = []
-    parts: list[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = []
+    tokens: Sequence[TokenText] = ()
+    prompt: Sequence[PromptToken] = ()
+    parts: Sequence[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = ()
 
 
 # --- encoding ----------------------------------------------------------------------------------

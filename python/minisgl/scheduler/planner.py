@@ -85,7 +85,7 @@ class Planner:
             plan.decode_ids.append(token)
             plan.output_idxs.append(known - num_prompt)
             req.num_computed = known
-            req.num_known = known + 1
+            req.num_known = known + 1  # the row samples: it promises a token
             req.num_flights += 1
         plan.end_decodes()
         plan.unfinished = [req for req in unfinished if req.table_idx >= 0 and not req.leaving]
@@ -176,14 +176,14 @@ class Planner:
         self._requests.cache.publish(req, end, plan.step)
         if end == known:
             plan.unfinished.remove(req)
-            req.num_known += 1
+            req.num_known += 1  # the row samples: it promises a token
         return True
 
     def _ensure_running(self, plan: PlanBuilder, req: Req) -> bool:
         """Start `req` if it waits and can start. Returns whether it runs.
 
-        It cannot start while another request computes a prefix that it can share, or while pages
-        are missing. If pages are missing, no other request starts in this step either: pages that
+        It cannot start while another request computes a prefix of its prompt, or while pages are
+        missing. If pages are missing, no later request starts in this step either: the pages that
         become free are for this one.
         """
         if req.table_idx >= 0:

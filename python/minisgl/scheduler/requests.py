@@ -25,9 +25,10 @@ from minisgl.scheduler.stats import SchedulerStats
 class Requests:
     """Mutable: the state that the planner and the scheduler share.
 
-    waiting, running: by order. leaving: by uid; they are in a flight and not planned any more.
-    needs: of the rows of the tables. next_step: the number of the next plan. void_from: outcomes
-    from this failed step on are discarded; None if no step failed.
+    waiting, running: in order. leaving: by uid; a flight still has a row of them, but no more rows
+    are planned. needs: what the rows of the tables need beside a token. next_step: the number of
+    the next plan. void_from: outcomes from this failed step on are discarded; None if no step
+    failed.
     """
 
     def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
@@ -85,7 +86,7 @@ class Requests:
             self.leaving[req.uid] = req
 
     def release_settled(self, rows: Iterable[Req]) -> None:
-        """Release those of the requests that leave and are in no flight any more."""
+        """Release the requests that are leaving and have no row in a flight any more."""
         if self.leaving:
             for req in rows:
                 if req.leaving and req.num_flights == 0 and req.table_idx >= 0:

@@ -58,7 +58,7 @@ class Scheduler:
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        self._refused: dict[int, RequestError] = {}  # by uid; the masker has no mask
+        self._refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`
 
     @property
     def runnable(self) -> bool:
@@ -191,9 +191,9 @@ class Scheduler:
             logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
             if plan.logprob_rows:
                 logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
-            tops: Iterable[list[tuple[int, float]]] = repeat([], len(plan.sample_rows))
+            tops: Iterable[Sequence[tuple[int, float]]] = repeat((), len(plan.sample_rows))
             if plan.top_rows:
-                tops = [outcome.tops.get(index, []) for index in range(len(plan.sample_rows))]
+                tops = [outcome.tops.get(index, ()) for index in range(len(plan.sample_rows))]
             for row, token, logprob, top in zip(
                 plan.sample_rows, outcome.next_ids, logprobs, tops, strict=True
             ):
