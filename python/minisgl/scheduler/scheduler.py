@@ -16,7 +16,7 @@ The state is in `minisgl.scheduler.requests`; pages and the prefix tree are in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
 import msgspec
