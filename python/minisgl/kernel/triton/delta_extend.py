@@ -23,6 +23,7 @@ from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK_V = 32
+SCAN_WARPS, SCAN_STAGES = 4, 2
 SOLVED = 16
 """Rows of the blocks on the diagonal of a system that are inverted row by row, side by side. The
 inverse of the whole is a few products of these: 15 dependent steps instead of 63."""
@@ -84,9 +85,6 @@ def extend(
         (*shape, block_b, state_table.stride(0), block_v),
         dtype=mixed_TD.dtype, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES,
     )  # fmt: skip
-
-
-SCAN_WARPS, SCAN_STAGES = 4, 2
 
 
 @triton.jit
@@ -363,8 +361,11 @@ def _interval(
 
     if base + C <= end:
         last = tl.sum(tl.where(j == C - 1, decay, 0.0), 0)
-        weighted = (tl.exp(last - decay) * k_factor)[:, None] * updates
-        state = state * tl.exp(last) + _dot(tl.trans(k), weighted, IS_FLOAT32)
+        # Two products of bfloat16 here, with keys read as they are, gave wrong states on an H200
+        # (Triton 3.6), right ones in the interpreter.
+        weighted = (tl.exp(last - decay) * k_factor)[:, None] * k.to(tl.float32)
+        state = state * tl.exp(last)
+        state += tl.dot(tl.trans(weighted), updates, input_precision=precision)
         if base + C == newest:
             new_page = tl.load(state_pages + newest // Z - 1).to(tl.int64)
             tl.store(states_ptr + (new_page * N + n) * H * V + h[:, None] * V + v[None, :], state,
