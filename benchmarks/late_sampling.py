@@ -1,10 +1,11 @@
 """Measures decode steps whose rows have masks, against plain overlapped steps.
 
-Every request of a masked round has a mask, so each step is sampled after the step before is
-settled. `--masker even` allows the even ids; `grammar` follows a JSON schema, with the work that a
-user's grammar makes. Plain and masked rounds alternate on one engine, and a step's time is the
-median time between two steps' tokens. Greedy, random weights, no early end. The parts are the
-host's mean time per step in each part of a turn; `wait` is what it waits for the device.
+The first `--masked` requests of a masked round (default: all) have masks, so each step is sampled
+after the step before is settled. `--masker even` allows the even ids; `grammar` follows a JSON
+schema, with the work that a user's grammar makes. Plain and masked rounds alternate on one engine,
+and a step's time is the median time between two steps' tokens. Greedy, random weights, no early
+end. The parts are the host's mean time per step in each part of a turn; `wait` is what it waits for
+the device.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="shape of the model")
     add("--batch", type=natural, default=8, help="requests that decode together")
+    add("--masked", type=natural, help="requests with a mask (default: all)")
     add("--prompt", type=natural, default=64, help="prompt tokens of a request")
     add("--steps", type=natural, default=64, help="decode steps of a round")
     add("--rounds", type=natural, default=5, help="rounds of each kind, after one to warm up")
@@ -143,6 +145,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     load = machine_load()
     parts = {kind: PartTimes() for kind in KINDS}
+    args.masked = min(args.masked or args.batch, args.batch)
     length = args.prompt + args.steps + WARM_UP_STEPS
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), SHAPES[args.shape], weights=False)
@@ -173,15 +176,16 @@ def main(argv: list[str]) -> int:
     ratio = statistics.median(pair["masked"] / pair["plain"] for pair in rounds)
     medians = {kind: statistics.median(pair[kind] for pair in rounds) * 1e3 for kind in KINDS}
     print(
-        f"{args.shape}, {args.batch} rows, {args.masker}: plain {medians['plain']:.3f} ms a step, "
-        f"masked {medians['masked']:.3f} ms, ratio of paired rounds {ratio:.3f}"
+        f"{args.shape}, {args.masked} of {args.batch} rows with {args.masker} masks: "
+        f"plain {medians['plain']:.3f} ms a step, masked {medians['masked']:.3f} ms, "
+        f"ratio of paired rounds {ratio:.3f}"
     )
     parts_us = {kind: times.us() for kind, times in parts.items()}
     for kind, times in parts_us.items():
         print(f"{kind:7s} us a step: {', '.join(f'{part} {us}' for part, us in times.items())}")
     if args.json:
         result = {
-            "shape": args.shape, "batch": args.batch, "masker": args.masker,
+            "shape": args.shape, "batch": args.batch, "masked": args.masked, "masker": args.masker,
             "rounds_s": rounds, "ratio": ratio, "parts_us": parts_us,
         }  # fmt: skip
         write_json(args.json, {"load_before": load, **result})
@@ -207,11 +211,11 @@ def _step_s(
     recorder = Recorder(requests)
     scheduler = Scheduler(
         scheduler_config(config, engine, frozenset()),
-        create_masker=lambda message: create() if create else None,
+        create_masker=lambda message: create() if create and message.uid < args.masked else None,
     )
     run(scheduler, engine, recorder, recorder, meter=meter)
     assert len(recorder.ids) == batch * (steps + WARM_UP_STEPS)
-    if create and args.masker == "even":
+    if create and args.masker == "even" and args.masked == batch:
         assert not any(token % 2 for token in recorder.ids)
     times = recorder.times[WARM_UP_STEPS:]
     return statistics.median(end - start for start, end in pairwise(times))

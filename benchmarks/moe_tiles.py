@@ -94,9 +94,9 @@ def _best(shape: Shape, layers: list[Experts], tokens: int) -> tuple[float, list
         def run() -> None:
             for x, experts, counts, rows, weights in steps:
                 if gated:
-                    moe.product(x, experts.gate_up_LGD, counts, rows, None, act, tile)
+                    moe.grouped_gemm(x, experts.gate_up_LGD, counts, rows, None, act, tile)
                 else:
-                    moe.product(act, experts.down_LDF, counts, rows, weights, partial, tile)
+                    moe.grouped_gemm(act, experts.down_LDF, counts, rows, weights, partial, tile)
 
         return graph_s(run, budget_s=0.02) / len(steps)
 
@@ -144,9 +144,9 @@ def compile_part(arguments: list[str]) -> None:
         x, wide, narrow = blank(1, shape.hidden), blank(shape.top_k, shape.hidden), None
         narrow = blank(shape.top_k, shape.inner)
         if gated:
-            moe.product(x, wide, counts, rows, None, narrow, tile)
+            moe.grouped_gemm(x, wide, counts, rows, None, narrow, tile)
         else:
-            moe.product(narrow, wide, counts, rows, wide.float(), wide, tile)
+            moe.grouped_gemm(narrow, wide, counts, rows, wide.float(), wide, tile)
 
 
 def _lines(table: dict[str, Any]) -> str:

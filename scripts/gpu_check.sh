@@ -78,9 +78,9 @@ kernels() {
     "$python" -m benchmarks attention --json "$out/attention.json"
     "$python" -m benchmarks moe --json "$out/moe-h200.json" \
         --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
-    "$python" -m benchmarks products --json "$out/products.json"
+    "$python" -m benchmarks gemms --json "$out/gemms.json"
     "$python" -m benchmarks sampling --json "$out/sampling.json"
-    "$python" -m benchmarks products --steps --shapes qwen3-0.6b,qwen3-14b \
+    "$python" -m benchmarks gemms --steps --shapes qwen3-0.6b,qwen3-14b \
         --json "$out/decode-steps.json"
 }
 

@@ -106,15 +106,15 @@ def test_a_row_reads_what_another_row_of_the_step_writes(name: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_cpu_backend_with_other_numbers_of_threads(threads: int) -> None:
-    """The cut into items depends on the threads; the sums may differ in their last bits only."""
+    """Several threads share the keys of a long row, whose sink then counts once all the same."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    with_sinks = next(case for case in BOUNDED if case.name == "sinks, one long row")
     try:
-        for case in (CASES[1], CASES[2], CASES[-1]):
+        for case in (CASES[1], CASES[2], CASES[-1], with_sinks):
             step = make_step(case, torch.float32, "cpu")
             out = step.batch.context.attn.forward(step.q, step.k, step.v, step.layer, step.batch)
-            want = expected(step)
-            assert (out.double() - want).abs().max() / want.abs().max() <= 2e-6
+            assert worst_share(out, step) <= 1, case.name
     finally:
         torch.set_num_threads(before)
 

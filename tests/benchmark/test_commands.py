@@ -370,7 +370,7 @@ def nothing(*_: Any, **__: Any) -> list[Any]:
         ("kernels", {"attention": nothing, "ops": nothing}),
         ("moe", {"_on_cpu": nothing, "_on_gpu": nothing}),
         ("offline --shape tiny", {"_measure": nothing}),
-        ("products", {"card_rates": dict, "measure_layer": nothing}),
+        ("gemms", {"card_rates": dict, "measure_layer": nothing}),
         ("sampling", {"card_rates": lambda: {"copy_tb_s": 4.0}, "KINDS": ()}),
         ("startup", {"_start_once": lambda flags: STARTED}),
         ("versus_transformers", {"_compare": nothing}),
@@ -565,7 +565,7 @@ def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
     assert "  offline " in told.out
 
 
-@pytest.mark.parametrize("name", ["attention", "products", "sampling"])
+@pytest.mark.parametrize("name", ["attention", "gemms", "sampling"])
 def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert "this times a GPU, and torch finds no CUDA device here" in capsys.readouterr().err

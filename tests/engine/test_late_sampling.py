@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.engine_ranks import engines
 from helpers.engine_runs import (
@@ -29,6 +30,7 @@ from helpers.replay import replay_steps
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.engine.inputs import StepShape
+from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.testing import ListOutbox
 
 
@@ -75,6 +77,30 @@ def test_masked_rows_decode_once_per_step(engine: Engine) -> None:
     scheduler = masked_scheduler(engine, max_prefill_tokens=4096)
     drive(engine, requests(), scheduler=scheduler)
     assert scheduler.stats.num_steps == NUM_TOKENS
+
+
+def test_logits_do_not_wait_for_masks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device computes the LM head of all rows before the step before is settled."""
+    num_rows: list[int] = []
+    compute = engine.model.logits
+
+    def logits(x_SD: Tensor, is_shared: bool = False) -> Tensor:
+        num_rows.append(len(x_SD))
+        return compute(x_SD, is_shared)
+
+    monkeypatch.setattr(engine.model, "logits", logits)
+    scheduler = masked_scheduler(engine, max_prefill_tokens=4096)
+    for uid, (prompt, sampling) in enumerate(requests()):
+        scheduler.add(UserMsg(uid=uid, ids=ids_to_bytes(prompt), sampling=sampling))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert 0 < len(plan.late_rows) < len(plan.sample_rows)
+    flight = engine.launch(plan)
+    engine.synchronize()
+    assert num_rows == [len(plan.sample_rows)]
+    flight.sample_late(scheduler.masks(plan))
+    scheduler.commit(plan, flight.wait())
+    assert num_rows == [len(plan.sample_rows)]
 
 
 def test_masked_tokens_of_replayed_steps(

@@ -12,7 +12,7 @@ from helpers.moe_cases import FORMS, TOLERANCE, exact, make_case, tiny_config
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.grouped import GroupedProducts
+from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.moe import ClampedGate, SquaredRelu, fused
 from minisgl.moe.fused import FusedMoeBackend
@@ -49,7 +49,7 @@ def backend(
     if device.type == "cpu" or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is for Hopper")
     monkeypatch.setattr(fused, "FEWEST_GROUPED", 0)
-    return FusedMoeBackend(CudaOps(), GroupedProducts(torch.bfloat16))
+    return FusedMoeBackend(CudaOps(), GroupedGemms(torch.bfloat16))
 
 
 def _skip_what_the_interpreter_cannot(dtype: torch.dtype, device: torch.device) -> None:

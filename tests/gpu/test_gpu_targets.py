@@ -88,7 +88,7 @@ def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     shared_bytes = json.loads(result.stdout.splitlines()[-1])
-    assert {"_decode", "_split", "_extend", "_product_kernel", "_delta_scan"} <= set(shared_bytes)
+    assert {"_decode", "_split", "_extend", "_grouped_gemm", "_delta_scan"} <= set(shared_bytes)
     assert max(shared_bytes.values()) <= TARGETS[target] * 1024, shared_bytes
 
 

@@ -1,4 +1,4 @@
-"""The experts' products on Hopper against float64: tiles of every width, idle experts, no pairs."""
+"""Experts' GEMMs on Hopper against float64: tiles of every width, idle experts, no pairs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.product_error import ROUNDOFF, gated, product, rounding
+from helpers.gemm_error import ROUNDOFF, exact_gemm, gated, rounding
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.grouped import MOST, GroupedProducts
+from minisgl.kernel.grouped import MOST, GroupedGemms
 
 
 @pytest.fixture(scope="module")
-def products() -> GroupedProducts:
+def gemms() -> GroupedGemms:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is for Hopper")
-    return GroupedProducts(torch.bfloat16)
+    return GroupedGemms(torch.bfloat16)
 
 
 def _rows(counts: list[int], top_k: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def _rows(counts: list[int], top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def _check(
-    products: GroupedProducts,
+    gemms: GroupedGemms,
     counts: list[int],
     outputs: int,
     inputs: int,
@@ -50,8 +50,8 @@ def _check(
     scales = None if is_gated else torch.rand(total, device="cuda")
     guard = torch.full((total + 2, outputs), torch.nan, dtype=dtype, device="cuda")
     out = guard[1:-1]
-    assert products.takes(x, weight, weight)
-    products.product(x, weight, counts_L, rows_LT, scales, out)
+    assert gemms.takes(x, weight, weight)
+    gemms.gemm(x, weight, counts_L, rows_LT, scales, out)
     assert guard[0].isnan().all()
     assert guard[-1].isnan().all()
     for expert, count in enumerate(counts):
@@ -59,7 +59,7 @@ def _check(
             continue
         pairs = rows_LT[expert, :count].long()
         taken = x[pairs // top_k if is_gated else pairs]
-        want, error = product(taken, weight[expert])
+        want, error = exact_gemm(taken, weight[expert])
         if scales is None:
             want, error = gated(want, error, dtype)
         else:
@@ -69,16 +69,16 @@ def _check(
         worst = ((out[pairs].double() - want).abs() / error).nan_to_num(torch.inf).amax()
         assert worst <= 1, f"expert {expert}: {worst:.2f} of what rounding explains"
     again = torch.empty_like(out)
-    products.product(x, weight, counts_L, rows_LT, scales, again)
+    gemms.gemm(x, weight, counts_L, rows_LT, scales, again)
     assert torch.equal(again, out)
 
 
 @pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
 @pytest.mark.parametrize("is_gated", [True, False])
-def test_every_width(is_gated: bool, dtype: torch.dtype, products: GroupedProducts) -> None:
+def test_every_width(is_gated: bool, dtype: torch.dtype, gemms: GroupedGemms) -> None:
     counts = [*range(0, MOST + 1, 8), 1, MOST + 1, 2 * MOST - 3, 1000, 0]
     counts[0] += -sum(counts) % 4
-    _check(products, counts, 264, 192, top_k=4, dtype=dtype, is_gated=is_gated)
+    _check(gemms, counts, 264, 192, top_k=4, dtype=dtype, is_gated=is_gated)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_every_width(is_gated: bool, dtype: torch.dtype, products: GroupedProduc
 )
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_shapes(
-    counts: list[int], outputs: int, inputs: int, is_gated: bool, products: GroupedProducts
+    counts: list[int], outputs: int, inputs: int, is_gated: bool, gemms: GroupedGemms
 ) -> None:
     kind = torch.bfloat16
-    _check(products, counts, outputs, inputs, top_k=1, dtype=kind, is_gated=is_gated)
+    _check(gemms, counts, outputs, inputs, top_k=1, dtype=kind, is_gated=is_gated)
 
 
-def test_no_pairs_write_nothing(products: GroupedProducts) -> None:
+def test_no_pairs_write_nothing(gemms: GroupedGemms) -> None:
     counts_L, rows_LT = _rows([0] * 8, 1)
     x = torch.zeros(4, 64, device="cuda").bfloat16()  # all of them another rank's
     weight = torch.zeros(8, 128, 64, device="cuda").bfloat16()
     out = torch.full((4, 64), 7.0, device="cuda").bfloat16()
-    products.product(x, weight, counts_L, rows_LT, None, out)
+    gemms.gemm(x, weight, counts_L, rows_LT, None, out)
     assert (out == 7).all()

@@ -124,7 +124,7 @@ def test_windows(device: torch.device) -> None:
     assert check(split(ends, device, window=100), ends, [0, 0, 0, 1, 4_900]) == [1, 2, 2, 2, 2]
 
 
-def test_shared_beginnings_are_not_cut(device: torch.device) -> None:
+def test_common_prefixes_are_not_split(device: torch.device) -> None:
     """A row that pads has no keys of its own."""
     ends = [1_024 + 1, 1_024 + 700, 1]
     assert check(split(ends, device, shared=1_024), ends, [1_024, 1_024, 1])[2] == 0
@@ -136,7 +136,7 @@ def test_no_overflow(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 300])
-def test_layers_take_turns_with_one_cut(window: int | None, device: torch.device) -> None:
+def test_layers_take_turns_with_one_split(window: int | None, device: torch.device) -> None:
     """What counts the splits that are done is as it was when a layer has ended."""
     ends = [1, 700, 64, 65, 1_500, *[5] * 20]
     gen = torch.Generator().manual_seed(0)

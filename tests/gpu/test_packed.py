@@ -17,11 +17,11 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.packed import PackedProducts
+from minisgl.kernel.packed import PackedGemms
 from minisgl.kernel.packed_skinny import MAX_FP8_ROWS, MAX_ROWS, PackedSkinny, takes
 from minisgl.kernel.triton import fp8, packed_gemv
 from minisgl.kernel.triton.packed import Packed, dense
-from minisgl.kernel.triton.packed_product import Cut, product
+from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
 from minisgl.moe.base import Experts
 from minisgl.moe.packed import PackedMoeBackend
 from minisgl.quantization import Part
@@ -130,18 +130,18 @@ def test_gemms_of_every_number_of_rows(form: str, ops: CudaOps, device: torch.de
     weight, values = make((192, 352 if "rows" in form else 384), device=device, **FORMS[form])
     inputs = values.shape[1]
     check(dense(weight, DTYPE), values)
-    products = PackedProducts(ops, weight, DTYPE)
+    gemms = PackedGemms(ops, weight, DTYPE)
     bias = torch.randn(192, device=device).to(DTYPE)
     for rows in (1, 5) if INTERPRET else (1, 2, 5, 8, 9, 16, 33, 64, 100, 256, 300):
         x = (torch.randn(rows, inputs, device=device) / 8).to(DTYPE)
-        check(products.linear(x, bias, None), x.double() @ values.T + bias.double())
+        check(gemms.linear(x, bias, None), x.double() @ values.T + bias.double())
     norm = torch.rand(inputs, device=device).to(DTYPE)
     gates: tuple[Any, ...] = (None, "silu", "gelu_tanh")
     for rows, gate in zip((1, 3, 8), gates, strict=True):
         x, residual = ((torch.randn(rows, inputs, device=device) / 8).to(DTYPE) for _ in range(2))
         wide = (x.double(), residual.double(), norm.double())
         want = Ops().norm_linear(*wide, 1e-6, values, bias.double(), gate)
-        got = products.norm_linear(x, residual, norm, 1e-6, bias, gate)
+        got = gemms.norm_linear(x, residual, norm, 1e-6, bias, gate)
         for each, expected in zip(got, want, strict=True):
             check(each, expected, 2 * TOLERANCE)
 
@@ -174,7 +174,7 @@ def test_programs_that_share_the_inputs(form: str, device: torch.device) -> None
     x = (torch.randn(21, 384, device=device) / 8).to(DTYPE)
     k = weight.group if weight.group >= 32 else 128
     for split in (2, 3):
-        got = product(x, weight, None, Cut(m=16, n=64, k=k, split=split), done)
+        got = packed_gemm(x, weight, None, TileConfig(m=16, n=64, k=k, split=split), done)
         check(got, x.double() @ values.T)
         assert not done.any()
 

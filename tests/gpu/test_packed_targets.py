@@ -37,7 +37,7 @@ def test_kernels_of_packed_weights_compile_and_fit(target: int, tmp_path: Path) 
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     shared_bytes = json.loads(result.stdout.splitlines()[-1])
-    assert {"_row", "_packed_product", "_dense", "_up", "_down", "_activate"} <= set(shared_bytes)
+    assert {"_row", "_packed_gemm", "_dense", "_up", "_down", "_activate"} <= set(shared_bytes)
     assert max(shared_bytes.values()) <= TARGETS[target] * 1024, shared_bytes
 
 
@@ -74,11 +74,11 @@ def main(target: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from minisgl.kernel.triton import fp8, launch, packed_gemv, packed_product
+    from minisgl.kernel.triton import fp8, launch, packed_gemm, packed_gemv
     from minisgl.kernel.triton.moe import Gate
     from minisgl.kernel.triton.moe_gate import activate_pairs
     from minisgl.kernel.triton.packed import dense
-    from minisgl.kernel.triton.packed_product import Cut
+    from minisgl.kernel.triton.packed_gemm import TileConfig
 
     has_pdl = target >= 90
     launched: list[tuple[Any, ...]] = []
@@ -97,9 +97,9 @@ def main(target: int) -> None:
     for up, down in zip(forms(8, 1536, 2048), forms(8, 2048, 1024), strict=True):
         k = up.group if 32 <= up.group <= 128 else 128
         packed_gemv.experts_of_few(empty(2, 2048), up, down, empty(2, 4), ids, 0)
-        packed_product.expert_product(
+        packed_gemm.expert_gemm(
             empty(100, 2048), up, counts, empty(8, 100, dtype=torch.int32), None, empty(400, 1536),
-            Cut(m=64, n=64, k=k),
+            TileConfig(m=64, n=64, k=k),
         )  # fmt: skip
     biases, pairs = empty(8, 1536), empty(100, 4, dtype=torch.int32)
     for gate in (Gate(), Gate(alpha=1.702, limit=7.0)):

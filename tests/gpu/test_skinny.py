@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.product_error import ROUNDOFF, gated, product, rounding
+from helpers.gemm_error import ROUNDOFF, exact_gemm, gated, rounding
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -37,7 +37,7 @@ def _check(
     b = torch.randn(count, device="cuda").to(dtype) if bias else None
     torch.cuda.synchronize()  # weights are fetched while the kernel before still runs
     got = skinny.linear(x, weight, b, config)
-    want, error = product(x, weight, b)
+    want, error = exact_gemm(x, weight, b)
     if config.gated:
         want, error = gated(want, error, dtype)
     error += rounding(want.abs() + error, dtype)

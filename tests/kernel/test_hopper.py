@@ -63,7 +63,7 @@ def test_products_of_experts_are_compiled_for_their_dtype(
     kernels = Mock()
     monkeypatch.setattr(grouped, "Kernels", Mock(return_value=kernels))
     monkeypatch.setattr(torch.cuda, "get_device_properties", Mock())
-    grouped.GroupedProducts(dtype)
+    grouped.GroupedGemms(dtype)
     assert [call.args[0] for call in kernels.begin_compiling.call_args_list] == begun
 
 

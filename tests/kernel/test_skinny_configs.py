@@ -81,40 +81,40 @@ def test_the_instruction_has_an_operand_for_each_sum() -> None:
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> SkinnyGemms:
+def gemms(monkeypatch: pytest.MonkeyPatch) -> SkinnyGemms:
     """As on an H200, without one: nothing is compiled or launched."""
-    products = SkinnyGemms.__new__(SkinnyGemms)
-    products._max_blocks, products._kernels = H200, uncompiled("left to cuBLAS")
+    gemms = SkinnyGemms.__new__(SkinnyGemms)
+    gemms._max_blocks, gemms._kernels = H200, uncompiled("left to cuBLAS")
     monkeypatch.setattr(Kernels, "make", lambda self, kind: 1)
-    return products
+    return gemms
 
 
 def _tensors(rows: int = 4, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
     return torch.zeros(rows, 1024, dtype=dtype), torch.zeros(4096, 1024, dtype=dtype)
 
 
-def test_what_the_kernel_takes(products: SkinnyGemms) -> None:
+def test_what_the_kernel_takes(gemms: SkinnyGemms) -> None:
     for rows in (1, 4, MAX_ROWS):
-        assert products.config(*_tensors(rows)) is not None
-    assert products.config(*_tensors(dtype=torch.float16), gated=True) is not None
+        assert gemms.config(*_tensors(rows)) is not None
+    assert gemms.config(*_tensors(dtype=torch.float16), gated=True) is not None
 
 
-def test_what_the_kernel_does_not_take(products: SkinnyGemms) -> None:
+def test_what_the_kernel_does_not_take(gemms: SkinnyGemms) -> None:
     x, weight = _tensors()
-    assert products.config(x[:0], weight) is None  # a step that samples nothing
-    assert products.config(*_tensors(MAX_ROWS + 1)) is None
-    assert products.config(*_tensors(dtype=torch.float32)) is None
-    assert products.config(x.half(), weight) is None
-    assert products.config(x[None], weight) is None
-    assert products.config(x[:, :512], weight[:, :512]) is None  # not contiguous
-    assert products.config(x, weight.reshape(8192, 512)) is None  # not of that many inputs
+    assert gemms.config(x[:0], weight) is None  # a step that samples nothing
+    assert gemms.config(*_tensors(MAX_ROWS + 1)) is None
+    assert gemms.config(*_tensors(dtype=torch.float32)) is None
+    assert gemms.config(x.half(), weight) is None
+    assert gemms.config(x[None], weight) is None
+    assert gemms.config(x[:, :512], weight[:, :512]) is None  # not contiguous
+    assert gemms.config(x, weight.reshape(8192, 512)) is None  # not of that many inputs
     odd = torch.zeros(4 * 1024 + 1, dtype=torch.bfloat16)[1:].view(4, 1024)
-    assert products.config(odd, weight) is None  # not aligned
-    assert products.config(x, odd) is None
+    assert gemms.config(odd, weight) is None  # not aligned
+    assert gemms.config(x, odd) is None
 
 
 def test_what_cannot_be_compiled_is_cublass(
-    products: SkinnyGemms, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gemms: SkinnyGemms, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []
 
@@ -123,6 +123,6 @@ def test_what_cannot_be_compiled_is_cublass(
         raise JitUnavailable("no space left")
 
     monkeypatch.setattr(Kernels, "make", fail)
-    assert products.config(*_tensors()) is None
-    assert products.config(*_tensors()) is None
+    assert gemms.config(*_tensors()) is None
+    assert gemms.config(*_tensors()) is None
     assert len(calls) == 1

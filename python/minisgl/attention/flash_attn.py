@@ -23,7 +23,7 @@ from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 """What is tested here; the package may hold more."""
 MAX_JOINED_TOKENS = 4096
 """In a step of no more, prompts that begin share one call with those that go on: a call took the

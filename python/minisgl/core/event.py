@@ -11,6 +11,7 @@ to the API process. Events cross processes, so they are `msgspec` records.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,7 @@ class _Record(
     forbid_unknown_fields=True,
     omit_defaults=True,
     tag=True,
+    gc=False,  # they are in no cycles, and many per step would make the collector run often
 ):
     uid: int
 
@@ -66,7 +68,7 @@ class Token(_Record, frozen=True, kw_only=True):
     id: int
     silent: bool = False
     logprob: float | None = None
-    top: list[tuple[int, float]] = []
+    top: Sequence[tuple[int, float]] = ()
 
 
 class Finished(_Record, frozen=True, kw_only=True):

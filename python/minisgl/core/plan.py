@@ -55,8 +55,8 @@ class Plan:
     num_top: the largest number of them that a row asks for.
     option_rows: indices into `sample_rows` of the rows whose requests have options that change the
         logits.
-    scored: rows of which the log-probabilities of prompt tokens are reported, ascending.
-    histories: the tokens so far of such requests among `begins`.
+    histories: the tokens so far of the requests with such options among `begins`.
+    scored: rows that report log-probabilities of their prompt's tokens, ascending.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the prefix cache has the KV of the row's tokens below that position in
         the full group. The step computes them again only for the other cache groups and must not

@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: three lengths, from which the rest follows.
+"""A request as the scheduler sees it. Three lengths say how far it is: computed, tokens, known.
 
 ::
 
@@ -10,8 +10,8 @@
      the prefix cache
 
 `num_tokens` counts the ids that the host has. A launched row that samples *promises* one more
-token. The promised token counts as known while planning. Its id is on the device only, until
-`commit` fulfils the promise. Each step lets `num_computed` catch up with `num_known`. That one rule
+token. The promised token counts as known while planning. Only the device has its id, until `commit`
+fulfils the promise. Each step lets `num_computed` catch up with `num_known`. That one rule
 covers prefill, chunked prefill, a prefix hit, decode, and resuming after a retraction.
 
 To *retract* a running request is to take its pages for another one; it resumes later. Layers whose
@@ -33,6 +33,7 @@ from minisgl.core.sampling import SamplingParams
 IdArray = npt.NDArray[np.int32]
 
 ALL = 2**31
+"""Of `Req.num_scored`: more than any prompt has."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,7 +41,8 @@ class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: (priority, share, arrival); lower goes first.
+    they fit the context and the pool. order: (priority, tag of its API key's share, arrival, number
+    of its key); lower goes first. Without keys the second and the last are 0.
     stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late
@@ -50,9 +52,10 @@ class Req:
     several cache groups it can exceed the tokens reused, because another group has lost its pages.
     handle: the position in the prefix cache that the request keeps locked while it holds pages.
     table_idx: the request's row in the engine's tables; -1 while it does not run.
-    num_flights: launched steps with the request that are not committed, 0 to 2.
+    num_flights: launched steps with a row of the request that are not committed, 0 to 2.
     leaving: no more rows are planned for the request. When its last launched step is committed, its
     pages are released. Then it is deleted if it has ended, or waits again if it was retracted.
+    ended: its last event was made; later tokens are discarded.
     num_cached: tokens that the prefix cache had when the request first started.
     prefix_differs_at: see `Finished`.
     num_chunks: steps in which prompt tokens were computed.
@@ -67,7 +70,7 @@ class Req:
     prompt: IdArray
     sampling: SamplingParams
     max_len: int
-    order: tuple[int, int, int]
+    order: tuple[int, int, int, int]
     stop_ids: frozenset[int]
     namespace: str = ""
 

@@ -8,8 +8,7 @@ earlier steps wrote: the KV pool, the page table and each request's last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,12 +17,11 @@ from torch import Tensor
 from minisgl import env
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
-from minisgl.core.masker import Mask
 from minisgl.core.tuning import Tuning
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, StepSize
-from minisgl.engine.flight import ForwardOutput
+from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import (
     Array,
     ForwardTensors,
@@ -82,10 +80,9 @@ class Engine:
     ) -> None:
         self.model_config = ModelConfig.from_folder(config.folder, config.quantization)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
-        ops = create_ops(self.device.torch_device)
+        device, comm, ops = self.device, self.comm, create_ops(self.device.torch_device)
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
-        comm = self.comm
-        self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
+        self.memory = plan_engine_memory(config, self.model_config, self.dtype, device, comm, ops)
         self.model = load_model(
             config.folder,
             dtype=self.dtype,
@@ -120,10 +117,10 @@ class Engine:
 
             load_kv_scales(self.model, config.folder, self._contexts, comm)
         backends = [context.attn for context in self._contexts]
-        self._graph_safe = all(attn.graph_safe for attn in backends)
-        self._prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
+        self.graph_safe = all(attn.graph_safe for attn in backends)
+        self.prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
         self.attn_name = " and ".join(dict.fromkeys(attn.name for attn in backends))
-        max_graph_rows = config.cuda_graph_max_bs if self._graph_safe else 0
+        max_graph_rows = config.cuda_graph_max_bs if self.graph_safe else 0
         # All ranks pad a step to the same size, because they all-reduce its rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
@@ -175,11 +172,6 @@ class Engine:
         self.runner.max_tokens = tuning.graph_tokens
         self.tuning = tuning
 
-    @property
-    def replays_prompts(self) -> bool:
-        """Whether steps with prompts can be replayed from CUDA graphs."""
-        return self._prompts_graph_safe and bool(self.runner.prompt_sizes)
-
     # --- steps ---------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> ForwardOutput:
@@ -191,16 +183,8 @@ class Engine:
             return launch_late(self, plan)
         return self.flight(plan, self.enqueue(plan, lambda: self._step(plan)))
 
-    def flight(
-        self,
-        plan: Plan,
-        pending: Pending,
-        sample: Callable[[Sequence[Mask]], Pending] | None = None,
-    ) -> ForwardOutput:
-        is_alone = self.comm.size == 1
-        return ForwardOutput(
-            plan=plan, device=self.device, pending=pending, is_alone=is_alone, sample=sample
-        )
+    def flight(self, plan: Plan, pending: Pending, late: SampleLate | None = None) -> ForwardOutput:
+        return ForwardOutput(plan, self.device, pending, self.comm.size == 1, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
         return self.device.enqueue(self._profiler.named(plan, work) if self._profiler else work)
@@ -217,27 +201,12 @@ class Engine:
         """Wait until all launched steps have run."""
         self.device.enqueue(no_ids).wait()
 
-    def compile_only(self, plans: Iterable[Plan]) -> None:
-        """Compile the kernels of these steps in parallel, and run none (`Device.compile_only`)."""
-
-        def prepared(plan: Plan) -> Callable[[], object]:
-            arrays, forward, sample = self._upload_step(plan)
-            return lambda: self.sampler.sample(self.forward(plan, arrays.padded, forward), sample)
-
-        self.device.compile_only(partial(prepared, plan) for plan in plans)
-
-    def can_compile_only(self, plan: Plan) -> bool:
-        """Whether the device can compile without running, and no part of the step waits for it."""
-        has_prompts = plan.num_decodes < plan.num_rows
-        is_safe = self._prompts_graph_safe if has_prompts else self._graph_safe
-        return self.device.can_compile_only and is_safe
-
     def _step(self, plan: Plan) -> Tensor:
         """Run one step, in stream order.
 
         Returns the output of `Sampler.sample` for the plan's rows, flat.
         """
-        arrays, inputs, sampling = self._upload_step(plan)
+        arrays, inputs, sampling = self.upload_step(plan)
 
         def forward() -> Tensor:
             return self.forward(plan, arrays.padded, inputs)
@@ -265,7 +234,7 @@ class Engine:
             return sampled.flatten()
         return sampled[..., : len(plan.sample_rows)].flatten()
 
-    def _upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
+    def upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
         """Make and upload the arrays of a step."""
         arrays = self.begin_step(plan)
         tensors = self.upload(arrays, arrays.forward | arrays.sample)

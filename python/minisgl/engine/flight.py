@@ -12,8 +12,10 @@ from minisgl.core.executor import Flight
 from minisgl.core.masker import Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
 
+SampleLate = Callable[[Sequence[Mask]], Pending]
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(slots=True)
 class ForwardOutput(Flight):
     """A launched step. Mutable: `sample_late` sets `sampled`.
 
@@ -25,7 +27,7 @@ class ForwardOutput(Flight):
     device: Device
     pending: Pending
     is_alone: bool
-    sample: Callable[[Sequence[Mask]], Pending] | None = None
+    sample: SampleLate | None = None
     sampled: Pending | None = None
 
     def sample_late(self, masks: Sequence[Mask]) -> None:

@@ -27,7 +27,7 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 176, 208, 256)
-"""Rows. A padding row costs little where a step takes long. The products of a layer of Qwen3-14B
+"""Rows. A padding row costs little where a step takes long. The GEMMs of a layer of Qwen3-14B
 take 192 us for 128 rows, then 203 (144), 214 (160), 219 (176), 241 (192), 236 (208), 252 (224), 250
 (240) and 252 (256): 192, 224 and 240 cost more than a larger size, or as much."""
 SIZE_STEP = 64  # of those above

@@ -1,5 +1,15 @@
 """How a plan becomes tensors: arrays on the host, one upload, named tensors on the device.
 
+A step with two rows: a decode at position 7, of a request whose pages are 5 and 9, and a prompt of
+three tokens, whose page is 2. A page has 4 tokens::
+
+    plan               row 0                row 1
+    starts, ends       7, 8                 0, 3
+    token_ids          PROMISED             11, 12, 13                    one for each token
+    positions          7                    0, 1, 2
+    slots              9*4 + 3              2*4 + 0, 2*4 + 1, 2*4 + 2     page * 4 + position % 4
+    sample_positions   0                    3                             the row's last token
+
 The runner can pad a step (`Runner.padded`), so that steps of many sizes share one CUDA graph::
 
     rows      |== decodes ==|- padding -|== chunks of prompts ==|- padding -|
@@ -184,7 +194,7 @@ def make_arrays(
     num_samples = len(plan.sample_rows)
     sample_rows = np.array(plan.sample_rows, np.int64)
     sample_rows[sample_rows >= num_decodes] += extra
-    # Padding rows sample any token of the step.
+    # Padding rows sample any token of the step. `padding_idx` is the most running requests.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
     has_options = bool(plan.top_rows or plan.option_rows or plan.scored)

@@ -1,6 +1,7 @@
-"""Steps with late rows: rows that the host lets sample after the step before has settled.
+"""Steps with late rows, whose masks depend on the tokens of the step before.
 
-The forward pass is enqueued at once, the sampling when the masks are there (docs/decisions/0021).
+The forward pass and the LM head are enqueued at once, the sampling when the host has the masks
+(docs/decisions/0021). They need no masks, so the device computes the logits of all rows meanwhile.
 """
 
 from __future__ import annotations
@@ -33,19 +34,25 @@ def launch_late(engine: Engine, plan: Plan) -> ForwardOutput:
 
 
 def _forward(engine: Engine, plan: Plan) -> tuple[StepArrays, Tensor]:
-    """Run the forward pass, in stream order. Returns the hidden states [S, D] too."""
+    """Run the forward pass, in stream order. Returns the logits of this rank's rows too; if prompt
+    tokens are scored, the hidden states instead, because their logits are made block by block."""
     arrays = engine.begin_step(plan)
     inputs = ForwardTensors.of(arrays, engine.upload(arrays, arrays.forward))
     forward = partial(engine.forward, plan, arrays.padded, inputs)
-    return arrays, engine.runner.run(arrays.shape, forward)
+    x_SD = engine.runner.run(arrays.shape, forward)
+    if plan.scored:
+        return arrays, x_SD
+    return arrays, engine.sampler.logits(x_SD, len(arrays.sample["table_idxs"]), arrays.has_options)
 
 
 def _sample(
-    engine: Engine, plan: Plan, arrays: StepArrays, x_SD: Tensor, masks: Sequence[Mask]
+    engine: Engine, plan: Plan, arrays: StepArrays, forwarded: Tensor, masks: Sequence[Mask]
 ) -> Tensor:
-    """Sample the rows of `_forward`, in stream order. Returns the ids as a step does."""
-    _, rows = engine.sampler.share(len(arrays.sample["table_idxs"]), arrays.has_options)
+    """Sample from the output of `_forward`, in stream order. Returns the ids as a step does."""
+    sampler = engine.sampler
+    _, rows = sampler.share(len(arrays.sample["table_idxs"]), arrays.has_options)
     named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
     tensors = dict(zip(named, engine.device.upload(list(named.values())), strict=True))
-    sampled = engine.sampler.sample(x_SD, SampleTensors.of(arrays, tensors), plan)
+    sample = sampler.sample if plan.scored else sampler.choose
+    sampled = sample(forwarded, SampleTensors.of(arrays, tensors), plan)
     return engine.end_step(plan, arrays, sampled)

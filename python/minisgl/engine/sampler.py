@@ -64,8 +64,15 @@ class Sampler:
 
             return sample_and_score(self.model, self.sample, x_SD, inputs, plan)
         num_rows = len(inputs.table_idxs)
-        is_shared, rows = self.share(num_rows, inputs.has_options)
-        logits_RV = self.model.logits(x_SD[:num_rows], is_shared)
+        return self.choose(self.logits(x_SD, num_rows, inputs.has_options), inputs, plan)
+
+    def logits(self, x_SD: Tensor, num_rows: int, has_options: bool) -> Tensor:
+        """Return the logits of this rank's share of the first `num_rows` rows."""
+        return self.model.logits(x_SD[:num_rows], self.share(num_rows, has_options)[0])
+
+    def choose(self, logits_RV: Tensor, inputs: SampleTensors, plan: Plan | None) -> Tensor:
+        """Sample from the output of `logits`, as `sample` does."""
+        is_shared, rows = self.share(len(inputs.table_idxs), inputs.has_options)
         if self.guard:
             is_padding_S = inputs.table_idxs == self.tables.padding_idx
             self.guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])

@@ -1,4 +1,4 @@
-"""The experts' products on Hopper: what the host knows of `csrc/cuda/grouped.cu`.
+"""The grouped GEMMs of experts on Hopper: what the host knows of `csrc/cuda/grouped.cu`.
 
 Compiled by NVRTC, which takes 8 s for each, and cached on disk: two kernels for a dtype, whatever
 the sizes.
@@ -11,7 +11,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from minisgl.kernel.hopper import INPUTS, TYPES, Kernels, load_product
+from minisgl.kernel.hopper import INPUTS, TYPES, Kernels, load_gemm
 
 MOST = 192
 """Pairs of a tile. More need more registers than there are."""
@@ -40,10 +40,10 @@ def kernel_cubin(kind: tuple[torch.dtype, bool]) -> bytes:
     """kind: dtype, and whether silu(gate) * up comes out. Raises JitUnavailable."""
     dtype, gated = kind
     numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES, "GATED": gated}
-    return load_product("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
+    return load_gemm("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
 
 
-class GroupedProducts:
+class GroupedGemms:
     """The kernels on the current device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -52,7 +52,7 @@ class GroupedProducts:
         Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
         """
         self._kernels = Kernels(
-            "grouped_product", kernel_cubin, "experts' products of many rows are Triton's"
+            "grouped_product", kernel_cubin, "experts' GEMMs of many rows are Triton's"
         )
         self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
         if dtype in TYPES:
@@ -60,7 +60,7 @@ class GroupedProducts:
                 self._kernels.begin_compiling((dtype, gated))
 
     def takes(self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor) -> bool:
-        """Whether both products of experts can be computed here."""
+        """Whether both GEMMs of experts can be computed here."""
         if x.dtype not in TYPES or len(down_LDF) > MAX_EXPERTS:
             return False
         for weight in (gate_up_LGD, down_LDF):
@@ -68,7 +68,7 @@ class GroupedProducts:
                 return False
         return all(self._kernels.get((x.dtype, gated)) is not None for gated in (True, False))
 
-    def product(
+    def gemm(
         self,
         x: Tensor,
         weight: Tensor,
@@ -77,7 +77,7 @@ class GroupedProducts:
         scales: Tensor | None,
         out: Tensor,
     ) -> None:
-        """See `minisgl.kernel.triton.moe.product`."""
+        """See `minisgl.kernel.triton.moe.grouped_gemm`."""
         gated = scales is None
         kernel = self._kernels.get((x.dtype, gated))
         assert kernel is not None, "takes() was not asked"

@@ -38,7 +38,7 @@ def multiply_source(columns: int, dtype: torch.dtype) -> str:
     )
 
 
-def load_product(
+def load_gemm(
     name: str, dtype: torch.dtype, columns: Iterable[int], numbers: Mapping[str, int]
 ) -> bytes:
     """The cubin of `csrc/cuda/NAME.cu` with matrix instructions of so many columns.
@@ -53,7 +53,7 @@ def load_product(
 
 
 class Kernels(Generic[Kind]):
-    """The kernels of one source on the current device, each for a kind of product, and how the bulk
+    """The kernels of one source on the current device, each for a kind of GEMM, and how the bulk
     copy engine finds weights. Mutable: what has been compiled and described."""
 
     def __init__(

@@ -17,7 +17,7 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.packed_skinny import PackedSkinny
 from minisgl.kernel.triton import fp8, packed_gemv
 from minisgl.kernel.triton.packed import Packed, dense
-from minisgl.kernel.triton.packed_product import Cut, product
+from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
 
 TYPES = (torch.bfloat16, torch.float16)
 MAX_FP8, MAX_DECODED = 16, 128
@@ -32,18 +32,18 @@ PROGRAMS = 4
 """Of a multiprocessor."""
 
 
-def choose_cut(rows: int, outputs: int, inputs: int, group: int, num_cores: int) -> Cut:
-    """How a GEMM is cut. The inputs are split alike for all numbers of rows, so that a row comes
+def choose_tile(rows: int, outputs: int, inputs: int, group: int, num_cores: int) -> TileConfig:
+    """How a GEMM is tiled. The inputs are split alike for all numbers of rows, so that a row comes
     out the same however many there are."""
     k = group if 32 <= group <= 128 else 128
     steps = -(-inputs // k)
     blocks = -(-outputs // TILE_N)
     split = max(min(PROGRAMS * num_cores // blocks, steps // MIN_STEPS, MAX_SPLIT), 1)
     m = 16 if rows <= 16 else 32 if rows <= 32 else MAX_M
-    return Cut(m=m, n=TILE_N, k=k, split=split)
+    return TileConfig(m=m, n=TILE_N, k=k, split=split)
 
 
-class PackedProducts:
+class PackedGemms:
     """Multiplies by one matrix. Mutable: it counts the programs that are done with a tile."""
 
     def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:
@@ -79,8 +79,8 @@ class PackedProducts:
             return y.view(*x.shape[:-1], -1)
         if 0 < rows <= (MAX_FP8 if self._is_fp8 else MAX_DECODED):
             outputs, inputs = self._weight.shape
-            cut = choose_cut(rows, outputs, inputs, self._weight.group, self._num_cores)
-            y = product(x_MD, self._weight, bias, cut, self._done)
+            tile = choose_tile(rows, outputs, inputs, self._weight.group, self._num_cores)
+            y = packed_gemm(x_MD, self._weight, bias, tile, self._done)
         elif rows and self._is_fp8:
             y = fp8.linear(x_MD, self._weight, bias)
         else:

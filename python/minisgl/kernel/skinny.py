@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, Kernels, load_product
+from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, Kernels, load_gemm
 
 MAX_ROWS = 64
 SMALL, LARGE = 16 << 20, 60 << 20
@@ -158,7 +158,7 @@ def kernel_cubin(kind: tuple[GemmConfig, torch.dtype]) -> bytes:
         "GATED": config.gated,
         "HALVES": config.halves,
     }
-    return load_product("skinny", dtype, (config.columns,), numbers)
+    return load_gemm("skinny", dtype, (config.columns,), numbers)
 
 
 class SkinnyGemms:

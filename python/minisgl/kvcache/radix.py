@@ -46,8 +46,8 @@ class _Node:
 
     ids: int32; their number is a multiple of the page size. pages: of the full group. tails: for
     each window or state group, a page for each of `pages`, -1 where there is none. locks: the
-    number of locked handles at or below this node. step: no later step wrote these pages; at least
-    the parent's. namespace: set on a root.
+    number of locked handles at or below this node. step: the last step that wrote
+    some of these pages, or a later one; at least the parent's. namespace: set on a root.
     """
 
     __slots__ = (

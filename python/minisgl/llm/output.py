@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.parse import ToolCall
 
 
+Answer = tuple[list[str], list[int], list[TextReply]]
+"""What has come of a request: texts, token ids, and the replies that report more than these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """text: ends before a stop string. token_ids: all output tokens, an end-of-sequence included.
@@ -47,17 +51,20 @@ class RequestOutput:
     tool_calls: list[ToolCall] = field(default_factory=list)
 
 
-def joined(replies: Sequence[TextReply], *, in_parts: bool = False) -> dict[str, Any]:
-    """The text, the token ids and what else the pieces of an answer report, as fields.
+def fields(
+    texts: Sequence[str],
+    token_ids: Sequence[int],
+    replies: Sequence[TextReply],
+    *,
+    in_parts: bool = False,
+) -> dict[str, Any]:
+    """Return an `Answer`, or a part of one, as fields of `RequestOutput`.
 
-    in_parts: reasoning and calls are the field `parts`, as they came.
+    in_parts: reasoning and calls are the field `parts` of `Delta`, as they came.
     """
-    fields: dict[str, Any] = {
-        "text": "".join([reply.text for reply in replies]),
-        "token_ids": [id for reply in replies for id in reply.token_ids],
-    }
-    if any(reply.logprobs or reply.prompt or reply.parts for reply in replies):
+    made: dict[str, Any] = {"text": "".join(texts), "token_ids": list(token_ids)}
+    if replies:
         from minisgl.llm.reports import reports
 
-        fields |= reports(replies, in_parts)
-    return fields
+        made |= reports(replies, in_parts)
+    return made

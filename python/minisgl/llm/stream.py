@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
-from minisgl.llm.output import RequestOutput, joined
+from minisgl.llm.output import RequestOutput, fields
 from minisgl.llm.prompts import chat_records, prompt_records
 from minisgl.llm.session import Call, OnNews, Session
 
@@ -56,7 +56,7 @@ class Reader:
     def __init__(self, session: Session, call: Call) -> None:
         self._session, self._call = session, call
         (self._uid,) = (request.uid for request in call.requests)
-        self._num_read = 0  # replies
+        self._read = (0, 0, 0)  # of each list of the answer
 
     def news(self) -> tuple[Delta | None, bool]:
         """Return what has come since the last call, if anything, and whether the call is over."""
@@ -69,11 +69,12 @@ class Reader:
             self._session.abort(self._call, Left())
 
     def _delta(self) -> Delta | None:
-        replies = self._call.replies[self._uid][self._num_read :]
-        if not replies:
+        texts, token_ids, replies = self._call.answers[self._uid]
+        text, id, reply = self._read
+        self._read = len(texts), len(token_ids), len(replies)
+        if text == len(texts):
             return None
-        self._num_read += len(replies)
-        return Delta(**joined(replies, in_parts=True))
+        return Delta(**fields(texts[text:], token_ids[id:], replies[reply:], in_parts=True))
 
 
 class Streams:

@@ -23,6 +23,7 @@ travel as little-endian int32 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -33,23 +34,28 @@ from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
 Uid = Annotated[int, msgspec.Meta(ge=0)]
+Share = tuple[Uid, Uid]
+"""The tag of a request and the number of its key (`minisgl.server.shares`). Without keys (0, 0)."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
 Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    pass
+class Record(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True, gc=False
+):
+    """gc: records are in no cycles, and many per token would make the collector run often."""
 
 
 # --- prompts -----------------------------------------------------------------------------------
 
 
 class TextPrompt(Record, frozen=True, kw_only=True):
-    """Text to encode unchanged. The tokenizer adds the special tokens that it is configured to."""
+    """Text to encode unchanged. add_special_tokens: those of the tokenizer's configuration."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 class ChatPrompt(Record, frozen=True, kw_only=True):
@@ -97,7 +103,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
-    share: int = 0
+    share: Share = (0, 0)
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
@@ -146,7 +152,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     ids: bytes
     sampling: SamplingParams
     priority: Priority = 0
-    share: int = 0
+    share: Share = (0, 0)
     namespace: Namespace = ""
     grammar: str = ""
     form: str = ""
@@ -287,9 +293,9 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     token_ids: list[int]
     logprobs: list[float] | None = None
-    tokens: list[TokenText] = []
-    prompt: list[PromptToken] = []
-    parts: list[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = []
+    tokens: Sequence[TokenText] = ()
+    prompt: Sequence[PromptToken] = ()
+    parts: Sequence[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = ()
 
 
 # --- encoding ----------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class Decoder(BaseLLMModel):
         return self.norm.forward(x_SD, residual_SD)[0]
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Returns what the first block takes, [T, D]."""
+        """Return the input of the first block, [T, D]."""
         return self.embedding.forward(ids_T)
 
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
@@ -164,10 +164,10 @@ class Decoder(BaseLLMModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBuild:
-    """What one layer of a model is built from.
+    """The arguments of a layer's constructor.
 
-    mixture: builds the experts of the layer with an index; None if no layer has experts. index: of
-    the layer in the model. place: its pool, and its index in the pool.
+    mixture: builds the experts of the layer with the given index; None if no layer has experts.
+    index: the layer's in the model. place: the layer's pool, and its index in that pool.
     """
 
     spec: ModelSpec
@@ -213,7 +213,7 @@ class Block(BaseOP):
 
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        """Returns the norm after the last block, which is one of this class."""
+        """Return the model's final norm. The last block, which is of this class, needs it so."""
         return cls.norm_type(
             build, size=spec.config.hidden_size, eps=spec.config.norm_eps, name="model.norm.weight"
         )

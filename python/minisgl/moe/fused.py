@@ -1,6 +1,6 @@
-"""The experts on a GPU: `minisgl.kernel.triton.moe`, cut into tiles as measured.
+"""The experts on a GPU: `minisgl.kernel.triton.moe`, with tiles as measured.
 
-On Hopper the products of many pairs are `minisgl.kernel.grouped`'s, where it takes them.
+On Hopper the GEMMs of many pairs are those of `minisgl.kernel.grouped`, where it takes them.
 
 `tuned.json` holds, by device and by the size of an expert's matrices on a rank, which tiles were
 fastest up to how many tokens an expert gets on average; `python -m benchmarks moe --tune`
@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minisgl.kernel.grouped import GroupedProducts
+from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import moe, moe_few
-from minisgl.kernel.triton.moe import Gate, Product, Tile
+from minisgl.kernel.triton.moe import Gate, Gemm, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
 
@@ -29,16 +29,16 @@ TUNED = Path(__file__).parent / "tuned.json"
 FEW_TOKENS = 2
 """Up to so many, a program reads an expert's weights for one token alone."""
 FEWEST_GROUPED = 32
-"""From so many pairs of an expert on, on average, our products for Hopper are faster."""
+"""Pairs of an expert, on average. From here on our GEMMs for Hopper are faster."""
 
-Cut = tuple[Tile, Tile]
-"""Of the products with gate and up, and with down; their tiles hold the same pairs."""
-Cuts = tuple[tuple[float, Cut], ...]
-"""(most tokens that an expert gets on average, cut), ascending; the last also for more."""
+Tiles = tuple[Tile, Tile]
+"""Of the GEMM with gate and up, and of that with down; both hold the same pairs."""
+Tuned = tuple[tuple[float, Tiles], ...]
+"""(most tokens that an expert gets on average, tiles), ascending; the last also for more."""
 
 
-def cut(m: int, up: tuple[int, ...], down: tuple[int, ...]) -> Cut:
-    """Of (outputs, inputs, warps, stages)."""
+def tiles(m: int, up: tuple[int, ...], down: tuple[int, ...]) -> Tiles:
+    """Return tiles of m pairs. up, down: (outputs, inputs, warps, stages)."""
     first, second = (
         Tile(m=m, n=n, k=k, warps=warps, stages=stages) for n, k, warps, stages in (up, down)
     )
@@ -46,24 +46,24 @@ def cut(m: int, up: tuple[int, ...], down: tuple[int, ...]) -> Cut:
 
 
 # In 100 KB of shared memory, which every GPU since 2020 has.
-DEFAULT: Cuts = (
-    (8, cut(16, (32, 128, 4, 3), (64, 128, 4, 3))),
-    (32, cut(32, (32, 128, 4, 3), (64, 128, 4, 3))),
-    (64, cut(64, (64, 64, 4, 3), (128, 64, 4, 3))),
-    (128, cut(128, (64, 64, 8, 3), (128, 64, 8, 3))),
+DEFAULT: Tuned = (
+    (8, tiles(16, (32, 128, 4, 3), (64, 128, 4, 3))),
+    (32, tiles(32, (32, 128, 4, 3), (64, 128, 4, 3))),
+    (64, tiles(64, (64, 64, 4, 3), (128, 64, 4, 3))),
+    (128, tiles(128, (64, 64, 8, 3), (128, 64, 8, 3))),
 )
-EXACT: Cuts = ((0, cut(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
-"""For float32, which is not for speed: its products take no tensor cores."""
+EXACT: Tuned = ((0, tiles(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
+"""For float32, which is not for speed: its GEMMs take no tensor cores."""
 
 
 class FusedMoeBackend(BaseMoeBackend):
     """Mutable: what it found in `tuned.json` for the sizes that it met."""
 
-    def __init__(self, ops: Ops, grouped: GroupedProducts | None = None) -> None:
-        """grouped: None leaves all products to Triton."""
+    def __init__(self, ops: Ops, grouped: GroupedGemms | None = None) -> None:
+        """grouped: None leaves all GEMMs to Triton."""
         super().__init__(ops)
         self._grouped = grouped
-        self._cuts: dict[tuple[int, int], Cuts] = {}
+        self._tuned: dict[tuple[int, int], Tuned] = {}
 
     def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
         counts_L = _empty_counts(x_TD, experts)
@@ -94,12 +94,12 @@ class FusedMoeBackend(BaseMoeBackend):
                 up_bias_LG=experts.gate_up_bias,
                 down_bias_LD=experts.down_bias,
             )
-        up, down = self._products(x_TD, experts)
+        up, down = self._gemms(x_TD, experts)
         return moe.experts(
             x_TD, *weights, weights_TK, ids_TK, experts.first, counts_L, up=up, down=down
         )
 
-    def _products(self, x_TD: Tensor, experts: Experts) -> tuple[Product, Product]:
+    def _gemms(self, x_TD: Tensor, experts: Experts) -> tuple[Gemm, Gemm]:
         mean = len(x_TD) * experts.top_k / experts.total  # pairs that an expert gets
         if (
             self._grouped
@@ -107,22 +107,22 @@ class FusedMoeBackend(BaseMoeBackend):
             and mean >= FEWEST_GROUPED
             and self._grouped.takes(x_TD, experts.gate_up_LGD, experts.down_LDF)
         ):
-            return self._grouped.product, self._grouped.product
-        up, down = self._cut(x_TD, experts, mean)
+            return self._grouped.gemm, self._grouped.gemm
+        up, down = self._tiles(x_TD, experts, mean)
         return (
-            partial(moe.product, tile=up, gate=gate_of(experts), bias=experts.gate_up_bias),
-            partial(moe.product, tile=down, bias=experts.down_bias),
+            partial(moe.grouped_gemm, tile=up, gate=gate_of(experts), bias=experts.gate_up_bias),
+            partial(moe.grouped_gemm, tile=down, bias=experts.down_bias),
         )
 
-    def _cut(self, x_TD: Tensor, experts: Experts, mean: float) -> Cut:
+    def _tiles(self, x_TD: Tensor, experts: Experts, mean: float) -> Tiles:
         hidden, inner = experts.down_LDF.shape[1:]
         if x_TD.dtype == torch.float32:
-            cuts = EXACT
+            tuned = EXACT
         else:
-            if (hidden, inner) not in self._cuts:
-                self._cuts[hidden, inner] = load_cuts(hidden, inner, x_TD.device)
-            cuts = self._cuts[hidden, inner]
-        return next((cut for most, cut in cuts if mean <= most), cuts[-1][1])
+            if (hidden, inner) not in self._tuned:
+                self._tuned[hidden, inner] = load_tiles(hidden, inner, x_TD.device)
+            tuned = self._tuned[hidden, inner]
+        return next((chosen for most, chosen in tuned if mean <= most), tuned[-1][1])
 
 
 def gate_of(experts: Experts) -> Gate:
@@ -136,7 +136,7 @@ def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:
     return torch.empty(len(experts.down_LDF), dtype=torch.int32, device=x_TD.device)
 
 
-def load_cuts(hidden: int, inner: int, device: torch.device) -> Cuts:
+def load_tiles(hidden: int, inner: int, device: torch.device) -> Tuned:
     """What was measured for experts of [inner, hidden] on such a device, or `DEFAULT`."""
     if device.type == "cpu":
         return DEFAULT  # Triton's interpreter
@@ -150,4 +150,4 @@ def load_cuts(hidden: int, inner: int, device: torch.device) -> Cuts:
             name,
         )
         return DEFAULT
-    return tuple((most, cut(m, tuple(up), tuple(down))) for most, m, up, down in rows)
+    return tuple((most, tiles(m, tuple(up), tuple(down))) for most, m, up, down in rows)

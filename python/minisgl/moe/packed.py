@@ -11,7 +11,7 @@ from torch import Tensor
 from minisgl.kernel.triton import moe, packed_gemv
 from minisgl.kernel.triton.moe_gate import activate_pairs
 from minisgl.kernel.triton.packed import Packed
-from minisgl.kernel.triton.packed_product import Cut, expert_product
+from minisgl.kernel.triton.packed_gemm import TileConfig, expert_gemm
 from minisgl.moe.base import BaseMoeBackend, Experts, TorchMoeBackend
 from minisgl.moe.fused import FEW_TOKENS, gate_of
 
@@ -47,11 +47,11 @@ class PackedMoeBackend(BaseMoeBackend):
         )  # fmt: skip
 
 
-def choose_cut(weight: Packed, mean: float) -> Cut:
+def choose_tile(weight: Packed, mean: float) -> TileConfig:
     """For so many pairs of an expert, on average."""
     k = weight.group if 32 <= weight.group <= 128 else 128
     m = next((m for m in (16, 32, 64) if mean <= m // 2), 64)
-    return Cut(m=m, n=64, k=k)
+    return TileConfig(m=m, n=64, k=k)
 
 
 def _up(
@@ -60,11 +60,11 @@ def _up(
 ) -> None:  # fmt: skip
     """Gate and up with their biases and activation, in place."""
     if experts.is_squared:
-        expert_product(x, weight, counts_L, rows_LT, None, out, choose_cut(weight, mean))
+        expert_gemm(x, weight, counts_L, rows_LT, None, out, choose_tile(weight, mean))
         out.relu_().square_()
         return
     both = torch.empty((len(out), 2 * out.shape[1]), dtype=out.dtype, device=out.device)
-    expert_product(x, weight, counts_L, rows_LT, None, both, choose_cut(weight, mean))
+    expert_gemm(x, weight, counts_L, rows_LT, None, both, choose_tile(weight, mean))
     held = range(experts.first, experts.first + experts.count)
     bias_LG = experts.gate_up_bias
     activate_pairs(both, ids_TK, held, out, gate=gate_of(experts), bias_LG=bias_LG)
@@ -74,4 +74,4 @@ def _down(
     x: Tensor, weight: Any, counts_L: Tensor, rows_LT: Tensor, scales: Any, out: Tensor,
     *, mean: float,
 ) -> None:  # fmt: skip
-    expert_product(x, weight, counts_L, rows_LT, scales, out, choose_cut(weight, mean))
+    expert_gemm(x, weight, counts_L, rows_LT, scales, out, choose_tile(weight, mean))

@@ -29,12 +29,12 @@ def create_moe_backend(
     if ops.name == "triton":
         from functools import partial
 
-        from minisgl.kernel.grouped import GroupedProducts
+        from minisgl.kernel.grouped import GroupedGemms
         from minisgl.kernel.hopper import on_hopper
         from minisgl.moe.fused import FusedMoeBackend  # needs Triton, which a CPU's torch lacks
 
-        otherwise = "experts' products of many rows are Triton's"
-        return FusedMoeBackend(ops, on_hopper(partial(GroupedProducts, dtype), otherwise))
+        otherwise = "experts' GEMMs of many rows are Triton's"
+        return FusedMoeBackend(ops, on_hopper(partial(GroupedGemms, dtype), otherwise))
     if ops.name == "cpu":
         from minisgl.kernel.cpu import CpuOps
         from minisgl.moe.cpu import CpuMoeBackend

@@ -16,12 +16,12 @@ from minisgl.quantization.panelled import PanelledWeight
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
-    from minisgl.kernel.packed import PackedProducts
+    from minisgl.kernel.packed import PackedGemms
     from minisgl.kernel.triton.packed import Packed
 
 
 class QuantisedWeight(PanelledWeight):
-    _kernels: PackedProducts | None = None
+    _kernels: PackedGemms | None = None
     packed_stack: Packed | None = None
     """A stack of experts, for the kernels of `minisgl.moe`."""
 
@@ -43,9 +43,9 @@ class QuantisedWeight(PanelledWeight):
         if len(packed.shape) == 3:
             self.packed_stack = packed
             return
-        from minisgl.kernel.packed import PackedProducts
+        from minisgl.kernel.packed import PackedGemms
 
-        self._kernels = PackedProducts(self.ops, packed, self.dtype)
+        self._kernels = PackedGemms(self.ops, packed, self.dtype)
 
     def linear(
         self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None

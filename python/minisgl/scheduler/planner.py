@@ -37,16 +37,22 @@ class Planner:
 
     def plan(self) -> Plan | None:
         """Return the next step, or None if nothing can be computed now."""
-        requests = self._requests
+        requests, num_retractions = self._requests, self._requests.stats.num_retractions
         if requests.void_from is not None and not requests.recover():
             return None
+        if requests.has_rivals:
+            from minisgl.scheduler.preemption import give_way
+
+            give_way(self, requests, requests.waiting[:WINDOW])
         plan = PlanBuilder(requests.next_step, requests.needs)
         self._plan_decodes(plan)
         if plan.unfinished or requests.waiting:
             self._plan_prompts(plan)
         if not plan.uids:
             assert not plan.begins, "a request has started without a row"
-            return None
+            # A request alone has given its duplicates of cached pages, and can start with those.
+            is_released = requests.stats.num_retractions > num_retractions and not requests.leaving
+            return self.plan() if is_released else None
         requests.next_step += 1
         requests.stats.num_steps += 1
         return plan.build()
@@ -56,8 +62,7 @@ class Planner:
         page_size = self.config.page_size
         unfinished: list[Req] = []
         for req in self._requests.running[:]:
-            start = req.num_computed
-            known = req.num_known
+            start, known = req.num_computed, req.num_known
             if known >= req.max_len or req.table_idx < 0 or req.leaving:
                 continue  # its last token is promised, or it was retracted in this loop
             if known - start != 1:
@@ -80,7 +85,7 @@ class Planner:
             plan.decode_ids.append(token)
             plan.output_idxs.append(known - num_prompt)
             req.num_computed = known
-            req.num_known = known + 1
+            req.num_known = known + 1  # the row samples: it promises a token
             req.num_flights += 1
         plan.end_decodes()
         plan.unfinished = [req for req in unfinished if req.table_idx >= 0 and not req.leaving]
@@ -119,14 +124,22 @@ class Planner:
         self._plan_chunks(plan, budget, in_order)
 
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
-        """Requests of the same priority with fewer tokens left to compute, the fewest first."""
+        """Requests of the same priority with fewer tokens left to compute, the fewest first.
+
+        Of another key, with fewer left than `first` even if what that key was served before is
+        added. None starts before a waiting request of another key, which would retract it again.
+        """
         shorter = []
-        most = first.num_left - 1
+        waiting, most = self._requests.waiting, first.num_left - 1
         for index, req in enumerate(in_order):
+            if req.table_idx < 0 and req.order[3] != waiting[0].order[3]:
+                break
             if req.order[0] == first.order[0] and req is not first:
                 if req.table_idx < 0 and req.num_reusable is None:
-                    req.num_reusable = self._requests.cache.num_cached(req, self._reusable_ids(req))
-                if (num_left := req.num_left) <= most:
+                    req.num_reusable = self._requests.cache.num_cached(req, self.reusable_ids(req))
+                is_same_key = req.order[3] == first.order[3]
+                lead = 0 if is_same_key else req.order[1] - first.order[1]
+                if lead + (num_left := req.num_left) <= most:
                     shorter.append((num_left, index))
         return [in_order[index] for _, index in sorted(shorter)]
 
@@ -165,40 +178,38 @@ class Planner:
         self._requests.cache.publish(req, end, plan.step)
         if end == known:
             plan.unfinished.remove(req)
-            req.num_known += 1
+            req.num_known += 1  # the row samples: it promises a token
         return True
 
     def _ensure_running(self, plan: PlanBuilder, req: Req) -> bool:
         """Start `req` if it waits and can start. Returns whether it runs.
 
-        It cannot start while another request computes a prefix that it can share, or while pages
-        are missing. If pages are missing, no other request starts in this step either: pages that
+        It cannot start while another request computes a prefix of its prompt, or while pages are
+        missing. If pages are missing, no later request starts in this step either: the pages that
         become free are for this one.
         """
         if req.table_idx >= 0:
             return not req.leaving
-        if (
-            plan.is_full
-            or not self._requests.free_table_idxs
-            or self._waits_for_prefix(req, plan.unfinished)
-        ):
+        is_full = plan.is_full or not self._requests.free_table_idxs
+        if is_full or self.waits_for_prefix(req, plan.unfinished):
             return False
-        num_cached = self._requests.cache.attach(req, self._reusable_ids(req), plan.step)
+        num_cached = self._requests.cache.attach(req, self.reusable_ids(req), plan.step)
         if num_cached is None:
             return False
-        end, others, growth = (
-            req.num_known + 1,
-            len(self._requests.running),
-            self.config.watermark_tokens,
-        )
-        if not self._requests.cache.has_room(req, end, plan.unfinished, others, growth):
+        if not self.has_room(req, plan.unfinished):
             self._requests.cache.release(req)
             plan.is_full = True
             return False
         self._start(plan, req, num_cached)
         return True
 
-    def _waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
+    def has_room(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether the pages suffice for `req`, for these others, and for what all that run
+        will need next."""
+        others, growth = len(self._requests.running), self.config.watermark_tokens
+        return self._requests.cache.has_room(req, req.num_known + 1, unfinished, others, growth)
+
+    def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether `req` should wait for pages that a running request is computing.
 
         `req` remembers that request until the pages are computed, so a waiting request is compared
@@ -218,7 +229,7 @@ class Planner:
         req.prefix_source = None
         return False
 
-    def _reusable_ids(self, req: Req) -> IdArray:
+    def reusable_ids(self, req: Req) -> IdArray:
         """Return the ids whose KV may come from the cache: all but the last, which is computed,
         and those whose prompt log-probabilities are not reported yet."""
         return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))

@@ -25,9 +25,10 @@ from minisgl.scheduler.stats import SchedulerStats
 class Requests:
     """Mutable: the state that the planner and the scheduler share.
 
-    waiting, running: by order. leaving: by uid; they are in a flight and not planned any more.
-    needs: of the rows of the tables. next_step: the number of the next plan. void_from: outcomes
-    from this failed step on are discarded; None if no step failed.
+    waiting, running: in order. leaving: by uid; a flight still has a row of them, but no more rows
+    are planned. needs: what the rows of the tables need beside a token. next_step: the number of
+    the next plan. void_from: outcomes from this failed step on are discarded; None if no step
+    failed.
     """
 
     def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
@@ -43,6 +44,12 @@ class Requests:
         self.free_table_idxs = list(range(config.max_running - 1, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether a waiting request has a lower tag than a running one; without keys never."""
+        waiting, running = self.waiting, self.running
+        return bool(waiting and running) and waiting[0].order[1] < running[-1].order[1]
 
     def add(self, req: Req) -> None:
         """Let a new request wait."""
@@ -79,7 +86,7 @@ class Requests:
             self.leaving[req.uid] = req
 
     def release_settled(self, rows: Iterable[Req]) -> None:
-        """Release those of the requests that leave and are in no flight any more."""
+        """Release the requests that are leaving and have no row in a flight any more."""
         if self.leaving:
             for req in rows:
                 if req.leaving and req.num_flights == 0 and req.table_idx >= 0:
@@ -122,5 +129,5 @@ class Requests:
         return True
 
 
-def order(req: Req) -> tuple[int, int, int]:
+def order(req: Req) -> tuple[int, int, int, int]:
     return req.order

@@ -27,6 +27,7 @@ from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import Plan, StepFailed, StepOutcome
 from minisgl.core.req import ALL, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
+from minisgl.kvcache import CacheManager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
@@ -57,7 +58,7 @@ class Scheduler:
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        self._refused: dict[int, RequestError] = {}  # by uid; the masker has no mask
+        self._refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`
 
     @property
     def runnable(self) -> bool:
@@ -97,7 +98,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max(max_tokens, 1),  # a token is sampled even if none is wanted
-            order=(message.priority, message.share, self._arrivals),
+            order=(message.priority, message.share[0], self._arrivals, message.share[1]),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
@@ -190,9 +191,9 @@ class Scheduler:
             logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
             if plan.logprob_rows:
                 logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
-            tops: Iterable[list[tuple[int, float]]] = repeat([], len(plan.sample_rows))
+            tops: Iterable[Sequence[tuple[int, float]]] = repeat((), len(plan.sample_rows))
             if plan.top_rows:
-                tops = [outcome.tops.get(index, []) for index in range(len(plan.sample_rows))]
+                tops = [outcome.tops.get(index, ()) for index in range(len(plan.sample_rows))]
             for row, token, logprob, top in zip(
                 plan.sample_rows, outcome.next_ids, logprobs, tops, strict=True
             ):
@@ -256,27 +257,13 @@ class Scheduler:
     # --- for reports and tests -----------------------------------------------------------------
 
     @property
-    def waiting(self) -> Sequence[Req]:
-        return self.requests.waiting
-
-    @property
     def num_running(self) -> int:
         return len(self.requests.running)
 
     @property
-    def num_pages(self) -> int:
-        """Pages of all cache groups."""
-        return self.requests.cache.num_pages
-
-    @property
-    def num_used_pages(self) -> int:
-        """Pages that running requests hold."""
-        return self.requests.cache.num_used_pages
-
-    @property
-    def num_cached_pages(self) -> int:
-        """Pages that no request holds, kept for later requests with the same prefix."""
-        return self.requests.cache.num_cached_pages
+    def cache(self) -> CacheManager:
+        """Which counts pages: all, those that running requests hold, those that are kept."""
+        return self.requests.cache
 
     def check(self) -> None:
         """Raise AssertionError if pages, locks or lengths do not add up. Slow: for tests."""

@@ -50,7 +50,7 @@ class Frontend:
 
     tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
     keep their order. num_ranks: ranks on this machine. max_queued, max_running: the most requests
-    that may wait in the scheduler, and be computed. observer: counts and traces every request.
+    that may wait in the scheduler, and run at once. observer: counts and traces every request.
     context_length: the most tokens of one request, set when the engine is ready. failure: set when
     a worker has died, until others have started. is_draining: no more requests are taken.
     """
@@ -97,9 +97,9 @@ class Frontend:
     ) -> Call:
         """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
 
-        num_choices: `prompts` has each prompt so many times in a row, for choices of which each has
-        a seed of its own (`seed_of`). The first choice computes the prompt, the others find it in
-        the prefix cache. is_clamped: `max_tokens` is lowered to what the context leaves.
+        num_choices: choices per prompt. `prompts` has each prompt this many times in a row. A
+        choice gets its own seed (`seed_of`). The first choice computes the prompt, the others find
+        it in the prefix cache. is_clamped: `max_tokens` is lowered to what the context leaves.
         Raises EngineError if a worker has died or the server ends, InvalidRequest for a value that
         cannot be sent, ServerBusy if far too many prompts are open.
         """
@@ -135,7 +135,7 @@ class Frontend:
                 jobs[uid] = key.begin(prompt, params, counts_prompt=is_first)
             message = TokenizeMsg(
                 uid=uid,
-                share=jobs[uid].tag if key else 0,
+                share=jobs[uid].share if key else (0, 0),
                 prompt=prompt,
                 sampling=params,
                 priority=priority,

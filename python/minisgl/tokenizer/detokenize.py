@@ -43,7 +43,7 @@ RequestReply = Accepted | TextReply | Finished | Failed
 class Output:
     """The output of one running request. Mutable: it collects the contents of the next `TextReply`.
 
-    num_tokens: output tokens so far; the last one counted is the one that completed a stop string.
+    num_tokens: output tokens so far, up to the one that completed a stop string.
     num_chars: characters of the text so far, held text included. tokens: for requests with
     log-probabilities.
     """
@@ -70,7 +70,9 @@ class Output:
 
     def add(self, token: Token | PromptLogprobs) -> bool:
         """Add the token's text. Returns whether it completes a stop string."""
-        assert isinstance(token, Token), "only a `PromptOutput` takes what there is of the prompt"
+        assert isinstance(token, Token), (
+            "only a `PromptOutput` reports log-probabilities of the prompt"
+        )
         self.num_tokens += 1
         self.token_ids.append(token.id)
         if token.logprob is not None:
@@ -87,7 +89,8 @@ class Output:
             self.text += self.matcher.flush()
 
     def closed(self, event: Finished) -> Finished:
-        """The request has finished; `take` then returns the rest."""
+        """Close the output of a finished request. Returns the event to send, which a subclass may
+        change. `take` returns the rest of the text afterwards."""
         return event
 
     def take(self, uid: int) -> TextReply:
@@ -97,9 +100,11 @@ class Output:
             text=self.text,
             token_ids=self.token_ids,
             logprobs=self.logprobs or None,
-            tokens=self.tokens,
+            tokens=self.tokens or (),
         )
-        self.text, self.token_ids, self.logprobs, self.tokens = "", [], [], []
+        self.text, self.token_ids = "", []
+        if self.logprobs:
+            self.logprobs, self.tokens = [], []
         return reply
 
     def _token_text(self, token: Token) -> TokenText:

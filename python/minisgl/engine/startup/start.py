@@ -45,7 +45,8 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
 
         tuning = replace(tuning, num_threads=choose_threads(engine))
         engine.apply(tuning)
-    if engine.replays_prompts:
+    replays_prompts = engine.prompts_graph_safe and bool(engine.runner.prompt_sizes)
+    if replays_prompts:
         from minisgl.engine.startup.graphs import choose_prompt_graphs
 
         tuning = replace(tuning, graph_tokens=choose_prompt_graphs(engine))
@@ -60,7 +61,7 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
         from minisgl.engine.startup.graphs import capture_decodes, capture_prompts
 
         capture_decodes(engine)
-        if engine.replays_prompts:
+        if replays_prompts:
             capture_prompts(engine)
     clock.lap("graphs")
     return tuning

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,16 +47,33 @@ def compile_kernels(engine: Engine) -> None:
         return
     logger.info("compiling the kernels that requests will need (first start of this model) ...")
     start = time.monotonic()
-    if compiled_only := [plan for plan in plans if engine.can_compile_only(plan)]:
-        engine.compile_only(compiled_only)
+    if compiled_only := [plan for plan in plans if can_compile_only(engine, plan)]:
+        engine.device.compile_only(_prepared(engine, plan) for plan in compiled_only)
     for plan in plans:
-        if not engine.can_compile_only(plan):
+        if not can_compile_only(engine, plan):
             run_probe(engine, plan)
     logger.info("compiled in %.1f s", time.monotonic() - start)
     with contextlib.suppress(OSError):  # without markers the next start compiles again
         for marker in markers:
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
+
+
+def can_compile_only(engine: Engine, plan: Plan) -> bool:
+    """Whether the device can compile without running, and no part of the step waits for it."""
+    has_prompts = plan.num_decodes < plan.num_rows
+    is_safe = engine.prompts_graph_safe if has_prompts else engine.graph_safe
+    return engine.device.can_compile_only and is_safe
+
+
+def _prepared(engine: Engine, plan: Plan) -> Callable[[], Callable[[], object]]:
+    """Return a step as `Device.compile_only` takes it."""
+
+    def prepare() -> Callable[[], object]:
+        arrays, inputs, sampling = engine.upload_step(plan)
+        return lambda: engine.sampler.sample(engine.forward(plan, arrays.padded, inputs), sampling)
+
+    return prepare
 
 
 def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:

@@ -68,15 +68,15 @@ def extend(
         (
             page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, kind_of(pool),
             bool(window),
-            cap, sinks is not None, _row_form(num_rows), block_m, block_h, block_n,
+            cap, sinks is not None, _row_bucket(num_rows), block_m, block_h, block_n,
         ),
         dtype=(q_TNH.dtype, pool.k.dtype), num_warps=8 if block_m == 128 else 4,
         num_stages=1 if wide else 3,
     )  # fmt: skip
 
 
-def _row_form(num_rows: int) -> int:
-    """At least as many rows, a power of two, of few kinds: each is another kernel."""
+def _row_bucket(num_rows: int) -> int:
+    """Return a power of two, at least `num_rows`. There are few, because each is a kernel."""
     return 1 if num_rows == 1 else 64 if num_rows <= 64 else max(power_of_2(num_rows), 1024)
 
 

@@ -2,7 +2,7 @@
 
 A program holds some outputs' whole weights in registers: it loads them before it waits for the
 kernel that makes its input (see `minisgl.kernel.triton.launch`), so one layer's weights arrive
-while the layer before still computes. The norm before and the activation behind a product are
+while the layer before still computes. The norm before and the activation behind a GEMV are
 done by the programs themselves, once each: at one row a kernel of its own costs more.
 
 Axes: M rows, D inputs, F outputs.
@@ -31,7 +31,7 @@ KB, 7.47 with 32, 7.01 with 48 and 64."""
 
 
 def reaches(num_rows: int, inputs: int) -> bool:
-    """Whether these kernels are for such a product. Of no rows, as in a step of which no row
+    """Whether these kernels compute such a GEMM. With no rows, as in a step in which no row
     samples, there is nothing to launch."""
     return 0 < num_rows <= 2 and inputs <= (MAX_INPUTS if num_rows == 1 else MAX_INPUTS_OF_2)
 
@@ -118,16 +118,16 @@ def _held_kernel(
             x_a = norm_a * (x_a.to(tl.float32) * scale).to(x_a.dtype)
             if REST:
                 x_b = norm_b * (x_b.to(tl.float32) * scale).to(x_b.dtype)
-        y = _product(weight_a, x_a)
+        y = _dot(weight_a, x_a)
         if REST:
-            y += _product(weight_b, x_b)
+            y += _dot(weight_b, x_b)
         if BIAS:
             y += tl.load(bias_ptr + f, mask=in_f, other=0.0).to(tl.float32)
         y = y.to(x_a.dtype)
         if GATED:
-            up = _product(up_a, x_a)
+            up = _dot(up_a, x_a)
             if REST:
-                up += _product(up_b, x_b)
+                up += _dot(up_b, x_b)
             if BIAS:
                 up += tl.load(bias_ptr + F + f, mask=in_f, other=0.0).to(tl.float32)
             y = activate(y, SILU) * up.to(x_a.dtype)
@@ -135,7 +135,7 @@ def _held_kernel(
 
 
 @triton.jit
-def _product(weight, x):
+def _dot(weight, x):
     """[BLOCK, X] @ [X], in float32."""
     return tl.sum(weight.to(tl.float32) * x.to(tl.float32)[None, :], 1)
 

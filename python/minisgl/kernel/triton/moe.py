@@ -1,17 +1,17 @@
-"""Routing, and the experts of a mixture as grouped products (no token is dropped).
+"""Routing, and the experts of a mixture as grouped GEMMs (no token is dropped).
 
 The pairs of a token and an expert are grouped by expert, so that each expert's weights are read
 once (`moe_few` is for few tokens)::
 
     route   logits [T, E] -> K weights and expert ids of each token
     place   pairs -> rows [L, T]: for each expert its pairs, as many as counts [L] says
-    product tiles of BLOCK_M pairs of one expert by BLOCK_N outputs: gate and up with their
+    gemm    tiles of BLOCK_M pairs of one expert by BLOCK_N outputs: gate and up with their
             activation, then down with the routing weight
     total   the K results of each token
 
 Nothing waits for the device and shapes follow from T alone, so all of it can be captured in a
 graph. A tile finds its expert by a running sum over counts: tiles past the last one return. Pairs
-are placed with atomic additions, in any order, which no result depends on: a pair's products are
+are placed with atomic additions, in any order, which no result depends on: a pair's results are
 computed in the same order wherever its row is in a tile, and `total` adds in order of K. Grouping
 tokens into padded blocks of one expert is MegaBlocks' idea (Gale et al. 2022).
 
@@ -41,7 +41,7 @@ LOWEST = tl.constexpr(-3.0e38)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """How one grouped product is cut: pairs, outputs and inputs of a tile, warps, stages."""
+    """How a grouped GEMM is tiled: pairs, outputs and inputs of a tile, warps, stages."""
 
     m: int
     n: int
@@ -69,8 +69,8 @@ class Gate:
 SILU = Gate()
 
 
-Product = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
-"""`product`, without its keywords."""
+Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
+"""`grouped_gemm`, without its keywords."""
 
 
 def route(
@@ -102,8 +102,8 @@ def experts(
     first: int,
     counts_L: Tensor,
     *,
-    up: Product,
-    down: Product,
+    up: Gemm,
+    down: Gemm,
     down_bias_LD: Tensor | None = None,
 ) -> Tensor:
     """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up.
@@ -155,7 +155,7 @@ def place(ids_TK: Tensor, counts_L: Tensor, first: int) -> Tensor:
     return rows_LT
 
 
-def product(
+def grouped_gemm(
     x: Tensor,
     weight: Tensor,
     counts_L: Tensor,
@@ -177,7 +177,7 @@ def product(
     # Each expert's last tile may be short; none has more pairs than there are tokens.
     busy = min(num_held, num_pairs)
     num_tiles = min(num_pairs // tile.m + busy, busy * -(-num_tokens // tile.m))
-    _launch_product(
+    _launch_gemm(
         (num_tiles * -(-outputs // tile.n), 1, 1),
         (x, weight, counts_L, rows_LT, x if scales is None else scales, out,
          x if bias is None else bias, num_tokens),
@@ -258,7 +258,7 @@ def squared(up, type: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _product_kernel(
+def _grouped_gemm(
     x_ptr, weight_ptr, counts_ptr, rows_ptr, scale_ptr, out_ptr, bias_ptr, num_tokens,
     L: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
     SQUARED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr,
@@ -347,5 +347,5 @@ def _total_kernel(
 
 _launch_route = Launcher(_route_kernel)
 _launch_place = Launcher(_place_kernel)
-_launch_product = Launcher(_product_kernel)
+_launch_gemm = Launcher(_grouped_gemm)
 _launch_total = Launcher(_total_kernel)

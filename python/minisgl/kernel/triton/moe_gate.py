@@ -1,6 +1,6 @@
-"""The activation of a mixture's experts, for products that leave gate and up apart.
+"""The activation of a mixture's experts, for GEMMs that leave gate and up apart.
 
-The kernels of packed weights (`packed_product`) add no biases. This one adds them before the
+The kernels of packed weights (`packed_gemm`) add no biases. This one adds them before the
 activation; `minisgl.kernel.triton.moe.experts` adds those of down to the sum over experts.
 
 Axes: T tokens, K experts of a token, L experts of this rank, F intermediate size, G = 2F.

@@ -1,4 +1,4 @@
-"""What a product of 16-bit numbers may differ by from float64: rounding, and float32 sums."""
+"""What a GEMM of 16-bit numbers may differ by from float64: rounding, and float32 sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUM_ERROR = 2**-18
 """Of the sum of magnitudes: float32 sums, of which a matrix instruction cuts bits."""
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def exact_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """float64 (x weight^T + bias, what it may differ by before it is rounded)."""
     want, magnitude = x.double() @ weight.double().T, x.abs().double() @ weight.abs().double().T
     if bias is not None:

@@ -1,4 +1,4 @@
-"""`benchmarks products` as far as a CPU goes: sizes, floors, refusals, and steps of an engine."""
+"""`benchmarks gemms` as far as a CPU goes: sizes, floors, refusals, and steps of an engine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks import decode_steps, products
-from benchmarks.products import SHAPES, Layer
+from benchmarks import decode_steps, gemms
+from benchmarks.gemms import SHAPES, Layer
 from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.floor import product_floor_s
+from minisgl.benchmark.floor import gemm_floor_s
 from minisgl.builtin import model_path
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import ConfigError
@@ -37,8 +37,8 @@ def test_sizes_of_a_layer(shape: str, sizes: tuple[int, int, int, int]) -> None:
 
 def test_the_floor_is_weights_or_arithmetic() -> None:
     # Down of 14B, 5,120 x 17,408: 178.26 MB at 4.3 TB/s; 45.63 GFLOP at 790 TFLOP/s.
-    assert product_floor_s(64, 5120 * 17_408) == pytest.approx(41.46e-6, rel=1e-3)
-    assert product_floor_s(256, 5120 * 17_408) == pytest.approx(57.76e-6, rel=1e-3)
+    assert gemm_floor_s(64, 5120 * 17_408) == pytest.approx(41.46e-6, rel=1e-3)
+    assert gemm_floor_s(256, 5120 * 17_408) == pytest.approx(57.76e-6, rel=1e-3)
     floors = Layer.of(SHAPES["qwen3-14b"]).floors_s(64)
     assert list(floors) == ["qkv", "o", "gate_up", "down"]
     assert sum(floors.values()) == pytest.approx(153.6e-6, rel=1e-3)  # 330.3 million weights
@@ -46,14 +46,14 @@ def test_the_floor_is_weights_or_arithmetic() -> None:
 
 def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
     torch.manual_seed(0)
-    layers = [products.random_weights(TINY, torch.device("cpu")) for _ in range(60)]
+    layers = [gemms.random_weights(TINY, torch.device("cpu")) for _ in range(60)]
     x, attended = torch.randn(8, 64).bfloat16(), torch.randn(8, 32).bfloat16()
     outputs = []
     for scale in (1, 0):
         layers[30]["down"] *= scale
-        outputs.append(products.run_layers(Ops(), layers, x, attended).float())
+        outputs.append(gemms.run_layers(Ops(), layers, x, attended).float())
     whole, partial = outputs
-    assert (whole - partial).norm() / whole.norm() > products.TOLERANCE
+    assert (whole - partial).norm() / whole.norm() > gemms.TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
 )
 def test_wrong_flags_are_told(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        main(["products", *flags.split()], "benchmarks")
+        main(["gemms", *flags.split()], "benchmarks")
     assert exit_info.value.code == 2
     assert says in " ".join(capsys.readouterr().err.split())
 
@@ -76,9 +76,9 @@ def test_without_a_gpu_it_is_a_sentence(
     flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["products", *flags.split()], "benchmarks") == 2
+    assert main(["gemms", *flags.split()], "benchmarks") == 2
     assert capsys.readouterr().err == (
-        "python -m benchmarks products: this times a GPU, and torch finds no CUDA device "
+        "python -m benchmarks gemms: this times a GPU, and torch finds no CUDA device "
         "here; `python -m benchmarks kernels` and "
         "`minisgl bench versus_transformers` time a CPU\n"
     )

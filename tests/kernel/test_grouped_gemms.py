@@ -1,4 +1,4 @@
-"""Which experts Hopper's own products take; the kernel itself runs on GPUs."""
+"""Which experts our grouped GEMMs for Hopper take; the kernel itself runs on GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisgl.kernel.grouped import (
     MAX_EXPERTS,
     MOST,
     STEP,
-    GroupedProducts,
+    GroupedGemms,
     _shared_bytes,
     _Task,
 )
@@ -35,12 +35,12 @@ def test_what_is_handed_over_is_laid_out_as_the_kernel_reads_it() -> None:
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> GroupedProducts:
+def gemms(monkeypatch: pytest.MonkeyPatch) -> GroupedGemms:
     """As on an H200, without one: nothing is compiled or launched."""
-    products = GroupedProducts.__new__(GroupedProducts)
-    products._kernels = uncompiled("left to Triton")
+    gemms = GroupedGemms.__new__(GroupedGemms)
+    gemms._kernels = uncompiled("left to Triton")
     monkeypatch.setattr(Kernels, "make", lambda self, kind: 1)
-    return products
+    return gemms
 
 
 def _tensors(
@@ -53,18 +53,18 @@ def _tensors(
     )
 
 
-def test_takes_16_bit_experts_of_whole_turns(products: GroupedProducts) -> None:
-    assert products.takes(*_tensors())
-    assert products.takes(*_tensors(dtype=torch.float16))
-    assert products.takes(*_tensors(experts=MAX_EXPERTS))
-    assert not products.takes(*_tensors(dtype=torch.float32))
-    assert not products.takes(*_tensors(hidden=72))
-    assert not products.takes(*_tensors(inner=40))
-    assert not products.takes(*_tensors(experts=MAX_EXPERTS + 1))
+def test_takes_16_bit_experts_of_whole_turns(gemms: GroupedGemms) -> None:
+    assert gemms.takes(*_tensors())
+    assert gemms.takes(*_tensors(dtype=torch.float16))
+    assert gemms.takes(*_tensors(experts=MAX_EXPERTS))
+    assert not gemms.takes(*_tensors(dtype=torch.float32))
+    assert not gemms.takes(*_tensors(hidden=72))
+    assert not gemms.takes(*_tensors(inner=40))
+    assert not gemms.takes(*_tensors(experts=MAX_EXPERTS + 1))
 
 
 def test_what_does_not_compile_is_left_to_triton(
-    products: GroupedProducts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gemms: GroupedGemms, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = []
 
@@ -74,6 +74,6 @@ def test_what_does_not_compile_is_left_to_triton(
 
     monkeypatch.setattr(Kernels, "make", fail)
     for _ in range(3):
-        assert not products.takes(*_tensors())
+        assert not gemms.takes(*_tensors())
     assert len(attempts) == 1, "tried again at every step"
     assert "left to Triton: the disk is full" in caplog.text

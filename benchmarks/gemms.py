@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.decode_steps import measure_steps
 from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
-from minisgl.benchmark.floor import product_floor_s
+from minisgl.benchmark.floor import gemm_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES as MODELS
@@ -48,10 +48,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 ROWS = (4, 16, 64, 96, 128, 144, 160, 176, 192, 208, 224, 240, 256)
-WEIGHT_BYTES = 256 << 20  # of one product in all layers: five times the L2 cache of an H200
+WEIGHT_BYTES = 256 << 20  # of one GEMM in all layers: five times the L2 cache of an H200
 EPS = 1e-6
 TOLERANCE = 5e-2
-"""Of the outputs' norm. Simulated roundings give 0.0045 for one layer, 0.023 for 64; one product of
+"""Of the outputs' norm. Simulated roundings give 0.0045 for one layer, 0.023 for 64; one GEMM of
 64 layers left out is a tenth of the residual."""
 
 
@@ -76,7 +76,7 @@ class Layer:
         )
 
     @property
-    def products(self) -> dict[str, tuple[int, int]]:
+    def gemms(self) -> dict[str, tuple[int, int]]:
         """(outputs, inputs) of each."""
         return {
             "qkv": (self.qkv, self.hidden),
@@ -86,11 +86,11 @@ class Layer:
         }
 
     def floors_s(self, rows: int) -> dict[str, float]:
-        return {name: product_floor_s(rows, n * k) for name, (n, k) in self.products.items()}
+        return {name: gemm_floor_s(rows, n * k) for name, (n, k) in self.gemms.items()}
 
     def num_copies(self) -> int:
-        """Layers until even the smallest product's weights are more than a cache holds."""
-        smallest = min(2 * n * k for n, k in self.products.values())
+        """Layers until even the smallest GEMM's weights are more than a cache holds."""
+        smallest = min(2 * n * k for n, k in self.gemms.values())
         return -(-WEIGHT_BYTES // smallest)
 
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     add_json(parser)
     args = parser.parse_args(argv)
     need_gpu()
-    setup_logging("products")
+    setup_logging("gemms")
     load = machine_load()
     rates = card_rates()
     print(rates)
@@ -152,11 +152,11 @@ def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[di
             for size in (layer.hidden, layer.attended, layer.inner)
         }
         x, attended = inputs[layer.hidden], inputs[layer.attended]
-        torch.cuda.synchronize()  # our products fetch weights before they wait
+        torch.cuda.synchronize()  # our gemms fetch weights before they wait
         graphs, outputs = {}, {}
         for key, ops in variants.items():
             graphs[key], outputs[key] = captured(partial(run_layers, ops, layers, x, attended))
-        for key, (_, size) in layer.products.items():
+        for key, (_, size) in layer.gemms.items():
             weights = [layer_weights[key] for layer_weights in layers]
             run = partial(_run_alone, variants["cublas"], inputs[size], weights)
             graphs[key], _ = captured(run)
@@ -191,11 +191,11 @@ def _row(
 
 
 def random_weights(layer: Layer, device: torch.device) -> dict[str, Tensor]:
-    """Of the products, and of the norms before them."""
+    """Of the gemms, and of the norms before them."""
     bfloat16: Any = {"device": device, "dtype": torch.bfloat16}
     weights = {
         key: torch.empty(n, k, **bfloat16).normal_(0, k**-0.5)
-        for key, (n, k) in layer.products.items()
+        for key, (n, k) in layer.gemms.items()
     }
     sizes = {"qkv": layer.hidden, "o": layer.attended, "gate_up": layer.hidden}
     return weights | {f"{key}_norm": torch.ones(n, **bfloat16) for key, n in sizes.items()}

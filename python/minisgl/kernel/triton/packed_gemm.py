@@ -24,7 +24,7 @@ from minisgl.kernel.triton.packed import Packed, as_float, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class TileConfig:
     """Rows, outputs and inputs of a tile, programs that share the inputs, warps, stages."""
 
     m: int
@@ -35,59 +35,59 @@ class Cut:
     stages: int = 3
 
 
-def product(
-    x_MD: Tensor, weight: Packed, bias: Tensor | None, cut: Cut, done: Tensor | None
+def packed_gemm(
+    x_MD: Tensor, weight: Packed, bias: Tensor | None, tile: TileConfig, done: Tensor | None
 ) -> Tensor:
     """x @ weight.T + bias. done: zeros, int32, one for each tile; left as zeros."""
     rows, inputs = x_MD.shape
     outputs = weight.shape[-2]
     out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
-    tiles_m = -(-rows // cut.m)
-    shape = (cut.split, rows, outputs) if cut.split > 1 else (1,)
+    tiles_m = -(-rows // tile.m)
+    shape = (tile.split, rows, outputs) if tile.split > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x_MD.device)
-    assert cut.split == 1 or done is not None
-    _launch_product(
-        (-(-outputs // cut.n), tiles_m, cut.split),
+    assert tile.split == 1 or done is not None
+    _launch(
+        (-(-outputs // tile.n), tiles_m, tile.split),
         (
             x_MD, *weight.tensors, x_MD if bias is None else bias, out_MF, partial,
             partial if done is None else done, rows, partial, partial,
         ),
         (
-            0, 1, outputs, inputs, 1, cut.m, cut.n, cut.k, cut.split, bias is not None,
+            0, 1, outputs, inputs, 1, tile.m, tile.n, tile.k, tile.split, bias is not None,
             *weight.constants,
         ),
-        dtype=(x_MD.dtype, *weight.key), num_warps=cut.warps, num_stages=cut.stages,
+        dtype=(x_MD.dtype, *weight.key), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out_MF
 
 
-def expert_product(
+def expert_gemm(
     x: Tensor,
     weight: Packed,
     counts_L: Tensor,
     rows_LT: Tensor,
     scales: Tensor | None,
     out: Tensor,
-    cut: Cut,
+    tile: TileConfig,
 ) -> None:
     """out [pairs, F] = scales [pairs] * x times each pair's expert's weight [L, F, D], in place.
 
-    See `minisgl.kernel.triton.moe.product`, which differs without scales: here out is [pairs, F].
+    Differs from `minisgl.kernel.triton.moe.grouped_gemm` without scales: here out is [pairs, F].
     """
     (num_held, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
     busy = min(num_held, num_pairs)
-    num_tiles = min(num_pairs // cut.m + busy, busy * -(-num_tokens // cut.m))
-    _launch_product(
-        (-(-outputs // cut.n), num_tiles, 1),
+    num_tiles = min(num_pairs // tile.m + busy, busy * -(-num_tokens // tile.m))
+    _launch(
+        (-(-outputs // tile.n), num_tiles, 1),
         (
             x, *weight.tensors, x if scales is None else scales, out, out, out, num_tokens,
             counts_L, rows_LT,
         ),
         (
-            num_held, num_pairs // len(x), outputs, x.shape[1], power_of_2(num_held), cut.m, cut.n,
-            cut.k, 1, scales is not None, *weight.constants,
+            num_held, num_pairs // len(x), outputs, x.shape[1], power_of_2(num_held), tile.m,
+            tile.n, tile.k, 1, scales is not None, *weight.constants,
         ),
-        dtype=(x.dtype, *weight.key), num_warps=cut.warps, num_stages=cut.stages,
+        dtype=(x.dtype, *weight.key), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def find_pairs(
 
 
 @triton.jit(do_not_specialize=["M"])
-def _packed_product(
+def _packed_gemm(
     x_ptr, numbers_ptr, scale_ptr, zero_ptr, outer_ptr, bias_ptr, out_ptr, partial_ptr, done_ptr, M,
     counts_ptr, rows_ptr,
     L: tl.constexpr, SHARE: tl.constexpr, F: tl.constexpr, D: tl.constexpr, BLOCK_L: tl.constexpr,
@@ -184,4 +184,4 @@ def _packed_product(
     tl.store(out_ptr + at, acc.to(type), mask=inside)
 
 
-_launch_product = Launcher(_packed_product)
+_launch = Launcher(_packed_gemm)
