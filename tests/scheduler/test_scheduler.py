@@ -124,7 +124,7 @@ def test_attention_of_a_chunk_counts_against_the_next() -> None:
     for start in (0, 1000):
         budget = prompt_budget(config, num_decodes=1)
         budget.take(start, 1)
-        fitting.append(budget.fitting(0))
+        fitting.append(budget.fitting(0, 1024))
     assert 0 < fitting[1] < fitting[0]
 
 

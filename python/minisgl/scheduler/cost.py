@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
-from minisgl.core.event import Event, Failed, Finished
+from minisgl.core.event import Event, Failed, Finished, Token
 from minisgl.core.executor import Executor, Flight
 from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan, StepOutcome
@@ -44,7 +44,7 @@ class Ledger:
         if not self._num_flights:
             self._power.busy()
         self._num_flights += 1
-        for uid in plan.uids:
+        for uid in plan.uids[plan.num_decodes :]:  # the first step of a request is never a decode
             self._costs.setdefault(uid, [0.0, 0.0])
         return self._clock()
 
@@ -56,13 +56,17 @@ class Ledger:
         watts = self._power.watts() or 0.0
         if not self._num_flights:
             self._power.idle()
-        num_tokens = plan.num_tokens
-        for uid, start, end in zip(plan.uids, plan.starts, plan.ends, strict=True):
-            cost = self._costs.get(uid)
+        share = seconds / plan.num_tokens
+        joules = share * watts
+        for cost in map(self._costs.get, plan.uids[: plan.num_decodes]):
             if cost:  # None: it ended while this step was computed
-                share = seconds * (end - start) / num_tokens
                 cost[0] += share
-                cost[1] += share * watts
+                cost[1] += joules
+        for row in range(plan.num_decodes, plan.num_rows):
+            if cost := self._costs.get(plan.uids[row]):
+                num_tokens = plan.ends[row] - plan.starts[row]
+                cost[0] += share * num_tokens
+                cost[1] += joules * num_tokens
 
     def cost(self, uid: int) -> tuple[float, float] | None:
         """Return the device seconds and joules of a request that ends, and forget it.
@@ -105,14 +109,14 @@ class CostedOutbox:
         self._outbox, self._ledger = outbox, ledger
 
     def send(self, events: list[Event]) -> None:
-        self._outbox.send([self._costed(event) for event in events])
-
-    def _costed(self, event: Event) -> Event:
-        if isinstance(event, Finished):
-            return msgspec.structs.replace(event, cost=self._ledger.cost(event.uid))
-        if isinstance(event, Failed):
-            self._ledger.cost(event.uid)
-        return event
+        for index, event in enumerate(events):
+            if type(event) is Token:
+                continue
+            if isinstance(event, Finished):
+                events[index] = replace(event, cost=self._ledger.cost(event.uid))
+            elif isinstance(event, Failed):
+                self._ledger.cost(event.uid)
+        self._outbox.send(events)
 
     def pong(self, seq: int) -> None:
         self._outbox.pong(seq)

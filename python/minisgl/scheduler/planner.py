@@ -112,13 +112,14 @@ class Planner:
         While the first of them needs more than one step, shorter prompts may use up to half of the
         budget before it, the shortest first.
         """
-        waiting = self._requests.waiting[:WINDOW] if self._requests.free_table_idxs else []
-        in_order = sorted([*plan.unfinished, *waiting], key=order)
+        in_order = self._requests.waiting[:WINDOW] if self._requests.free_table_idxs else []
+        for req in plan.unfinished:
+            insort(in_order, req, key=order)
         first = next((req for req in in_order if self._ensure_running(plan, req)), None)
         if first is None:
             return
         budget = prompt_budget(self.config, len(plan.uids))
-        if first.num_left > budget.fitting(first.num_computed):
+        if budget.fitting(first.num_computed, first.num_left) < first.num_left:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
         self._plan_chunks(plan, budget, in_order)
 
@@ -129,17 +130,18 @@ class Planner:
         added. None starts before a waiting request of another key, which would retract it again.
         """
         shorter = []
-        for req in in_order:
-            if req.table_idx < 0 and req.order[3] != self._requests.waiting[0].order[3]:
+        waiting, most = self._requests.waiting, first.num_left - 1
+        for index, req in enumerate(in_order):
+            if req.table_idx < 0 and req.order[3] != waiting[0].order[3]:
                 break
             if req.order[0] == first.order[0] and req is not first:
                 if req.table_idx < 0 and req.num_reusable is None:
                     req.num_reusable = self._requests.cache.num_cached(req, self.reusable_ids(req))
                 is_same_key = req.order[3] == first.order[3]
                 lead = 0 if is_same_key else req.order[1] - first.order[1]
-                if lead + req.num_left < first.num_left:
-                    shorter.append(req)
-        return sorted(shorter, key=lambda req: req.num_left)
+                if lead + (num_left := req.num_left) <= most:
+                    shorter.append((num_left, index))
+        return [in_order[index] for _, index in sorted(shorter)]
 
     def _plan_chunks(
         self, plan: PlanBuilder, budget: PromptBudget, requests: list[Req], share: float = 1.0
@@ -148,17 +150,17 @@ class Planner:
 
         Skips waiting requests that cannot start.
         """
-        left = budget.fitting(0, share)
+        has_room = budget.fitting(0, 1, share)
         for req in requests:
-            if not left:
+            if not has_room:
                 return
             if req.uid in plan.with_chunk or not self._ensure_running(plan, req):
                 continue
             start = req.num_computed
-            num_tokens = budget.fitting(start, share)
+            num_tokens = budget.fitting(start, req.num_known - start, share)
             if num_tokens and self._plan_chunk(plan, req, num_tokens):
                 budget.take(start, req.num_computed - start)
-                left = budget.fitting(0, share)
+                has_room = budget.fitting(0, 1, share)
 
     def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
         """Plan the next chunk of an unfinished request, of at most `num_tokens`.
@@ -166,7 +168,7 @@ class Planner:
         Returns False, and plans nothing, if pages are missing.
         """
         start, known = req.num_computed, req.num_known
-        end = self._requests.cache.chunk_end(req, start, min(known, start + num_tokens))
+        end = self._requests.cache.chunk_end(req, start, start + num_tokens)
         if not self._make_room(plan, req, end):
             return False
         plan.add_chunk(req, start, end)
