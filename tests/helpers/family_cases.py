@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -274,11 +275,30 @@ def check_case(reference: PreTrainedModel, runner: Runner, num_outputs: int) -> 
     for sequence in sequences:
         expected = reference(torch.tensor([sequence.ids[:-1]])).logits[0]
         logits = torch.cat(sequence.logits).float().cpu()
-        assert relative_error(logits, expected) <= TOLERANCE
+        if relative_error(logits, expected) > TOLERANCE:
+            check_sensitive(reference, sequence, logits, expected)
         greedy = reference.generate(
             torch.tensor([sequence.prompt]), max_new_tokens=num_outputs, do_sample=False
         )[0, len(sequence.prompt) :].tolist()
         check_greedy(sequence, greedy, logits, expected)
+
+
+def check_sensitive(
+    reference: PreTrainedModel, sequence: Sequence, logits: torch.Tensor, expected: torch.Tensor
+) -> None:
+    """No position differs by more than the reference itself does there when each of its weights is
+    moved by at most half a unit in the last place. A position of a random model can be that
+    sensitive: 1e-7 moved one of Qwen3.5's mixture by 4e-4, the median position by 3e-6."""
+    rng = torch.Generator().manual_seed(0)
+    moved = torch.zeros(len(expected))
+    for _ in range(8):
+        near = copy.deepcopy(reference)
+        for weight in near.parameters():
+            weight.mul_(1 + (2 * torch.rand(weight.shape, generator=rng) - 1) * 2**-24)
+        other = near(torch.tensor([sequence.ids[:-1]])).logits[0]
+        moved = torch.maximum(moved, (other - expected).abs().amax(-1))
+    bound = torch.clamp(moved, min=TOLERANCE * float(expected.abs().max()))
+    assert ((logits - expected).abs().amax(-1) <= bound).all()
 
 
 def check_greedy(
