@@ -1,6 +1,6 @@
-"""Let Codex's and Claude Code's command lines do a turn with a tool call, and print a table.
+"""Let agents' command lines do a turn with a tool call, and print a table.
 
-    npm install @openai/codex @anthropic-ai/claude-code
+    npm install @openai/codex @anthropic-ai/claude-code opencode-ai @qwen-code/qwen-code
     node node_modules/@anthropic-ai/claude-code/install.cjs
     python scripts/try_agents.py node_modules/.bin > table.md
 
@@ -37,7 +37,7 @@ SECRET: Final = "pelargonium"
 TASK: Final = "Read note.txt with a shell command and tell me the word in it."
 COMMAND: Final = "cat note.txt"
 PATCH: Final = "*** Begin Patch\n*** Add File: copy.txt\n+patched\n*** End Patch\n"
-SHELLS: Final = ("exec_command", "shell_command", "shell", "Bash")
+SHELLS: Final = ("exec_command", "shell_command", "shell", "Bash", "bash", "run_shell_command")
 
 
 class ScriptedModel:
@@ -119,9 +119,29 @@ def claude(programs: Path, url: str, model: str) -> list[str]:
     ]
 
 
+def opencode(programs: Path, url: str, model: str) -> list[str]:
+    """Its configuration is in the environment."""
+    return [str(programs / "opencode"), "run", "-m", f"minisgl/{model}", TASK]
+
+
+def opencode_config(url: str, model: str) -> str:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{url}/v1"},
+        "models": {model: {"limit": {"context": 200_000, "output": 8000}}},
+    }
+    return json.dumps({"provider": {"minisgl": provider}})
+
+
+def qwen(programs: Path, url: str, model: str) -> list[str]:
+    return [str(programs / "qwen"), "-p", TASK, "--yolo"]
+
+
 AGENTS: Final[dict[str, tuple[Command, tuple[str, ...]]]] = {
     "codex": (codex, ("my-model", "gpt-5.5")),
     "claude": (claude, ("my-model", "claude-sonnet-4-5", "claude-opus-4-6")),
+    "opencode": (opencode, ("my-model",)),
+    "qwen": (qwen, ("my-model",)),
 }
 """An agent's command line, and the names of the model that it is tried with."""
 
@@ -147,6 +167,10 @@ def try_agent(command: Command, programs: Path, name: str) -> str:
                 "ANTHROPIC_BASE_URL": server.url,
                 "ANTHROPIC_API_KEY": "none",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "OPENAI_BASE_URL": f"{server.url}/v1",
+                "OPENAI_API_KEY": "none",
+                "OPENAI_MODEL": name,
+                "OPENCODE_CONFIG_CONTENT": opencode_config(server.url, name),
                 "NO_PROXY": "127.0.0.1",
             },
             stdin=subprocess.DEVNULL,
@@ -170,7 +194,7 @@ def main() -> None:
             [programs / agent, "--version"], capture_output=True, text=True, check=True
         ).stdout.strip()
         for name in names:
-            print(f"| {version} | `{name}` | {try_agent(command, programs, name)} |")
+            print(f"| {agent}: {version} | `{name}` | {try_agent(command, programs, name)} |")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@
     minisgl serve --port 1919 &
     clients/bin/python scripts/try_clients.py http://127.0.0.1:1919 > table.md
 
-It needs no minisgl, so the clients have an environment of their own. A cell is `ok`, or what went
+It needs no minisgl, so the clients have an environment of their own: two of them, as openai-agents
+and pydantic-ai-slim[openai,anthropic] want openai 3, and others openai 2. Names of packages behind
+the URL choose among the cases. A cell is `ok`, or what went
 wrong. The table is in docs/clients.md.
 """
 
@@ -224,6 +226,58 @@ def llm(url: str) -> None:
     expect(model.prompt(QUESTION).text())
 
 
+# --- agents' frameworks ------------------------------------------------------------------------
+
+
+def openai_agents(kind: str) -> Case:
+    """A tool is called, its result sent back, and a typed answer asked for; then as a stream."""
+
+    def case(url: str) -> None:
+        agents, called = importlib.import_module("agents"), list[str]()
+        agents.set_tracing_disabled(True)
+        client = importlib.import_module("openai").AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
+        model = getattr(agents, kind)(model=MODEL, openai_client=client)
+
+        def weather(city: str) -> str:
+            called.append(city)
+            return "sunny"
+
+        settings = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False)
+        tools = [agents.function_tool(weather)]
+        caller = agents.Agent(name="a", model=model, tools=tools, model_settings=settings)
+        typed = agents.Agent(name="b", model=model, output_type=_city())
+
+        async def turns() -> None:
+            expect((await agents.Runner.run(caller, QUESTION)).final_output)
+            expect(len(called), 1)
+            streamed = agents.Runner.run_streamed(caller, QUESTION)
+            async for _ in streamed.stream_events():
+                pass
+            expect(streamed.final_output)
+            expect((await agents.Runner.run(typed, QUESTION)).final_output in ("Rome", "Oslo"))
+
+        importlib.import_module("asyncio").run(turns())
+
+    return case
+
+
+def pydantic_ai(module: str, kind: str, path: str) -> Case:
+    """A typed answer, and a conversation of two turns."""
+
+    def case(url: str) -> None:
+        agent = importlib.import_module("pydantic_ai").Agent
+        providers = importlib.import_module(f"pydantic_ai.providers.{module}")
+        make = providers.OpenAIProvider if module == "openai" else providers.AnthropicProvider
+        model = getattr(importlib.import_module(f"pydantic_ai.models.{module}"), kind)(
+            MODEL, provider=make(base_url=url + path, api_key="none")
+        )
+        expect(agent(model, output_type=_city()).run_sync(QUESTION).output in ("Rome", "Oslo"))
+        first = agent(model).run_sync(QUESTION)
+        expect(agent(model).run_sync("And 2 more?", message_history=first.all_messages()).output)
+
+    return case
+
+
 def _json(text: str) -> Any:
     return importlib.import_module("json").loads(text)
 
@@ -264,15 +318,25 @@ CASES: Final[dict[str, dict[str, Case]]] = {
         "tools": instructor("TOOLS"),
     },
     "llm": {"prompt": llm},
+    "openai-agents": {
+        "tool, stream, output_type; Responses": openai_agents("OpenAIResponsesModel"),
+        "likewise; chat": openai_agents("OpenAIChatCompletionsModel"),
+    },
+    "pydantic-ai-slim": {
+        "output_type, two turns; chat": pydantic_ai("openai", "OpenAIChatModel", "/v1"),
+        "likewise; Responses": pydantic_ai("openai", "OpenAIResponsesModel", "/v1"),
+        "likewise; Anthropic": pydantic_ai("anthropic", "AnthropicModel", ""),
+    },
 }
 
 
-def main(url: str) -> int:
+def main(url: str, *chosen: str) -> int:
     os.environ |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
     os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
     print("| client | what | result |\n|---|---|---|")
     num_failed = 0
-    for package, cases in CASES.items():
+    for package in chosen or CASES:
+        cases = CASES[package]
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -290,4 +354,4 @@ def main(url: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1].rstrip("/"))))
+    sys.exit(bool(main(sys.argv[1].rstrip("/"), *sys.argv[2:])))

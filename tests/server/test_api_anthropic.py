@@ -8,12 +8,9 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from anthropic.types import message_create_params as params
-from anthropic.types.beta import message_create_params as beta_params
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt
-from minisgl.server.api.anthropic_request import MessagesRequest
 
 PATH = "/v1/messages"
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
@@ -311,10 +308,3 @@ def test_thinking(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
         with server.templated("<think></think>"):
             claude.messages.create(**asked(turn("a"), thinking=thinking))
         assert (received(server).template_args, received(server).thinking_budget) == (args, budget)
-
-
-def test_no_field_of_anthropics_schema_is_unknown() -> None:
-    headers = {"betas", "user_profile_id", "workspace_id"}
-    known = set(MessagesRequest.__struct_fields__)
-    for schema in (params, beta_params):
-        assert set(schema.MessageCreateParamsBase.__annotations__) - headers <= known

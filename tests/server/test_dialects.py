@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -73,3 +74,29 @@ def test_thinking(http: httpx.Client, server: ScriptedServer) -> None:
 )
 def test_the_templates_own_switch(template: str, switch: str) -> None:
     assert detect_switch(template) == switch
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}])
+def test_usage_in_each_chunk(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
+    """As GuideLLM asks for it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    text = "one two three"
+    prompt: dict[str, Any] = {"prompt": text}
+    if path == CHAT:
+        prompt = {"messages": [{"role": "user", "content": text}]}
+    body = {**prompt, **more, "n": 2, "stream": True, "stream_options": options}
+    lines = http.post(path, json=body).text.split("\n\n")
+    usages = [json.loads(line[6:])["usage"] for line in lines if line.startswith("data: {")]
+    *counts, last = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts)
+    assert {*counts} >= set(range(1, 9))
+    assert last == 6  # the script does not count its full stops
+    assert {usage["prompt_tokens"] for usage in usages} == {3}
+    assert all(u["total_tokens"] == 3 + u["completion_tokens"] for u in usages)
+    assert ["prompt_tokens_details" in usage for usage in usages] == [False] * (len(usages) - 1) + [
+        True
+    ]
+    body["stream_options"] = {"continuous_usage_stats": True}
+    lines = http.post(path, json=body).text.split("\n\n")
+    assert not any("usage" in json.loads(line[6:]) for line in lines if line.startswith("data: {"))

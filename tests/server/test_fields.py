@@ -78,13 +78,15 @@ def test_the_table_says_what_the_fields_do(form: str) -> None:
             assert accepted.strip().partition(";")[0] == listed, field.name
 
 
-def test_the_table_marks_extensions() -> None:
-    openai = {
-        name
+HEADERS = {"betas", "user_profile_id", "workspace_id"}  # which Anthropic's client sends as such
+
+
+def test_the_table_has_every_field_of_the_vendors_and_marks_extensions() -> None:
+    chat, text = (
+        {name for kind in get_args(params.CompletionCreateParams) for name in kind.__annotations__}
         for params in (chat_params, text_params)
-        for kind in get_args(params.CompletionCreateParams)
-        for name in kind.__annotations__
-    }
+    )
+    openai = chat | text
     anthropic = {
         name
         for params in (messages_params, beta_messages_params)
@@ -100,5 +102,10 @@ def test_the_table_marks_extensions() -> None:
     vendors["ollama text"] = set(ollama_types.GenerateRequest.model_fields)
     vendors["ollama options"] = set(ollama_types.Options.model_fields)
     vendors["messages"] = anthropic | {"stream"}
+    own = {"chat": chat, "text": text, "native": set[str]()}
+    missing = {
+        (form, field) for form in FORMS for field in own.get(form, vendors[form]) - HEADERS
+    } - rows().keys()
+    assert not missing
     for (form, field), (is_extension, _, _) in rows().items():
         assert is_extension == (field not in vendors[form]), (form, field)

@@ -6,7 +6,8 @@ each grammar is compiled first by a helper process, which the operating system e
 of CPU time. What it can compile, every rank can: the helper's vocabulary is the 256 bytes, and with
 a checkpoint's vocabulary compiling and the first mask took the same time within 20 %.
 
-A process has one helper, from its first grammar on (0.1 s). It ends when its input ends.
+A process has one helper, from its first grammar on (0.1 s); another starts when one is ended. It
+ends when its input ends.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _helper(pid: int) -> _Helper:
 
 
 class _Helper:
-    """Mutable: it starts a process when it is needed and there is none."""
+    """Mutable: it starts a process with the first grammar, and where one was ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -73,7 +74,7 @@ class _Helper:
             if line:
                 return str(json.loads(line))
             self._process.communicate()
-            self._process = None
+            self._process = _started()  # now, so that the next grammar does not wait for it
             return TOO_LONG
 
 

@@ -108,7 +108,7 @@ def create_app(
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Retry-After"),
+            expose_headers=("X-Request-Id", "Retry-After", "X-Minisgl-Warning"),
         )
     return RequestIds(guarded)  # outermost: what FastAPI says of a crash gets an id too
 

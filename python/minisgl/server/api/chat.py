@@ -229,6 +229,7 @@ class _ChatShape(Shape):
         self._created = int(time.time())
         self._model = model
         self._include_usage = asked.include_usage
+        self._running = asked.running_usage()
         self._has_logprobs = bool(asked.logprobs)
         self._has_ids = bool(asked.return_token_ids)
         self._has_prompt = asked.prompt_logprobs is not None
@@ -257,12 +258,16 @@ class _ChatShape(Shape):
         )
 
     def opening(self, num_prompt_tokens: int) -> bytes:
+        if self._running:
+            self._running.begin(num_prompt_tokens)
         delta = Delta(role="assistant", content="")
         return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
     def text(self, index: int, reply: TextReply) -> bytes:
         has_prompt = self._has_prompt and bool(reply.prompt) and not index
-        has_more = self._has_logprobs or self._has_ids or has_prompt
+        if self._running:
+            self._running.add(len(reply.token_ids))
+        has_more = self._has_logprobs or self._has_ids or has_prompt or self._running is not None
         if not has_more and reply.text and len(reply.parts) < 2:
             return self._texts[index](reply.text)
         deltas = [self._delta(index, kind, text) for kind, text in reply.parts]
@@ -330,6 +335,8 @@ class _ChatShape(Shape):
             model=self._model,
             choices=[choice],
             prompt_logprobs=self._prompt(reply) if reply and reply.prompt and not index else UNSET,
-            usage=None if self._include_usage else UNSET,
+            usage=self._running.usage
+            if self._running
+            else (None if self._include_usage else UNSET),
             timings=Timings.of([end]) if end else UNSET,
         )

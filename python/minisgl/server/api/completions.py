@@ -186,6 +186,7 @@ class _CompletionShape(Shape):
         self._created = int(time.time())
         self._model = model
         self._include_usage = asked.include_usage
+        self._running = asked.running_usage()
         self._has_logprobs = asked.logprobs is not None
         self._has_ids = bool(asked.return_token_ids)
         self._num_choices = asked.num_choices
@@ -206,8 +207,15 @@ class _CompletionShape(Shape):
         ends = [output.end for output in outputs]
         return self._completion(choices, Usage.of(ends, self._num_choices), Timings.of(ends))
 
+    def opening(self, num_prompt_tokens: int) -> bytes:
+        if self._running:
+            self._running.begin(num_prompt_tokens)
+        return b""
+
     def text(self, index: int, reply: TextReply) -> bytes:
-        if self._has_logprobs or self._has_ids:
+        if self._running:
+            self._running.add(len(reply.token_ids))
+        if self._has_logprobs or self._has_ids or self._running:
             return event(self._chunk(index, reply.text, reply=reply))
         return self._texts[index](reply.text) if reply.text else b""
 
@@ -243,7 +251,8 @@ class _CompletionShape(Shape):
             token_ids=reply.token_ids if reply and self._has_ids else UNSET,
         )
         timings = Timings.of([end]) if end else UNSET
-        return self._completion([choice], None if self._include_usage else UNSET, timings)
+        usage = None if self._include_usage else UNSET
+        return self._completion([choice], self._running.usage if self._running else usage, timings)
 
     def _completion(
         self,

@@ -30,6 +30,9 @@ TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1 are for al
 
 class StreamOptions(Json, frozen=True, kw_only=True):
     include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="With include_usage: each chunk has the usage so far.")
+    ] = None
     include_obfuscation: Annotated[
         bool | None, only(False, why="chunks are not padded; use TLS record padding in a proxy")
     ] = None
@@ -156,6 +159,12 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         return msgspec.structs.replace(super().sampling(defaults), **given)
 
+    def running_usage(self) -> RunningUsage | None:
+        """Of a stream whose chunks have it."""
+        options = self.stream_options
+        wants = self.include_usage and options is not None and options.continuous_usage_stats
+        return RunningUsage(self.n or 1) if wants else None
+
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk. Raises InvalidRequest without `stream`."""
@@ -191,12 +200,13 @@ class CompletionTokensDetails(Json, frozen=True, kw_only=True):
 
 
 class Usage(Json, frozen=True, kw_only=True):
-    """completion_tokens_details: if there was reasoning."""
+    """completion_tokens_details: if there was reasoning. prompt_tokens_details: known at the end of
+    a stream."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
@@ -221,6 +231,30 @@ class Usage(Json, frozen=True, kw_only=True):
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning)
             if num_reasoning
             else UNSET,
+        )
+
+
+class RunningUsage:
+    """Mutable: the tokens of a stream so far."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices
+        self._num_prompt = self._num_output = 0
+
+    def begin(self, num_prompt_tokens: int) -> None:
+        """num_prompt_tokens: once for each choice."""
+        self._num_prompt = num_prompt_tokens // self._num_choices
+
+    def add(self, num_tokens: int) -> None:
+        self._num_output += num_tokens
+
+    @property
+    def usage(self) -> Usage:
+        total = self._num_prompt + self._num_output
+        return Usage(
+            prompt_tokens=self._num_prompt,
+            completion_tokens=self._num_output,
+            total_tokens=total,
         )
 
 
