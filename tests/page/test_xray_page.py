@@ -180,14 +180,18 @@ def test_a_recording_opens_and_is_replayed(
     while file.read_text().count('{"end"') < 3:  # an end is written after its answer
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "replay", file, "--url", server.url, "--speed", "3"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "recorded: 3 requests" in done.stdout
+    for flags, says in (
+        (["--plans"], "of 3 requests, all as recorded"),
+        (["--url", server.url, "--speed", "3"], "recorded: 3 requests"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "minisgl", "replay", file, *flags],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert says in done.stdout
     tab.goto(f"{server.url}/#xray")
     tab.set_input_files("#xray input[type=file]", file)
     tab.wait_for_selector(".ago:has-text('s ago')")
