@@ -60,10 +60,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
     began: when the process did, on `time.monotonic`.
     """
     command, *rest = argv or ["serve"]
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0
-    if command == "--version":
+    if command in ("--version", "version"):
         print(f"minisgl {__version__}")
         return 0
     if command.startswith("-"):

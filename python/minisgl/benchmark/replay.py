@@ -108,7 +108,9 @@ def main(argv: list[str]) -> int:
         help="let the scheduler plan the recorded steps again, over a fake device that checks the "
         "KV cache, and say where a plan differs; needs a recording from its start",
     )
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of minisgl bench online")
+    parser.add_argument(
+        "flags", nargs=argparse.REMAINDER, help="flags of minisgl bench online"
+    ).required = False
     args = parser.parse_args(argv)
     flags = [flag for flag in args.flags if flag != "--plans"]
     if args.plans or len(flags) < len(args.flags):
