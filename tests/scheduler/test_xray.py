@@ -114,13 +114,13 @@ def test_a_lease_that_is_over_ends_the_watch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_frames_take_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next frame is due after 333 times of what this one took, the pages after 500 times."""
+    """The next frame is due after 500 times of what this one took, the pages after 1,000 times."""
     for clock in ("perf_counter", "thread_time"):
         monkeypatch.setattr(module.time, clock, iter(map(float, range(10**6))).__next__)
     sent: list[bytes] = []
     watcher = XRay(sent.append, 0.0)
     watcher.watch(10**6)
-    for _ in range(1000):
+    for _ in range(1200):
         watcher.turn_ended(Scheduler(CONFIG))
     frames = [msgspec.json.decode(data, type=Frame) for data in sent]
     assert [frame.tree is not None for frame in frames] == [True, False, True]
