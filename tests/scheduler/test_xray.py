@@ -69,7 +69,7 @@ def test_frames_of_every_turn_are_the_schedulers_state(monkeypatch: pytest.Monke
     steps = [step for frame in frames for step in frame.steps]
     assert [step[0] for step in steps] == list(range(len(steps)))
     assert sum(step[11] for step in steps) == 8 * 6
-    assert {uid for step in steps for uid in step[12][::2]} == set(range(8))
+    assert {uid for step in steps for uid in (step[12] or [])[::2]} == set(range(8))
     states = {request.state for frame in frames for request in frame.requests}
     assert {"waiting", "prefill", "decode"} <= states
     assert any(SHARED in (frame.page_map or [])[::2] for frame in frames)
@@ -132,4 +132,6 @@ def test_a_frame_has_the_newest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     [first, last] = frames
     assert first.steps == []
     assert len(last.steps) == 3
+    assert last.steps[0][12] is not None
+    assert all(step[12] is None for step in last.steps[1:]), "the same requests decode"
     assert last.num_skipped == last.steps[0][0] > 0

@@ -61,8 +61,10 @@ class Recording:
                     "it. Plans can be made again from the first step only"
                 )
             elif kind == "frame":
+                before: list[int] = []
                 for step, *_, decodes, prompt, _, rows in fields["steps"]:
-                    self.steps[step] = decodes, prompt, rows
+                    before = before if rows is None else rows
+                    self.steps[step] = decodes, prompt, before
             elif kind == "end":
                 ends[fields["uid"]] = fields
             else:

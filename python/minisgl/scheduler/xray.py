@@ -46,7 +46,7 @@ FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
 
 Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
 """step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
-as [uid, tokens, ...]."""
+as [uid, tokens, ...], or None if they are those of the frame's step before."""
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
@@ -161,7 +161,11 @@ class XRay:
     def _frame(
         self, scheduler: Scheduler, requests: list[Req], now: float, cache: dict[str, Any]
     ) -> Frame:
-        steps = [_step(record, plan) for record, plan in self._steps]
+        steps: list[Step] = []
+        before = None
+        for record, plan in self._steps:
+            steps.append(_step(record, None if before and _is_same(before, plan) else plan))
+            before = plan
         self._steps.clear()
         num_skipped, self._num_skipped = self._num_skipped, 0
         clock = scheduler._clock()
@@ -205,9 +209,17 @@ class _Clocks:
         return min(self._wall - earlier._wall, MOST_WAITING * (self._cpu - earlier._cpu))
 
 
-def _step(record: StepRecord, plan: Plan) -> Step:
-    lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
-    rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
+def _is_same(before: Plan, plan: Plan) -> bool:
+    """Whether both have one token of each of the same requests, as most steps after another do."""
+    is_decode = plan.num_decodes == len(plan.uids)
+    return is_decode and before.num_decodes == plan.num_decodes and before.uids == plan.uids
+
+
+def _step(record: StepRecord, plan: Plan | None) -> Step:
+    rows: list[int] | None = None
+    if plan:
+        lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
+        rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
     return (
         record.step,
         record.start_s,
