@@ -6,7 +6,7 @@
     chat [MODEL]               chat in this terminal, with a server of its own or one at --url
     run [MODEL] [QUESTION]     print one answer and end
     bench [NAME]               measure a server or a model
-    replay FILE                ask a server for what `serve --record FILE` saw
+    replay FILE                ask a server, or the scheduler alone, for what `--record FILE` saw
     route --replica URL ...    one address for several servers: requests go by prefix and load
     selfcheck [MODEL]          does a request get the same answer whatever happens around it?
     completion SHELL           print what lets bash, zsh or fish complete commands and flags
@@ -39,7 +39,7 @@ usage: minisgl COMMAND ...
   chat [MODEL]             chat with a model in this terminal
   run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
   bench [NAME]             measure a server or a model
-  replay FILE              ask a server for what `serve --record FILE` saw
+  replay FILE              ask a server, or the scheduler alone, for what `--record FILE` saw
   route --replica URL ...  one address for several servers: requests go by prefix and load
   selfcheck [MODEL]        check that answers do not depend on batch, cache or scheduling
   completion SHELL         print what lets bash, zsh or fish complete commands and flags
@@ -60,10 +60,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
     began: when the process did, on `time.monotonic`.
     """
     command, *rest = argv or ["serve"]
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0
-    if command == "--version":
+    if command in ("--version", "version"):
         print(f"minisgl {__version__}")
         return 0
     if command.startswith("-"):

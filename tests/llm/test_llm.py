@@ -102,8 +102,11 @@ def test_params_that_no_record_could_hold_are_refused(name: str, value: object) 
 
 @pytest.mark.parametrize(("args", "fields"), [((), {"n": 2}), ((0.5,), {})])
 def test_params_that_do_not_exist_are_refused(args: Any, fields: Any) -> None:
-    with pytest.raises(InvalidSampling, match=r"has no field for .*; the fields are temperature, "):
+    with pytest.raises(
+        InvalidSampling, match=r"has no field for .*the fields are temperature, "
+    ) as e:
         SamplingParams(*args, **fields)
+    assert ("n is an argument of generate, chat and stream" in str(e.value)) == bool(fields)
     assert msgspec.structs.replace(GREEDY, top_k=3).top_k == 3
     assert pickle.loads(pickle.dumps(GREEDY)) == GREEDY
 

@@ -41,11 +41,14 @@ def test_the_header_names_what_is_set_and_one_button_resets_it(
 
 
 def test_a_key_that_is_missing_is_asked_for(tab: Any, scripted: ScriptedServer) -> None:
-    body = json.dumps({"error": {"message": "send an API key", "code": "invalid_api_key"}})
+    body = json.dumps({"error": {"message": "not known here", "code": "invalid_api_key"}})
     tab.route("**/v1/models", lambda route: route.fulfill(status=401, body=body))
     tab.goto(scripted.url)
-    tab.wait_for_selector("#key-note:has-text('send an API key')")
+    tab.wait_for_selector("#key-note:has-text('This server needs an API key.')")
     assert tab.evaluate("document.activeElement.id") == "set-key"
+    tab.fill("#set-key", "wrong")
+    tab.press("#set-key", "Enter")
+    tab.wait_for_selector("#key-note:has-text('not known here')")
     tab.unroute("**/v1/models")
     tab.fill("#set-key", "right")
     tab.press("#set-key", "Tab")

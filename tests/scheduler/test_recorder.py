@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minisgl.benchmark import replay
+from minisgl.benchmark.replay_plans import replay_plans
 from minisgl.benchmark.workload import reusable_share
 from minisgl.benchmark.workload import trace as read_trace
 from minisgl.core import SamplingParams
-from minisgl.errors import ConfigError
-from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
+from minisgl.core.event import Token
+from minisgl.errors import ConfigError, EngineError
+from minisgl.message import AbortMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, recorder, run
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
@@ -23,14 +27,23 @@ from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 PREFIX = [40 + index % 50 for index in range(64)]
 
 
-def record(path: Path, prompts: list[list[int]], namespaces: list[str] | None = None) -> None:
-    """Serve the prompts over a fake engine, recorded."""
+def record(
+    path: Path,
+    prompts: list[list[int]],
+    namespaces: list[str] | None = None,
+    more: Callable[[Scheduler, ListOutbox], list[SchedulerMsg] | None] | None = None,
+) -> None:
+    """Serve the prompts over a fake engine, recorded.
+
+    more: returns the messages of each later turn, None at the end.
+    """
     config = SchedulerConfig(
         num_pages=256, page_size=16, max_seq_len=200, vocab_size=100, eos_ids=frozenset(),
         max_prefill_tokens=64, max_running=8,
     )  # fmt: skip
     scheduler = Scheduler(config)
     keeper = Recorder(path)
+    keeper.begin(config, overlap=True)
     meter = LoopMeter()
     meter.watcher = XRay(lambda frame: None, meter.epoch, keeper.frame)
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
@@ -39,10 +52,15 @@ def record(path: Path, prompts: list[list[int]], namespaces: list[str] | None = 
         UserMsg(uid=uid, ids=ids_to_bytes(ids), sampling=sampling, namespace=name)
         for uid, (ids, name) in enumerate(zip(prompts, names, strict=True))
     ]
-    inbox = ListInbox([arrivals], more=lambda: [] if scheduler.runnable else None)
+    kept = ListOutbox()
+    rest = more or (lambda scheduler, kept: [] if scheduler.runnable else None)
+    inbox = ListInbox([arrivals], more=lambda: rest(scheduler, kept))
     executor = FakeExecutor(num_pages=256, page_size=16, max_running=8, vocab_size=100)
-    outbox = RecordedOutbox(ListOutbox(), keeper)
+    outbox = RecordedOutbox(kept, keeper)
     run(scheduler, executor, RecordedInbox(inbox, keeper), outbox, meter=meter)
+    assert meter.watcher
+    meter.watcher._due = 0  # type: ignore[attr-defined]
+    meter.watcher.turn_ended(scheduler)  # the last steps
     keeper.close()
 
 
@@ -50,7 +68,7 @@ def test_a_recording_is_asked_again_with_its_lengths_and_prefixes(tmp_path: Path
     path = tmp_path / "flight"
     record(path, [[*PREFIX, uid, uid, uid] for uid in range(6)] + [[1] * 300])
     kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
-    assert {"frame", "arrival", "end"} == set(kinds)
+    assert {"config", "frame", "arrival", "end"} == set(kinds)
     requests = replay.requests_of(path)
     assert [request["uid"] for request in requests] == list(range(7))
     assert [request["reason"] for request in requests] == ["length"] * 6 + ["error"]
@@ -77,13 +95,13 @@ def test_it_has_no_text_and_namespaces_share_nothing(tmp_path: Path) -> None:
 
 
 def test_it_is_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "SEGMENT_BYTES", 4000)
+    monkeypatch.setattr(recorder, "SEGMENT_BYTES", 8000)
     path = tmp_path / "flight"
     record(path, [[*PREFIX, uid] for uid in range(60)])
     older = tmp_path / "flight.1"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["flight", "flight.1"]
-    assert path.stat().st_size <= 4000
-    assert older.stat().st_size <= 4000
+    assert path.stat().st_size <= 8000
+    assert older.stat().st_size <= 8000
     ends = [line for line in path.read_text().splitlines() if line.startswith('{"end"')]
     assert json.loads(ends[-1])["end"]["reason"] == "length"
     record(path, [[1, 2]])
@@ -110,3 +128,66 @@ def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) 
     keeper.frame(b"{}" * 10_000)
     keeper.close()
     assert "--record ends: /dev/full: No space left" in caplog.text
+
+
+def later_turns() -> Callable[[Scheduler, ListOutbox], list[SchedulerMsg] | None]:
+    """A client leaves, a stop string is found, and a chat goes on with its first answer."""
+    turn = 0
+
+    def more(scheduler: Scheduler, kept: ListOutbox) -> list[SchedulerMsg] | None:
+        nonlocal turn
+        turn += 1
+        if turn == 3:
+            return [AbortMsg(uid=1)]
+        if turn == 6:
+            return [StopMsg(uid=2, num_tokens=2)]
+        if turn == 30:  # the first requests have ended
+            assert not scheduler.runnable
+            output = [
+                event.id for event in kept.events if isinstance(event, Token) and event.uid == 3
+            ]
+            ids = [*PREFIX, *[3] * 11, *output, *range(20)]
+            first = int(np.array(output)[-1])
+            sampling = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=(first,))
+            return [UserMsg(uid=9, ids=ids_to_bytes(ids), sampling=sampling)]
+        return [] if turn < 30 or scheduler.runnable else None
+
+    return more
+
+
+def test_the_scheduler_plans_a_recording_again(tmp_path: Path) -> None:
+    path = tmp_path / "flight"
+    record(path, [[*PREFIX, *[uid] * 11] for uid in range(8)], more=later_turns())
+    ends = [json.loads(line)["end"] for line in path.read_text().splitlines() if '{"end"' in line]
+    assert {end["reason"] for end in ends} == {"length", "abort", "stop"}
+    assert ends[-1]["cached_tokens"] > len(PREFIX), "a page of the first answer was found"
+    said = replay_plans(path)
+    assert "of 9 requests, all as recorded" in said
+    assert "more" not in said
+    text = path.read_text()
+    assert '"max_prefill_tokens":64' in text
+    path.write_text(text.replace('"max_prefill_tokens":64', '"max_prefill_tokens":48'))
+    with pytest.raises(
+        EngineError, match=r"step 0 differs after 0 equal steps: recorded 0 decodes, 64"
+    ):
+        replay_plans(path)
+    path.write_text("".join(line for line in text.splitlines(True) if '{"config"' not in line))
+    with pytest.raises(ConfigError, match="has no start: its ring has overwritten it"):
+        replay_plans(path)
+    with pytest.raises(SystemExit):
+        replay.main([str(path), "--plans", "--url", "x"])
+
+
+def test_a_plan_that_mixes_up_the_cache_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "flight"
+    record(path, [[*PREFIX, uid] for uid in range(3)])
+    store = FakeExecutor._write
+
+    def wrong(self: FakeExecutor, plan: Any, ids_of_rows: Any) -> None:
+        store(self, plan, [ids[::-1] for ids in ids_of_rows])
+
+    monkeypatch.setattr(FakeExecutor, "_write", wrong)
+    with pytest.raises(EngineError, match="the KV cache of request 0 holds other tokens"):
+        replay_plans(path)

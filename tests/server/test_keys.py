@@ -8,6 +8,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,8 @@ from minisgl.errors import ConfigError
 from minisgl.server.address import tls_context
 from minisgl.server.errors import RateLimited
 from minisgl.server.keys import KeyRing
+from minisgl.server.ready import ready_text
+from minisgl.shell.client import Chat, ChatError
 
 SECRET, OTHER = "sk-first-0123456789", "sk-second-0123456789"
 FILE = f"""
@@ -65,6 +68,27 @@ def ask(url: str, key: str) -> str | None:
             model="scripted", messages=[{"role": "user", "content": "one two"}]
         )
     return answer.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [(None, "this server needs an API key: give one with --api-key KEY"), ("x", "not known here")],
+)
+def test_a_chat_without_its_key_says_which_flag(
+    guarded: ScriptedServer, key: str | None, says: str
+) -> None:
+    with closing(Chat(guarded.url, api_key=key)) as chat:
+        with pytest.raises(ChatError, match=says):
+            chat.model()
+        with pytest.raises(ChatError, match=says):
+            list(chat.ask("one"))
+
+
+def test_the_printed_commands_begin_with_the_key() -> None:
+    said = ready_text("m", "http://127.0.0.1:1", 1.0, needs_key=True)
+    assert said.index("  KEY=...") < said.index('"Authorization: Bearer $KEY"')
+    assert 'api_key="$KEY"' in said
+    assert "KEY" not in ready_text("m", "http://127.0.0.1:1", 1.0)
 
 
 def test_only_requests_with_a_key_pass(

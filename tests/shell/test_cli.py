@@ -69,7 +69,9 @@ def test_ctrl_c_before_an_answer_has_ended(endless: Path) -> None:
     ("line", "code", "says"),
     [
         ("--help", 0, "usage: minisgl COMMAND ..."),
+        ("help", 0, "usage: minisgl COMMAND ..."),
         ("--version", 0, "minisgl "),
+        ("version", 0, "minisgl "),
         ("serve --help", 0, "usage: minisgl serve "),
         ("chat --help", 0, "usage: minisgl chat "),
         ("run --help", 0, "usage: minisgl run "),

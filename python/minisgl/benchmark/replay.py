@@ -2,6 +2,8 @@
 
 The requests of a recording (`--record`) come again at their times, with random tokens: equal
 blocks have equal tokens. Further flags are those of `minisgl bench online`, such as --speed 2.
+With `--plans` no server is asked: the scheduler plans the recorded steps again over the fake
+executor (`minisgl.benchmark.replay_plans`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def requests_of(path: Path) -> list[dict[str, Any]]:
     """
     arrivals: dict[int, dict[str, Any]] = {}
     requests = []
-    for record in _records(path):
+    for record in records_of(path):
         if arrival := record.get("arrival"):
             arrivals[arrival["uid"]] = arrival
         elif (end := record.get("end")) and (arrival := arrivals.pop(end["uid"], None)):
@@ -39,7 +41,7 @@ def requests_of(path: Path) -> list[dict[str, Any]]:
     return sorted(requests, key=lambda request: request["at_s"])
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def records_of(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of FILE.1, if there is one, and of FILE."""
     older = path.with_name(path.name + ".1")
     for file in (older, path) if older.exists() else (path,):
@@ -50,7 +52,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-                if not record.keys() & {"arrival", "end", "frame"}:
+                if not record.keys() & {"config", "arrival", "leave", "end", "frame"}:
                     raise ValueError("it has another key")
             except (ValueError, AttributeError) as error:
                 if file == path and number == len(lines):
@@ -98,13 +100,29 @@ def summary(requests: list[dict[str, Any]]) -> str:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.prog = "minisgl replay"
-    parser.usage = "minisgl replay FILE [flags of minisgl bench online]"
+    parser.usage = "minisgl replay FILE [--plans | flags of minisgl bench online]"
     parser.add_argument("file", type=Path, metavar="FILE", help="a recording of --record FILE")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of minisgl bench online")
+    parser.add_argument(
+        "--plans",
+        action="store_true",
+        help="let the scheduler plan the recorded steps again, over a fake device that checks the "
+        "KV cache, and say where a plan differs; needs a recording from its start",
+    )
+    parser.add_argument(
+        "flags", nargs=argparse.REMAINDER, help="flags of minisgl bench online"
+    ).required = False
     args = parser.parse_args(argv)
+    flags = [flag for flag in args.flags if flag != "--plans"]
+    if args.plans or len(flags) < len(args.flags):
+        if flags:
+            parser.error(f"--plans asks no server: leave out {' '.join(flags)}")
+        from minisgl.benchmark.replay_plans import replay_plans
+
+        print(replay_plans(args.file))
+        return 0
     requests = requests_of(args.file)
     print(summary(requests), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / args.file.name
         write_trace(requests, trace)
-        return online.main(["--workload", "trace", "--trace", str(trace), *args.flags])
+        return online.main(["--workload", "trace", "--trace", str(trace), *flags])

@@ -34,9 +34,9 @@ class _RefusesUnknown(msgspec.StructMeta):
         known: tuple[str, ...] = cls.__struct_fields__
         if args or (unknown := [name for name in fields if name not in known]):
             wrong = "values without a name" if args else ", ".join(unknown)
-            raise InvalidSampling(
-                f"SamplingParams has no field for {wrong}; the fields are {', '.join(known)}"
-            )
+            hint = "n is an argument of generate, chat and stream; " if wrong == "n" else ""
+            says = f"SamplingParams has no field for {wrong}; {hint}the fields are "
+            raise InvalidSampling(says + ", ".join(known))
         return super().__call__(**fields)
 
 

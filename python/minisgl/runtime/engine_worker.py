@@ -165,6 +165,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             "start_s": clock.part_s,
         }
         status.ready(info if leads else {})
+        if recorder:
+            recorder.begin(settings, overlap=overlap)
         run(scheduler, executor, loop_inbox, loop_outbox, overlap=overlap, meter=meter)
     except Exception:
         is_torn = config.tp > 1

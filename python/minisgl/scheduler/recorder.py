@@ -2,13 +2,18 @@
 
 JSON lines, each an object with one key:
 
+    config    the scheduler's settings, and whether steps overlap
     frame     a `minisgl.scheduler.xray.Frame`; the page's X-ray opens such a file
-    arrival   a request: at_s (since the start), uid, input_length, hash_ids, max_tokens, priority
-    end       how it ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s, decode_s
+    arrival   a request: turn, at_s (since the start), uid, input_length, hash_ids, max_tokens,
+              priority, share, scored (the prompt's log-probabilities are wanted)
+    leave     a client left, or a stop string ended its text: turn, uid, num_tokens (null: all)
+    end       how it ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
+              decode_s, all_hash_ids (of the prompt and the output together)
 
-hash_ids are digests of the prompt's blocks of 16 tokens, each with all before it, under a key that
-is drawn at the start and written nowhere: requests with a common prefix have common ones, and no
-text can be read or guessed from them. `minisgl replay FILE` asks a server for the same again.
+hash_ids are digests of blocks of 16 tokens, each with all before it, under a key that is drawn at
+the start and written nowhere: requests with a common prefix have common ones, and no text can be
+read or guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE` asks a
+server for the same again; with `--plans` the scheduler alone does the same again.
 
 The ring is FILE and, once that is `SEGMENT_BYTES` long, FILE.1 with what came before.
 """
@@ -20,14 +25,17 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
-from minisgl.core.event import Event, Failed, Finished
+from minisgl.core.event import Event, Failed, Finished, Token
 from minisgl.errors import ConfigError
-from minisgl.message import SchedulerMsg, UserMsg
+from minisgl.message import AbortMsg, SchedulerMsg, StopMsg, UserMsg
+from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl.utils.logger import get_logger
 
@@ -48,6 +56,7 @@ class Recorder:
         self._key = secrets.token_bytes(16)
         self._began = time.perf_counter()
         self._num_bytes = 0
+        self._open: dict[int, tuple[UserMsg, list[int]]] = {}  # by uid, with the output so far
         try:
             path.with_name(path.name + ".1").unlink(missing_ok=True)
             self._file = path.open("wb")
@@ -60,20 +69,41 @@ class Recorder:
         if not self._file.closed:
             self._file.flush()
 
-    def arrived(self, message: UserMsg) -> None:
+    def begin(self, config: SchedulerConfig, *, overlap: bool) -> None:
+        """Write what plans depend on beside the messages."""
+        self._write(_encode({"config": {**asdict(config), "overlap": overlap}}) + b"\n")
+
+    def arrived(self, turn: int, message: UserMsg) -> None:
+        self._open[message.uid] = message, []
         arrival = {
+            "turn": turn,
             "at_s": round(time.perf_counter() - self._began, 6),
             "uid": message.uid,
             "input_length": len(message.ids) // 4,
             "hash_ids": self._hash_ids(message.ids, message.namespace),
             "max_tokens": message.sampling.max_tokens,
             "priority": message.priority,
+            "share": message.share,
+            "scored": message.sampling.prompt_logprobs is not None,
         }
         self._write(_encode({"arrival": arrival}) + b"\n")
 
+    def left(self, turn: int, message: AbortMsg | StopMsg) -> None:
+        num_tokens = message.num_tokens if isinstance(message, StopMsg) else None
+        leave = {"turn": turn, "uid": message.uid, "num_tokens": num_tokens}
+        self._write(_encode({"leave": leave}) + b"\n")
+
+    def wrote(self, event: Token) -> None:
+        if event.uid in self._open:
+            self._open[event.uid][1].append(event.id)
+
     def ended(self, event: Finished | Failed) -> None:
         end: dict[str, Any] = {"uid": event.uid, "reason": "error", "output_length": 0}
+        message, output = self._open.pop(event.uid, (None, []))
         if isinstance(event, Finished):
+            if message:
+                ids = np.array(output[: event.num_output_tokens], "<i4").tobytes()
+                end["all_hash_ids"] = self._hash_ids(message.ids + ids, message.namespace)
             end |= {
                 "reason": event.reason,
                 "output_length": event.num_output_tokens,
@@ -113,21 +143,25 @@ class Recorder:
 
 
 class RecordedInbox:
-    """An inbox whose requests are recorded."""
+    """An inbox whose messages are recorded. Mutable: it counts the turns."""
 
     def __init__(self, inbox: Inbox, recorder: Recorder) -> None:
         self._inbox, self._recorder = inbox, recorder
+        self._turn = -1
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         messages = self._inbox.take(timeout_s)
+        self._turn += 1
         for message in messages:
             if isinstance(message, UserMsg):
-                self._recorder.arrived(message)
+                self._recorder.arrived(self._turn, message)
+            elif isinstance(message, AbortMsg | StopMsg):
+                self._recorder.left(self._turn, message)
         return messages
 
 
 class RecordedOutbox:
-    """An outbox whose ends of requests are recorded."""
+    """An outbox whose tokens and ends of requests are recorded."""
 
     def __init__(self, outbox: Outbox, recorder: Recorder) -> None:
         self._outbox, self._recorder = outbox, recorder
@@ -135,7 +169,9 @@ class RecordedOutbox:
     def send(self, events: list[Event]) -> None:
         self._outbox.send(events)
         for event in events:
-            if isinstance(event, Finished | Failed):
+            if isinstance(event, Token):
+                self._recorder.wrote(event)
+            elif isinstance(event, Finished | Failed):
                 self._recorder.ended(event)
 
     def pong(self, seq: int) -> None:

@@ -1,6 +1,6 @@
 """What the X-ray shows: frames of the steps, the requests, the pages and the prefix tree.
 
-A frame is sent every `EVERY_S`, or as much later as keeps the CPU time that frames take at `SHARE`
+A frame is sent every `EVERY_S`, or as much later as keeps the time that frames take at `SHARE`
 of the loop's. It has the steps since the frame before, the newest `MAX_STEPS`; the rest is as it is
 when the frame is made. Pages and the prefix tree take longer the more is cached, so they have a
 share of their own, `CACHE_SHARE`, and are not in each frame. Frames have no token ids, and no texts
@@ -26,8 +26,11 @@ from minisgl.scheduler.meter import StepRecord
 from minisgl.scheduler.scheduler import Scheduler
 
 EVERY_S: Final = 0.1
-SHARE: Final = 0.003
-CACHE_SHARE: Final = 0.002  # 7 ms for 6,600 nodes, so every 3.5 s; 0.1 ms for 60 nodes
+SHARE: Final = 0.002
+CACHE_SHARE: Final = 0.001  # 7 ms for 6,600 nodes, so every 7 s; 0.1 ms for 60 nodes
+MOST_WAITING: Final = (
+    3  # else a frame that other programs interrupt would delay the next for seconds
+)
 MAX_STEPS: Final = 1000
 MAX_ROWS: Final = 64  # rows of a step that are named
 MAX_REQUESTS: Final = 300
@@ -43,7 +46,7 @@ FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
 
 Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
 """step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
-as [uid, tokens, ...]."""
+as [uid, tokens, ...], or None if they are those of the frame's step before."""
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
@@ -132,15 +135,15 @@ class XRay:
         is_watched = now < self._until
         if now >= self._due:
             requests = sorted(scheduler.requests.by_uid.values(), key=lambda req: req.order)
-            began = time.thread_time()
+            began = _Clocks()
             cache = self._cache(scheduler, requests) if now >= self._cache_due else {}
-            looked = time.thread_time()
+            looked = _Clocks()
             frame = self._encode(self._frame(scheduler, requests, now, cache))
             if self._record:
                 self._record(frame)
             if is_watched:
                 self._send(frame)
-            self._due = now + max(EVERY_S, (time.thread_time() - looked) / SHARE)
+            self._due = now + max(EVERY_S, (_Clocks() - looked) / SHARE)
             if cache:
                 self._cache_due = now + (looked - began) / CACHE_SHARE
         return is_watched or self._record is not None
@@ -158,7 +161,11 @@ class XRay:
     def _frame(
         self, scheduler: Scheduler, requests: list[Req], now: float, cache: dict[str, Any]
     ) -> Frame:
-        steps = [_step(record, plan) for record, plan in self._steps]
+        steps: list[Step] = []
+        before = None
+        for record, plan in self._steps:
+            steps.append(_step(record, None if before and _is_same(before, plan) else plan))
+            before = plan
         self._steps.clear()
         num_skipped, self._num_skipped = self._num_skipped, 0
         clock = scheduler._clock()
@@ -192,9 +199,27 @@ class XRay:
         return [self._texts[key] for key in keys]
 
 
-def _step(record: StepRecord, plan: Plan) -> Step:
-    lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
-    rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
+class _Clocks:
+    """A point in time. A difference is in seconds, at most `MOST_WAITING` times the CPU's."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+
+    def __sub__(self, earlier: _Clocks) -> float:
+        return min(self._wall - earlier._wall, MOST_WAITING * (self._cpu - earlier._cpu))
+
+
+def _is_same(before: Plan, plan: Plan) -> bool:
+    """Whether both have one token of each of the same requests, as most steps after another do."""
+    is_decode = plan.num_decodes == len(plan.uids)
+    return is_decode and before.num_decodes == plan.num_decodes and before.uids == plan.uids
+
+
+def _step(record: StepRecord, plan: Plan | None) -> Step:
+    rows: list[int] | None = None
+    if plan:
+        lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
+        rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
     return (
         record.step,
         record.start_s,

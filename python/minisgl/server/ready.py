@@ -26,8 +26,11 @@ def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) 
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"
     options = ", trust_env=False" if has_proxy else ""
-    header = python_header = chat_key = ""
+    header = python_header = chat_key = first = ""
+    client_key = "none"
     if needs_key:
+        first = "\n  KEY=...   # one of this server's keys\n"
+        client_key = "$KEY"
         header = ' -H "Authorization: Bearer $KEY"'
         chat_key = ' --api-key "$KEY"'
         python_header = ', headers={"Authorization": "Bearer $KEY"}'
@@ -36,14 +39,14 @@ def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) 
     return f"""
 Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). Chat with it in a
 browser at {url}/, or try in another terminal
-
+{first}
   {curl} {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
   {python} -m minisgl chat --url {url}{chat_key}
 
   {python} - <<{end}
-  import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="none")
+  import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="{client_key}")
   body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
   answer = httpx.post("{url}/v1/chat/completions", json=body{options}{python_header}).json()
   print(answer["choices"][0]["message"]["content"])

@@ -21,6 +21,7 @@ from minisgl.utils.text import counted
 TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
 
 TOO_LONG: Final = "context_length_exceeded"
+NO_KEY: Final = "invalid_api_key"
 
 
 class ChatError(Exception):
@@ -66,6 +67,7 @@ class Chat:
     ) -> None:
         """Raises ChatError for an invalid URL."""
         self._url = url
+        self._has_key = bool(api_key)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             self._http = http_client(server_root(url), timeout=TIMEOUT, headers=headers)
@@ -217,6 +219,8 @@ class Chat:
                 raise ChatError(f"the server answered with HTTP {status}") from None
 
     def _refused(self, error: dict[str, Any]) -> ChatError:
+        if error.get("code") == NO_KEY and not self._has_key:
+            return ChatError("this server needs an API key: give one with --api-key KEY")
         is_full = error.get("code") == TOO_LONG and self._turns
         more = " The conversation fills the context: /reset starts a new one." if is_full else ""
         return ChatError(f"{error['message']}{more}")

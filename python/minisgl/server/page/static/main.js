@@ -41,10 +41,11 @@ async function connect() {
   }
 }
 
-/** Say beside its field that the server does not take the key. */
+/** Say beside its field what is wrong with the key. */
 function askForKey(error) {
   openSettings("set-key");
-  $("key-note").textContent = error.message;
+  const isMissing = error.code === "invalid_api_key" && !settings.key;
+  $("key-note").textContent = isMissing ? "This server needs an API key. Its operator gives you one." : error.message;
   set($("key-note"), { hidden: false, class: "note error" });
 }
 

@@ -57,6 +57,7 @@ export class Model {
     step.end = step.settle + step.wait * 1e-6;
     // The device takes one step after the other: this one begins when the one before it has ended.
     step.begin = Math.min(Math.max(launched, this.steps.at(-1)?.end ?? 0), step.end);
+    step.rows ??= this.steps.at(-1)?.rows ?? [];
     this.steps.push(step);
     for (let index = 0; index < step.rows.length; index += 2) {
       const request = this.request(step.rows[index]);

@@ -60,7 +60,7 @@ export class XRay {
         }
       } catch (error) {
         if (signal.aborted) return;
-        this.say(error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
+        this.say(error.status === 401 ? "The X-ray needs an API key that the server takes: see the settings." : error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
