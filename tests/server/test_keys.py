@@ -108,6 +108,18 @@ def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
         assert http.get("/xray/events", headers={"x-api-key": SECRET}).status_code == 403
 
 
+def test_only_an_admin_comes_before_all_keys(guarded: ScriptedServer) -> None:
+    url = f"{guarded.url}/v1/completions"
+    for key, priority, status in ((SECRET, -1, 403), (SECRET, 1, 200), (OTHER, -1, 200)):
+        body = {"prompt": "a", "priority": priority}
+        answer = httpx.post(url, json=body, headers={"x-api-key": key})
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert answer.json()["error"]["code"] == "not_permitted"
+            assert "ask for 0 or more" in answer.text
+    assert guarded.num_open == 0
+
+
 def test_requests_above_the_limit_say_when_to_come_back(guarded: ScriptedServer) -> None:
     for _ in range(3):
         ask(guarded.url, SECRET)
