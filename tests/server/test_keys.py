@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -97,6 +98,9 @@ def test_only_requests_with_a_key_pass(
     for secret in (SECRET, OTHER):
         assert secret not in page
         assert not any(secret in r.getMessage() for r in caplog.records if "minisgl" in r.name)
+    sent = msgspec.msgpack.encode(guarded.received)  # all that the engine, which writes profiles,
+    assert b"one two" in sent  # could know of a request
+    assert not any(text.encode() in sent for text in (SECRET, OTHER, "light", "bearer"))
 
 
 def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
