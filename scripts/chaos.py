@@ -48,16 +48,21 @@ NUM_CLIENTS: Final = 6
 
 
 class Client(threading.Thread):
-    """One request. end: how it ended; "" if it has not."""
+    """One request. end: how it ended; "" if it has not. silence_s: the longest time between two
+    pieces of a stream; of a client without an end it tells slowness from a stream that stands.
+    """
 
     def __init__(self, url: str, number: int, rng: random.Random) -> None:
         super().__init__(daemon=True)
         self.end = ""
+        self._longest_s = 0.0
+        self._heard_at = time.monotonic()
         self._url = url
+        self.is_stream = number % 3 != 0
         self._body: dict[str, Any] = {
             "prompt": [rng.randrange(200) for _ in range(rng.choice((3, 40, 300)))],
             "max_tokens": rng.choice((1, 50, 400)),
-            "stream": number % 3 != 0,
+            "stream": self.is_stream,
             "ignore_eos": True,
         }
 
@@ -66,13 +71,21 @@ class Client(threading.Thread):
             with httpx.stream(
                 "POST", f"{self._url}/v1/completions", json=self._body, timeout=120
             ) as response:
-                text = response.read().decode()
+                text = ""
+                for piece in response.iter_text():
+                    text += piece
+                    self._longest_s = self.silence_s
+                    self._heard_at = time.monotonic()
         except httpx.HTTPError as error:  # the server is gone
             self.end = f"connection: {type(error).__name__}"
             return
         code = re.search(r'"code":"(\w+)"', text)
         whole = "[DONE]" in text or '"usage":{' in text
         self.end = code[1] if code else "done" if whole else f"cut off: {text[-80:]!r}"
+
+    @property
+    def silence_s(self) -> float:
+        return max(self._longest_s, 0.0 if self.end else time.monotonic() - self._heard_at)
 
 
 def bad_client(url: str, fault: str) -> str:
@@ -112,7 +125,8 @@ def bad_client(url: str, fault: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Mutable. ends: of all clients, by kind. problems: what must not be."""
+    """Mutable. ends: of all clients, by kind. longest_silence_s: of streams that nothing disturbs.
+    problems: what must not be."""
 
     seed: int
     tp: int
@@ -120,6 +134,7 @@ class Result:
     rounds: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     slowest_end_s: float = 0.0
+    longest_silence_s: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
@@ -163,7 +178,11 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
         for client in clients:
             result.ends[client.end or "no end"] += 1
             if not client.end or client.end.startswith("cut off"):
-                result.problems.append(f"{where}: a client's end: {client.end or 'none'}")
+                end = client.end or f"none, silent for {client.silence_s:.1f} s at most"
+                result.problems.append(f"{where}: a client's end: {end}")
+        if fault not in BREAKS:
+            silences = [client.silence_s for client in clients if client.is_stream]
+            result.longest_silence_s = max(result.longest_silence_s, *silences)
         if fault not in BREAKS and (bad := {client.end for client in clients} - {"done", ""}):
             result.problems.append(f"{where}: others were disturbed: {sorted(bad)}")
         if fault in BREAKS:

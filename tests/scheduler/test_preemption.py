@@ -60,13 +60,17 @@ def test_it_takes_the_place_of_the_last_and_gives_it_back() -> None:
     assert scheduler.stats.num_retractions == 1
 
 
-def test_while_steps_overlap_it_starts_one_step_later() -> None:
+def test_it_starts_while_the_other_leaves() -> None:
     scheduler = make(max_running=1)
     ask(scheduler, 0, (100, HEAVY))
     flight = scheduler.plan()
-    ask(scheduler, 1, (0, LIGHT))
-    assert scheduler.plan() is None, "the only place is that of a row in flight"
+    for uid in (1, 2):
+        ask(scheduler, uid, (uid, LIGHT))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.uids == [1], "its row is the spare one, and one request runs"
     assert settle(scheduler, flight) == [0]
+    assert settle(scheduler, plan) == [1]
     assert settle(scheduler, scheduler.plan()) == [1]
 
 

@@ -345,7 +345,7 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
             assert (ids, end.reason) == (expected, reason)
             assert end.num_output_tokens == len(expected)
     assert not scheduler.runnable
-    assert scheduler.cache.num_used_pages == 0
+    assert scheduler.requests.cache.num_used_pages == 0
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

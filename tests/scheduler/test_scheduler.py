@@ -292,7 +292,7 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert isinstance(end, Finished)
     assert (end.reason, end.num_output_tokens) == ("stop", 1)
     assert settle(scheduler, second) == []
-    assert scheduler.cache.num_used_pages == 0
+    assert scheduler.requests.cache.num_used_pages == 0
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_aborts() -> None:
     assert scheduler.handle(AbortMsg(uid=77)) == []
     assert settle(scheduler, plan) == []
     assert not scheduler.runnable
-    assert scheduler.cache.num_used_pages == 0
+    assert scheduler.requests.cache.num_used_pages == 0
 
 
 def test_stop_counts_what_the_client_was_given() -> None:

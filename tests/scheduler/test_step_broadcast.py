@@ -106,7 +106,8 @@ def random_turns(seed: int) -> list[list[SchedulerMsg]]:
         for _ in range(rng.choice((0, 0, 1, 3))):
             ids = stem[: rng.randrange(1, 40)] + [rng.randrange(4, VOCAB)] * rng.randrange(3)
             sampling = SamplingParams(max_tokens=rng.randrange(1, 24), seed=rng.randrange(99))
-            turn.append(UserMsg(uid=num, ids=ids_to_bytes(ids), sampling=sampling))
+            share = (rng.randrange(50), rng.choice((1, 2))) if seed % 2 else (0, 0)
+            turn.append(UserMsg(uid=num, ids=ids_to_bytes(ids), sampling=sampling, share=share))
             num += 1
         if num and rng.random() < 0.2:
             turn.append(AbortMsg(uid=rng.randrange(num)))

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -121,6 +122,9 @@ def test_only_requests_with_a_key_pass(
     for secret in (SECRET, OTHER):
         assert secret not in page
         assert not any(secret in r.getMessage() for r in caplog.records if "minisgl" in r.name)
+    sent = msgspec.msgpack.encode(guarded.received)  # all that the engine, which writes profiles,
+    assert b"one two" in sent  # could know of a request
+    assert not any(text.encode() in sent for text in (SECRET, OTHER, "light", "bearer"))
 
 
 def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
@@ -130,6 +134,18 @@ def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
             assert (refusal.status_code, refusal.json()["error"]["code"]) == (403, "not_permitted")
         assert http.get("/start_profile", headers={"x-api-key": OTHER}).status_code == 405
         assert http.get("/xray/events", headers={"x-api-key": SECRET}).status_code == 403
+
+
+def test_only_an_admin_comes_before_all_keys(guarded: ScriptedServer) -> None:
+    url = f"{guarded.url}/v1/completions"
+    for key, priority, status in ((SECRET, -1, 403), (SECRET, 1, 200), (OTHER, -1, 200)):
+        body = {"prompt": "a", "priority": priority}
+        answer = httpx.post(url, json=body, headers={"x-api-key": key})
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert answer.json()["error"]["code"] == "not_permitted"
+            assert "ask for 0 or more" in answer.text
+    assert guarded.num_open == 0
 
 
 def test_requests_above_the_limit_say_when_to_come_back(guarded: ScriptedServer) -> None:

@@ -106,7 +106,7 @@ class Engine:
         groups = self.memory.groups
         self._tables = RequestTables(
             self.device,
-            max_running=config.max_running_requests,
+            max_running=self.max_running + 1,  # one starts while another leaves
             max_pages=-(-self.max_seq_len // config.page_size),
             groups=groups,
         )
@@ -131,7 +131,7 @@ class Engine:
             self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
         self.sampler = Sampler(
             model=self.model, tables=self._tables, comm=comm, ops=ops, guard=self._guard,
-            max_running=self.max_running,
+            max_running=self.max_running + 1,
         )  # fmt: skip
         clock.lap("memory")
 

@@ -138,9 +138,9 @@ class LoopMeter(Meter):
             output_tokens=num_output_tokens - self._num_output_tokens,
             running=scheduler.num_running,
             waiting=len(scheduler.requests.waiting),
-            used_pages=scheduler.cache.num_used_pages,
-            cached_pages=scheduler.cache.num_cached_pages,
-            num_pages=scheduler.cache.num_pages,
+            used_pages=scheduler.requests.cache.num_used_pages,
+            cached_pages=scheduler.requests.cache.num_cached_pages,
+            num_pages=scheduler.requests.cache.num_pages,
         )
         self._num_output_tokens = num_output_tokens
         if self._on_step:
@@ -165,9 +165,9 @@ class LoopMeter(Meter):
             rank=self._rank,
             num_waiting=len(scheduler.requests.waiting),
             num_running=scheduler.num_running,
-            num_pages=scheduler.cache.num_pages,
-            num_used_pages=scheduler.cache.num_used_pages,
-            num_cached_pages=scheduler.cache.num_cached_pages,
+            num_pages=scheduler.requests.cache.num_pages,
+            num_used_pages=scheduler.requests.cache.num_used_pages,
+            num_cached_pages=scheduler.requests.cache.num_cached_pages,
             num_steps=stats.num_steps,
             num_retractions=stats.num_retractions,
             num_prompt_tokens=stats.num_prompt_tokens,

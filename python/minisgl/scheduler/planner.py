@@ -112,7 +112,7 @@ class Planner:
         While the first of them needs more than one step, shorter prompts may use up to half of the
         budget before it, the shortest first.
         """
-        in_order = self._requests.waiting[:WINDOW] if self._requests.free_table_idxs else []
+        in_order = self._requests.waiting[:WINDOW] if self._requests.num_places else []
         for req in plan.unfinished:
             insort(in_order, req, key=order)
         first = next((req for req in in_order if self._ensure_running(plan, req)), None)
@@ -190,7 +190,7 @@ class Planner:
         """
         if req.table_idx >= 0:
             return not req.leaving
-        is_full = plan.is_full or not self._requests.free_table_idxs
+        is_full = plan.is_full or not self._requests.num_places
         if is_full or self.waits_for_prefix(req, plan.unfinished):
             return False
         num_cached = self._requests.cache.attach(req, self.reusable_ids(req), plan.step)

@@ -5,8 +5,9 @@ no request is retracted for one that it could displace in turn, and a retracted 
 before later ones. The choice is a pure function of the requests, as all planning is. Requests of
 one key do not displace each other, nor do requests without keys.
 
-A retracted request leaves with its last flight, one turn later when steps overlap. Until then no
-other is retracted for want of a place or of pages: those of the leaving one may suffice.
+A retracted request leaves with its last flight, one turn later when steps overlap. Its place is
+free at once, because the tables have one row more than requests may run. Its pages are not: while
+requests leave, no other is retracted, because the pages of those may suffice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) ->
     """
     if requests.leaving:
         return
-    num_places = len(requests.free_table_idxs)
+    num_places = requests.num_places
     starting = [req for req in requests.running if req.num_known - req.num_computed > 1]
     for req in candidates:
         if planner.waits_for_prefix(req, starting):

@@ -55,8 +55,9 @@ class ReplicaReport:
             self._hashes_due = now + (ended - now) / SHARE
         state = ReplicaState(
             page_size=scheduler.config.page_size,
-            num_pages=scheduler.cache.num_pages,
-            num_free_pages=scheduler.cache.num_pages - scheduler.cache.num_used_pages,
+            num_pages=scheduler.requests.cache.num_pages,
+            num_free_pages=scheduler.requests.cache.num_pages
+            - scheduler.requests.cache.num_used_pages,
             num_waiting=len(scheduler.requests.waiting),
             num_running=scheduler.num_running,
             max_running=scheduler.config.max_running,
@@ -76,7 +77,7 @@ class ReplicaReport:
         if times is None:
             return 0.0
         if scheduler.num_running:
-            num_tokens = scheduler.cache.num_used_pages * scheduler.config.page_size
+            num_tokens = scheduler.requests.cache.num_used_pages * scheduler.config.page_size
             self._context = num_tokens / scheduler.num_running
         return times.row_us * 1e-6 + times.context_ns * 1e-9 * self._context
 

@@ -26,9 +26,10 @@ class Requests:
     """Mutable: the state that the planner and the scheduler share.
 
     waiting, running: in order. leaving: by uid; a flight still has a row of them, but no more rows
-    are planned. needs: what the rows of the tables need beside a token. next_step: the number of
-    the next plan. void_from: outcomes from this failed step on are discarded; None if no step
-    failed.
+    are planned. free_table_idxs: the tables have one row more than requests may run, so that one
+    can start while another leaves. needs: what the rows of the tables need beside a token.
+    next_step: the number of the next plan. void_from: outcomes from this failed step on are
+    discarded; None if no step failed.
     """
 
     def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
@@ -41,9 +42,14 @@ class Requests:
         self.running: list[Req] = []
         self.leaving: dict[int, Req] = {}
         self.needs = RowNeeds()
-        self.free_table_idxs = list(range(config.max_running - 1, -1, -1))
+        self.free_table_idxs = list(range(config.max_running, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
+
+    @property
+    def num_places(self) -> int:
+        """Requests that may start."""
+        return min(len(self.free_table_idxs), len(self.free_table_idxs) + len(self.leaving) - 1)
 
     @property
     def has_rivals(self) -> bool:

@@ -27,7 +27,6 @@ from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import Plan, StepFailed, StepOutcome
 from minisgl.core.req import ALL, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
-from minisgl.kvcache import CacheManager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
@@ -255,11 +254,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self.requests.running)
-
-    @property
-    def cache(self) -> CacheManager:
-        """Which counts pages: all, those that running requests hold, those that are kept."""
-        return self.requests.cache
 
     def check(self) -> None:
         """Raise AssertionError if pages, locks or lengths do not add up. Slow: for tests."""

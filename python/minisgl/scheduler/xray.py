@@ -178,9 +178,9 @@ class XRay:
             num_waiting=len(scheduler.requests.waiting),
             num_running=scheduler.num_running,
             page_size=scheduler.requests.cache.page_size,
-            num_pages=scheduler.cache.num_pages,
-            num_used_pages=scheduler.cache.num_used_pages,
-            num_cached_pages=scheduler.cache.num_cached_pages,
+            num_pages=scheduler.requests.cache.num_pages,
+            num_used_pages=scheduler.requests.cache.num_used_pages,
+            num_cached_pages=scheduler.requests.cache.num_cached_pages,
             num_retractions=scheduler.stats.num_retractions,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
             num_cached_tokens=scheduler.stats.num_cached_tokens,
@@ -268,7 +268,7 @@ def _state(req: Req, clock: float) -> RequestState:
 
 def _page_map(scheduler: Scheduler, requests: list[Req], nodes: list[Any]) -> tuple[list[int], int]:
     """Return the run lengths of the pages' owners, and the pages of a cell."""
-    owners = np.zeros(scheduler.cache.num_pages, np.int32)
+    owners = np.zeros(scheduler.requests.cache.num_pages, np.int32)
     owners[_joined([node.pages for node in nodes])] = CACHED
     held: list[Sequence[int]] = [req.pages for req in requests]
     held += [req.handle.duplicates if req.handle is not None else () for req in requests]

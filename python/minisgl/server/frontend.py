@@ -34,7 +34,7 @@ from minisgl.message import (
 )
 from minisgl.message.frontend import CodecReply, PongMsg, UserReply
 from minisgl.server.call import Call, RequestReply
-from minisgl.server.errors import Draining
+from minisgl.server.errors import Draining, refusal
 from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
@@ -101,7 +101,8 @@ class Frontend:
         choice gets its own seed (`seed_of`). The first choice computes the prompt, the others find
         it in the prefix cache. is_clamped: `max_tokens` is lowered to what the context leaves.
         Raises EngineError if a worker has died or the server ends, InvalidRequest for a value that
-        cannot be sent, ServerBusy if far too many prompts are open.
+        cannot be sent, ServerBusy if far too many prompts are open, RequestError for a priority
+        that the key may not ask for.
         """
         if self.failure:
             raise self.failure
@@ -122,6 +123,13 @@ class Frontend:
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort, num_choices)
         key = origin.key if origin else None
+        if key and priority < 0 and not key.is_admin:
+            raise refusal(
+                f"a priority below 0 comes before the requests of all keys, which needs a key with "
+                f"admin rights; {key.name!r} has none: ask for 0 or more",
+                status=403,
+                code="not_permitted",
+            )
         jobs: dict[int, Job] = {}
         by_tokenizer: dict[int, list[TokenizeMsg]] = {}
         for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):

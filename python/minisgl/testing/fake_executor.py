@@ -132,8 +132,8 @@ class FakeExecutor:
             )
             for group in self.groups
         ]
-        self._page_table = np.full((len(self.groups), max_running, 1), -1, np.int32)
-        self._last_token = np.full(max_running, _UNWRITTEN, np.int32)
+        self._page_table = np.full((len(self.groups), max_running + 1, 1), -1, np.int32)
+        self._last_token = np.full(max_running + 1, _UNWRITTEN, np.int32)
         self._seeds: dict[int, int] = {}
         self._fail_steps = fail_steps or {}
 

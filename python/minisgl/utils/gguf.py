@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError
+from minisgl.utils.gguf_check import check_header
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -51,13 +52,15 @@ def gguf_folder(path: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     reader = open_gguf(path)
-    values = {name: field.contents() for name, field in reader.fields.items()}
     try:
         from minisgl.utils.gguf_tokenizer import tokenizer_files
 
+        values = {name: field.contents() for name, field in reader.fields.items()}
         files = {"config.json": json.dumps(_config(reader, values, path), indent=1)}
         files |= tokenizer_files(values, path)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except ConfigError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} lacks metadata of a language model, or has it in an unknown form: {error!r}"
         ) from error
@@ -83,10 +86,11 @@ def open_gguf(path: Path) -> Any:
             f'{path}: GGUF files need the package gguf: pip install "minisgl[gguf]"'
         ) from None
     try:
+        check_header(path)
         return GGUFReader(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, IndexError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} is damaged or incomplete ({error}); download it again"
         ) from error
