@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 class _PlusOne(BaseOP):
-    """Checkpoints hold a norm's weight minus 1."""
+    """Checkpoints hold a norm's weight minus 1. The sum stays float32: in bfloat16 it would lose
+    what the file has, and logits would be up to 1.1 times as far from float32."""
 
+    weight_dtype = torch.float32
     weight: torch.Tensor
 
     def init_buffers(self, device: torch.device) -> None:
-        self.weight = (self.weight.float() + 1).to(self.weight.dtype)
+        self.weight += 1
 
 
 class GemmaNorm(_PlusOne, RMSNorm):
