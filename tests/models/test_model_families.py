@@ -34,7 +34,8 @@ from minisgl.kernel.registry import create_ops
 EACH_FAMILY = sorted({config: name for name, (config, *_) in reversed(CASES.items())}.values())
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 MARGIN = 1.05
-"""Over 12 models of each family, our error is 0.83 to 1.00 of transformers'; over three, at most 1.04."""
+"""Over 12 models of a family, our error is 0.83 to 1.00 of transformers'; over three, at most
+1.04."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,7 +62,7 @@ def _errors(
     name: str, seed: int, folder: Path, dtype: torch.dtype, fast: bool
 ) -> tuple[float, float]:
     """Of our logits and of transformers' in 16 bits, against transformers' in float32; the medians
-    over all positions of a prompt, as a few positions of a mixture or a delta net may be far off."""
+    over a prompt's positions, few of which may be far off in a mixture or a delta net."""
     config_class, changes, *_ = CASES[name]
     reference = make_reference(config_class(**_every_expert(config_class, changes)), seed)
     reference.save_pretrained(folder)
