@@ -28,6 +28,7 @@ _MODULES = {
     "Ministral3ForCausalLM": "ministral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "MuseGlimmerForCausalLM": "muse_glimmer",
     "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",

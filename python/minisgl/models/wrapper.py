@@ -12,6 +12,7 @@ TEXT_MODELS = {
     "gemma4_text": "Gemma4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "muse_glimmer_text": "MuseGlimmerForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
@@ -20,6 +21,7 @@ WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
 }
@@ -30,6 +32,7 @@ _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
     *("audio_tower", "embed_vision", "embed_audio"),
+    *("vision_adapter", "vision_projection"),
 )
 """Modules beside the text model, which are not read. mtp: drafts of several tokens."""
 
