@@ -243,17 +243,6 @@ def test_fused_families_load_tensors_that_are_apart(tmp_path: Path) -> None:
     check_case(reference, Runner(load(tmp_path)), num_outputs=8)
 
 
-def test_interleaved_heads_are_refused_when_quantised(tmp_path: Path) -> None:
-    config_class, changes, _, _ = DENSE_CASES["glm"]
-    make_reference(config_class(**{**SIZES, **changes})).save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    values = json.loads(file.read_text())
-    values["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    file.write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="GlmForCausalLM rotates interleaved pairs"):
-        load(tmp_path)
-
-
 def test_a_fused_tensor_of_another_size_is_named(tmp_path: Path) -> None:
     config_class, changes, _, _ = DENSE_CASES["glm"]
     make_reference(config_class(**{**SIZES, **changes})).save_pretrained(tmp_path)

@@ -3,9 +3,6 @@ before it."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
 from torch import Tensor
 
 from minisgl.layers.base import BaseOP, BuildContext
@@ -13,16 +10,14 @@ from minisgl.quantization import Part
 
 
 class _Norm(BaseOP):
-    """Norms the last axis. size: elements of it. name: the weight's name in the checkpoint.
-    weight_dtype: None is that of the activations."""
+    """Norms the last axis. size: elements of it. name: the weight's name in the checkpoint."""
 
-    weight_dtype: ClassVar[torch.dtype | None] = None
     weight: Tensor
 
     def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
         super().__init__()
         self.ops, self.eps = build.ops, eps
-        self.declare("weight", self.weight_dtype or build.dtype, Part.whole(name, size))
+        self.declare("weight", build.dtype, Part.whole(name, size))
 
 
 class RMSNorm(_Norm):

@@ -61,13 +61,12 @@ def get_model_class(architecture: str) -> Family:
     if architecture not in _MODULES:
         from difflib import get_close_matches
 
-        nearest = get_close_matches(architecture, _MODULES, 1)
-        raise UnsupportedModel(
-            f"no model family here builds {architecture!r}; supported are "
-            f"{', '.join(supported_architectures())}"
-            f"{f'; did you mean {nearest[0]}?' if nearest else ''} "
-            "(docs/adding-a-model.md says how to add one)"
+        nearest = "".join(
+            f"; did you mean {x}?" for x in get_close_matches(architecture, _MODULES, 1)
         )
-    family = import_module(module_of(architecture)).FAMILY
-    assert isinstance(family, Family)
+        raise UnsupportedModel(
+            f"no model family here builds {architecture!r}; supported are {', '.join(_MODULES)}"
+            f"{nearest} (docs/adding-a-model.md says how to add one)"
+        )
+    family: Family = import_module(module_of(architecture)).FAMILY
     return family
