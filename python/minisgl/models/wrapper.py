@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from minisgl.errors import UnsupportedModel
@@ -52,6 +53,18 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
         )
     shared = {field: values[field] for field in _OF_ALL if values.get(field) is not None}
     return {**text, **shared, "architectures": [TEXT_MODELS[model_type]]}
+
+
+def unsupported(architecture: str) -> UnsupportedModel:
+    """Returns the error for a model that no family builds, with the nearest name."""
+    names = supported_architectures()
+    nearest = "".join(
+        f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
+    )
+    return UnsupportedModel(
+        f"no model family here builds {architecture!r}; supported are {', '.join(names)}{nearest} "
+        "(docs/adding-a-model.md says how to add one)"
+    )
 
 
 def text_name(name: str) -> str | None:
