@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
+    Qwen3VLConfig,
 )
 
 from helpers.dense_cases import DENSE_CASES, GEMMA, GEMMA4, YARN
@@ -144,6 +145,21 @@ def test_qwen_wrappers_and_their_drafts(
         model = load(tmp_path)
     assert any("tensors of mtp and visual" in line for line in caplog.messages)
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+@torch.inference_mode()
+def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
+    """Its three positions of a token are one and the same in text."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    vision |= {
+        "out_hidden_size": 48,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = {**SIZES, "head_dim": 16, "rope_parameters": rope}
+    reference = save_wrapped(Qwen3VLConfig(text_config=text, vision_config=vision), tmp_path)
+    check_case(reference, Runner(load(tmp_path), page_size=4), num_outputs=24)
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ TEXT_MODELS = {
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 """`model_type` of a text_config -> its architecture."""
 WRAPPERS = {
@@ -25,6 +26,7 @@ WRAPPERS = {
     "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
 }
 """Architecture -> the text models that it is known to have."""
 
