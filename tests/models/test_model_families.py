@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    GptOssConfig,
     LlamaConfig,
     PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
+from helpers.dense_cases import DENSE_CASES
 from helpers.family_cases import (
+    ALL_EXPERTS,
+    ALL_GPT_OSS,
     CASES,
     SIZES,
     check_case,
@@ -26,11 +32,13 @@ from helpers.model_harness import (
     load,
     make_reference,
     random_ids,
+    relative_error,
 )
 from minisgl.attention import create_attention_backend
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 
+<<<<<<< HEAD
 EACH_FAMILY = sorted({config: name for name, (config, *_) in reversed(CASES.items())}.values())
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 MARGIN = 1.05
@@ -38,6 +46,8 @@ DELTA_NET_MARGIN = 1.25
 """Over 12 models of a family, our error is 0.83 to 1.01 of transformers'; over three, at most 1.04,
 and 1.22 with delta nets, which divide by lengths that may be small."""
 
+=======
+>>>>>>> parent of e5ffed5 (kernel, models: norms round once, and 1 + weight stays float32)
 
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
@@ -46,6 +56,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path:
     check_case(reference, Runner(load(tmp_path), page_size=page_size), num_outputs=64)
 
 
+<<<<<<< HEAD
 def _every_expert(config_class: type[PreTrainedConfig], changes: dict[str, Any]) -> dict[str, Any]:
     """All experts of a mixture: two that the router nearly ties may change places in 16 bits."""
     sizes = {**SIZES, **changes}
@@ -68,15 +79,44 @@ def _errors(
     reference = make_reference(config_class(**_every_expert(config_class, changes)), seed)
     reference.save_pretrained(folder)
     sequence = Sequence(random_ids(60, seed), 1)
+=======
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("fast", [False, True], ids=["reference", "fast"])
+@pytest.mark.parametrize(
+    ("config_class", "changes"),
+    [
+        (LlamaConfig, {}),
+        (Qwen3Config, {}),
+        (Qwen3MoeConfig, ALL_EXPERTS),
+        (GptOssConfig, ALL_GPT_OSS),
+        DENSE_CASES["gemma2"][:2],
+        DENSE_CASES["gemma4-shared"][:2],
+    ],
+)
+@torch.inference_mode()
+def test_16_bits_are_as_close_as_transformers(
+    config_class: type[PreTrainedConfig],
+    changes: dict[str, Any],
+    fast: bool,
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    """fast: the compiled kernels of a CPU, as the engine has them."""
+    reference = make_reference(config_class(**{**SIZES, "num_hidden_layers": 3, **changes}))
+    reference.save_pretrained(tmp_path)
+    sequence = Sequence(random_ids(60), 1)
+>>>>>>> parent of e5ffed5 (kernel, models: norms round once, and 1 + weight stays float32)
     exact = reference(torch.tensor([sequence.prompt])).logits[0]
     theirs = reference.to(dtype)(torch.tensor([sequence.prompt])).logits[0].float()
 
     ops = create_ops(CPU) if fast else Ops()
     attn = create_attention_backend("cpu" if fast else "torch", ops)
-    runner = Runner(load(folder, dtype, ops=ops), page_size=4, ops=ops, attn=attn)
-    runner.generate([sequence], chunk=37)
+    runner = Runner(load(tmp_path, dtype, ops=ops), page_size=4, ops=ops, attn=attn)
+    runner.generate([sequence], chunk=17)
+
     ours = torch.cat(sequence.logits)
     assert ours.dtype == (dtype if fast else torch.float32)  # as `Ops.sample` takes them
+<<<<<<< HEAD
     return float((ours.float() - exact).abs().median()), float((theirs - exact).abs().median())
 
 
@@ -98,6 +138,13 @@ def test_float16_is_as_close_to_float32_as_transformers(
 ) -> None:
     ours, theirs = _errors(name, 0, tmp_path, torch.float16, fast)
     assert ours <= MARGIN * theirs
+=======
+    ours = ours.float()
+    their_error = relative_error(theirs, exact)
+    # Measured: 0.77 to 1.12 times their error.
+    assert relative_error(ours, exact) <= 1.5 * their_error
+    assert relative_error(ours, theirs) <= 2 * their_error
+>>>>>>> parent of e5ffed5 (kernel, models: norms round once, and 1 + weight stays float32)
 
 
 @torch.inference_mode()

@@ -74,12 +74,11 @@ class Launcher:
         args: tuple[Any, ...],
         constants: tuple[Any, ...],
         *,
-        dtype: torch.dtype | tuple[torch.dtype | None, ...],
+        dtype: torch.dtype | tuple[torch.dtype, ...],
         num_warps: int,
         num_stages: int = 3,
     ) -> None:
-        """dtype: that of all tensors whose dtype varies, or all of these; None of one that is
-        not there. The last constant, PDL,
+        """dtype: that of all tensors whose dtype varies, or all of these. The last constant, PDL,
         is added here."""
         pdl = has_pdl()
         constants = (*constants, pdl)
