@@ -13,6 +13,7 @@ from transformers import (
     GptOssConfig,
     GraniteMoeConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -211,6 +212,23 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "glm4-moe-stacked": (
         Glm4MoeConfig,
         {**GLM4_MOE, "attention_bias": True, "norm_topk_prob": False, "first_k_dense_replace": 2},
+        1,
+        False,
+    ),
+    "minimax-m2-moe": (
+        MiniMaxM2Config,
+        {"num_local_experts": 9, "num_experts_per_tok": 3, "head_dim": 16},
+        4,
+        False,
+    ),
+    "minimax-m2-moe-half-stacked": (
+        MiniMaxM2Config,
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 12,
+            "rope_parameters": rope("default", partial_rotary_factor=0.5),
+        },
         1,
         False,
     ),

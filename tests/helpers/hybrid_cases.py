@@ -91,7 +91,12 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
         1,
         True,
     ),
-    "qwen3.5-moe": (Qwen3_5MoeTextConfig, {**DELTA, **EXPERTS}, 4, False),
+    "qwen3.5-moe": (
+        Qwen3_5MoeTextConfig,
+        {**DELTA, **EXPERTS, "linear_key_head_dim": 16},
+        4,
+        False,
+    ),
     "qwen3-next-moe": (Qwen3NextConfig, {**DELTA, **EXPERTS, "mlp_only_layers": [1]}, 4, True),
     "qwen3-next-moe-6-heads-stacked": (
         Qwen3NextConfig,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,28 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4Config,
     Mistral3Config,
+    MuseGlimmerConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
+    Qwen3VLConfig,
 )
 
 from helpers.dense_cases import DENSE_CASES, GEMMA, GEMMA4, YARN
-from helpers.family_cases import SIZES, check_case, save_case
+from helpers.family_cases import SIZES, TOLERANCE, check_case, save_case
 from helpers.hybrid_cases import DELTA, EXPERTS, HYBRID_CASES
-from helpers.model_harness import Runner, load, make_reference
+from helpers.local_ranks import ranks
+from helpers.model_harness import (
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+)
+from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
 
 VISION = {
@@ -60,6 +72,11 @@ def wrapped(kind: str) -> PreTrainedConfig:
         heads = {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
         text = {**SIZES, **GEMMA4, "pad_token_id": 0}
         return Gemma4Config(text_config=text, vision_config={**GEMMA4_VISION, **heads})
+    if kind == "muse_glimmer":
+        text = {**SIZES, "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9}
+        vision = {"pos_emb_height": 4, "pos_emb_width": 4}
+        vision |= {name: VISION[name] for name in VISION if name != "image_size"}
+        return MuseGlimmerConfig(text_config={**text, "pad_token_id": 0}, vision_config=vision)
     text = {**SIZES, "model_type": kind, "head_dim": 16}
     if kind == "ministral3":
         text["rope_parameters"] = YARN
@@ -74,7 +91,7 @@ def rename(folder: Path, prefix: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("released", [False, True], ids=["transformers-5", "released"])
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral", "ministral3"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral", "ministral3", "muse_glimmer"])
 @torch.inference_mode()
 def test_the_text_model_of_a_wrapper_is_served(
     kind: str, released: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -92,6 +109,21 @@ def test_the_text_model_of_a_wrapper_is_served(
     assert len(lines) == 1
     assert "vision_tower" in lines[0]
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+def test_muse_glimmer_on_two_ranks(tmp_path: Path) -> None:
+    save_wrapped(wrapped("muse_glimmer"), tmp_path)
+
+    def run(comm: DistributedCommunicator) -> torch.Tensor:
+        with torch.inference_mode():
+            sequence = Sequence(random_ids(30), 6)
+            Runner(load(tmp_path, comm=comm), page_size=4).generate([sequence], chunk=7)
+            return torch.cat(sequence.logits)
+
+    alone = run(SingleRank())
+    with ThreadPoolExecutor(2) as pool:
+        for logits in pool.map(run, ranks(2)):
+            assert relative_error(logits, alone) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [Qwen3_5Config, Qwen3_5MoeConfig])
@@ -113,6 +145,21 @@ def test_qwen_wrappers_and_their_drafts(
         model = load(tmp_path)
     assert any("tensors of mtp and visual" in line for line in caplog.messages)
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
+
+
+@torch.inference_mode()
+def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
+    """Its three positions of a token are one and the same in text."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    vision |= {
+        "out_hidden_size": 48,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = {**SIZES, "head_dim": 16, "rope_parameters": rope}
+    reference = save_wrapped(Qwen3VLConfig(text_config=text, vision_config=vision), tmp_path)
+    check_case(reference, Runner(load(tmp_path), page_size=4), num_outputs=24)
 
 
 @torch.inference_mode()
@@ -210,17 +257,6 @@ def test_fused_families_load_tensors_that_are_apart(tmp_path: Path) -> None:
             tensors[name.replace("qkv", letter)] = part.contiguous()
     save_file(tensors, file)
     check_case(reference, Runner(load(tmp_path)), num_outputs=8)
-
-
-def test_interleaved_heads_are_refused_when_quantised(tmp_path: Path) -> None:
-    config_class, changes, _, _ = DENSE_CASES["glm"]
-    make_reference(config_class(**{**SIZES, **changes})).save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    values = json.loads(file.read_text())
-    values["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    file.write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="GlmForCausalLM rotates interleaved pairs"):
-        load(tmp_path)
 
 
 def test_a_fused_tensor_of_another_size_is_named(tmp_path: Path) -> None:

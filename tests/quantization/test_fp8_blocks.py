@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    CohereConfig,
     LlamaConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -63,6 +64,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "qwen3-moe": Qwen3MoeConfig(**LARGE_MOE),
     "phi3": Phi3Config(**FUSED),
+    "cohere": CohereConfig(**LARGE, logit_scale=0.25),
 }
 QWEN = {
     "quant_method": "fp8",

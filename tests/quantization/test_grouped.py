@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig
+from transformers import GlmConfig, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig
 
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
@@ -151,6 +151,17 @@ def test_fused_layers_are_split_in_every_format(case: str, tmp_path: Path) -> No
     save_both(Phi3Config(**sizes), *CASES[case], tmp_path)
     expected, tokens = run(tmp_path / "float32")
     assert tokens == transformers_ids(tmp_path / "float32")  # which is split, too
+    for logits, ours in [run(tmp_path / "quantised"), *run_ranks(tmp_path / "quantised")]:
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_heads_that_rotate_interleaved_pairs_are_reordered(case: str, tmp_path: Path) -> None:
+    """Planted once, and noticed where there are words of outputs: AWQ's in order."""
+    save_both(GlmConfig(**LARGE), *CASES[case], tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    assert tokens == transformers_ids(tmp_path / "float32")
     for logits, ours in [run(tmp_path / "quantised"), *run_ranks(tmp_path / "quantised")]:
         assert relative_error(logits, expected) <= TOLERANCE
         assert ours == tokens

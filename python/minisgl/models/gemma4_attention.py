@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.layers import AttentionLayer, LinearQKVMerged, RMSNorm
-from minisgl.layers.base import Identity, StateLessOP
+from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
 from minisgl.layers.split_attention import SplitAttentionLayer
@@ -28,23 +28,20 @@ if TYPE_CHECKING:
     from minisgl.models.spec import LayerSpec, ModelSpec
 
 
-class UnitNorm(StateLessOP):
-    """RMS norm without a weight."""
+class UnitNorm(RMSNorm):
+    """RMS norm whose weight is 1 and in no file."""
 
     def __init__(self, build: BuildContext, *, size: int, eps: float) -> None:
-        super().__init__()
+        BaseOP.__init__(self)
         self.ops, self.eps = build.ops, eps
-        self.ones = torch.empty(size, dtype=build.dtype, device="meta")
+        self.weight = torch.empty(size, dtype=build.dtype, device="meta")
 
     def init_buffers(self, device: torch.device) -> None:
-        self.ones = torch.ones(self.ones.shape, dtype=self.ones.dtype, device=device)
+        self.weight = torch.ones(self.weight.shape, dtype=self.weight.dtype, device=device)
 
     @property
     def num_buffer_bytes(self) -> int:
-        return self.ones.nbytes
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.ones, self.eps)
+        return self.weight.nbytes
 
 
 class NormedValues(SplitAttentionLayer):

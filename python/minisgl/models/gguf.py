@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.models.view import deinterleave
+from minisgl.models.interleaved import deinterleave
 from minisgl.models.weight import Checkpoint
 from minisgl.utils.gguf import ROPE_FREQS, WEIGHTS, open_gguf
 

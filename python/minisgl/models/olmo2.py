@@ -52,7 +52,7 @@ class WideNorm(BaseOP):
         x32_TNH = x_TNH.float()
         mean_T = self.comm.all_reduce(x32_TNH.square().sum((1, 2)) * self.part_of_mean)
         normed_TNH = x32_TNH * torch.rsqrt(mean_T + self.eps)[:, None, None]
-        return self.weight.view(x_TNH.shape[1:]) * normed_TNH.to(x_TNH.dtype)
+        return (self.weight.view(x_TNH.shape[1:]) * normed_TNH).to(x_TNH.dtype)
 
 
 class WideNormLayer(SplitAttentionLayer):

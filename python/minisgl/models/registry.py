@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from minisgl.errors import UnsupportedModel
 from minisgl.models.spec import Family
 
 _MODULES = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
+    "Ernie4_5ForCausalLM": "ernie4_5",
     "Exaone4ForCausalLM": "exaone4",
     "FalconH1ForCausalLM": "falcon_h1",
     "Gemma2ForCausalLM": "gemma2",
@@ -25,9 +25,11 @@ _MODULES = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "LlamaForCausalLM": "llama",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "ministral3",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "MuseGlimmerForCausalLM": "muse_glimmer",
     "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
@@ -58,15 +60,8 @@ def get_model_class(architecture: str) -> Family:
     """Returns the family that builds `architecture`. Raises UnsupportedModel with the names of
     those that there are."""
     if architecture not in _MODULES:
-        from difflib import get_close_matches
+        from minisgl.models.wrapper import unsupported
 
-        nearest = get_close_matches(architecture, _MODULES, 1)
-        raise UnsupportedModel(
-            f"no model family here builds {architecture!r}; supported are "
-            f"{', '.join(supported_architectures())}"
-            f"{f'; did you mean {nearest[0]}?' if nearest else ''} "
-            "(docs/adding-a-model.md says how to add one)"
-        )
-    family = import_module(module_of(architecture)).FAMILY
-    assert isinstance(family, Family)
+        raise unsupported(architecture)
+    family: Family = import_module(module_of(architecture)).FAMILY
     return family

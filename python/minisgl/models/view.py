@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from minisgl.errors import ConfigError
@@ -25,6 +24,7 @@ from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+    from minisgl.models.interleaved import Heads
 
 logger = get_logger(__name__)
 
@@ -58,7 +58,7 @@ class CheckpointView(Checkpoint):
                 len(skipped),
                 " and ".join(sorted({part_of(name) for name in skipped})),
             )
-        self._interleaved: Callable[[Tensor], Tensor] | None = None
+        self._heads: Heads | None = None
         self.names = set(self._places)
 
     def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
@@ -108,10 +108,9 @@ class CheckpointView(Checkpoint):
 
     def interleaved(self, config: ModelConfig) -> CheckpointView:
         """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
-        head_dim, rotary_dim = config.head_dim, config.rope.rotary_dim
-        self._interleaved = lambda rows: deinterleave(
-            rows, head_dim=head_dim, rotary_dim=rotary_dim
-        )
+        from minisgl.models.interleaved import Heads
+
+        self._heads = Heads(config)
         return self
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -134,16 +133,7 @@ class CheckpointView(Checkpoint):
         if part.stack and name == part.stack.name:
             part = replace(part, stack=replace(part.stack, name=file_name))
         tensor = super().share(file_name, part)
-        is_rotated = name.rpartition(".")[0].endswith((".q_proj", ".k_proj"))
-        return self._interleaved(tensor) if self._interleaved and is_rotated else tensor
-
-
-def deinterleave(rows: Tensor, *, head_dim: int, rotary_dim: int) -> Tensor:
-    """Rows of q or k (or of their bias), whose heads rotate the pairs (2i, 2i + 1), in the order in
-    which they rotate (i, i + R/2). q @ k does not change, since both are reordered."""
-    heads = rows.view(-1, head_dim, *rows.shape[1:])
-    rotary = heads[:, :rotary_dim]
-    return torch.cat((rotary[:, 0::2], rotary[:, 1::2], heads[:, rotary_dim:]), 1).flatten(0, 1)
+        return self._heads.reordered(name, tensor, self) if self._heads else tensor
 
 
 def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
@@ -174,7 +164,5 @@ def refuse_quantised(config: ModelConfig, what: str) -> None:
 
 
 def interleaved(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """`fused`, for heads that rotate interleaved pairs. Raises ConfigError for a quantised
-    checkpoint: its scales and packed rows would need the new order too."""
-    refuse_quantised(config, "rotates interleaved pairs")
+    """`fused`, for heads that rotate interleaved pairs."""
     return fused(view, config).interleaved(config)

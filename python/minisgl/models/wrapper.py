@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from minisgl.errors import UnsupportedModel
@@ -12,16 +13,20 @@ TEXT_MODELS = {
     "gemma4_text": "Gemma4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "muse_glimmer_text": "MuseGlimmerForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 """`model_type` of a text_config -> its architecture."""
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
 }
 """Architecture -> the text models that it is known to have."""
 
@@ -30,6 +35,7 @@ _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
     *("audio_tower", "embed_vision", "embed_audio"),
+    *("vision_adapter", "vision_projection"),
 )
 """Modules beside the text model, which are not read. mtp: drafts of several tokens."""
 
@@ -49,6 +55,18 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
         )
     shared = {field: values[field] for field in _OF_ALL if values.get(field) is not None}
     return {**text, **shared, "architectures": [TEXT_MODELS[model_type]]}
+
+
+def unsupported(architecture: str) -> UnsupportedModel:
+    """Returns the error for a model that no family builds, with the nearest name."""
+    names = supported_architectures()
+    nearest = "".join(
+        f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
+    )
+    return UnsupportedModel(
+        f"no model family here builds {architecture!r}; supported are {', '.join(names)}{nearest} "
+        "(docs/adding-a-model.md says how to add one)"
+    )
 
 
 def text_name(name: str) -> str | None:

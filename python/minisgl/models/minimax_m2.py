@@ -1,0 +1,64 @@
+"""MiniMax-M2: a mixture with a sigmoid router in each layer; queries and keys are normed over all
+heads, and half of a head rotates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from minisgl.layers.moe import ExpertNames
+from minisgl.models.glm4_moe import SigmoidExperts
+from minisgl.models.mixture import mixture_in_each_layer
+from minisgl.models.olmoe import OlmoeBlock
+from minisgl.models.spec import Family, ModelSpec, layers_of
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.view import CheckpointView
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    # Released files say how many dims rotate.
+    rotary_dim = config.fields.integer("rotary_dim", config.rope.rotary_dim)
+    rope = replace(config.rope, rotary_dim=rotary_dim)
+    return ModelSpec(
+        config=config,
+        layers=tuple(replace(x, rope=rope, block=OlmoeBlock) for x in layers_of(config)),
+        moe=mixture_in_each_layer(config, _names, layer=partial(SigmoidExperts, config=config)),
+    )
+
+
+def _names(layer: int) -> ExpertNames:
+    prefix = f"model.layers.{layer}.mlp"
+    return ExpertNames(
+        router=f"{prefix}.gate.weight",
+        router_alias=None,
+        gate=f"{prefix}.experts.{{}}.w1.weight",
+        up=f"{prefix}.experts.{{}}.w3.weight",
+        down=f"{prefix}.experts.{{}}.w2.weight",
+        all_gate_up=f"{prefix}.experts.gate_up_proj",
+        all_down=f"{prefix}.experts.down_proj",
+    )
+
+
+def _view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    correction = "e_score_correction_bias"
+    return view.renamed(
+        {".block_sparse_moe.": ".mlp.", f".mlp.{correction}": f".mlp.gate.{correction}"}
+    )
+
+
+FAMILY = Family(
+    architectures=("MiniMaxM2ForCausalLM",),
+    spec=spec,
+    view=_view,
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "rope_theta": 5e6,
+        "max_position_embeddings": 196_608,
+    },
+)
