@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 def split_rows(ends: Sequence[int], most: int) -> list[slice]:
-    """Rows with contexts of so many tokens, in order, cut into runs of `most` tokens at most each;
-    a longer context is alone."""
+    """Split rows, in order, into runs whose contexts have at most `most` tokens together. A longer
+    context is alone. ends: the lengths of the contexts."""
     runs: list[slice] = []
     first = num_tokens = 0
     for row, end in enumerate(ends):

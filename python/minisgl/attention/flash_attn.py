@@ -24,7 +24,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
 HEAD_DIMS = (64, 128)
-"""What is tested here; the package may hold more."""
+"""The sizes that are tested here; the package may take more."""
 MAX_JOINED_TOKENS = 4096
 """In a step of no more, prompts that begin share one call with those that go on: a call took the
 host 46 us in a profile, which should be more than what reading k and v directly saves the device

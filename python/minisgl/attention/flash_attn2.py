@@ -27,7 +27,8 @@ from minisgl.kernel.ops import Ops
 MAX_HEAD_DIM = 256
 MIN_ARCH = (8, 0)
 GATHERED_TOKENS = 16_384
-"""Of contexts at most at a time, unless one alone is longer: 64 MiB for 8 heads of 128 dims."""
+"""The most tokens of contexts that are gathered at a time, unless one context is longer: 64 MiB for
+8 heads of 128 dims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,6 @@ def _gathered(group: Group, batch: PoolBatch) -> tuple[Tensor, Tensor, Tensor]:
 def _load() -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Since 2.12 torch wants to be told that heads share keys; before, it took that without a word.
+    # Since 2.12 torch needs a flag if heads share keys; before, it needed none.
     has_flag = "enable_gqa" in inspect.signature(varlen_attn).parameters
     return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn

@@ -23,7 +23,7 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 MOST_ROWS = 64
-"""Of a recorded step. Beyond, the calls take so long that what is between them hardly counts."""
+"""The most rows of a recorded step. With more rows the time between calls hardly counts."""
 
 
 UPLOAD_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 LEAST_BYTES = 64
 READS_ON_HOST = {torch.ops.aten.resolve_conj.default}
-"""What `Tensor.numpy` and `Tensor.tolist` call first."""
+"""The first call of `Tensor.numpy` and `Tensor.tolist`."""
 
 
 @dataclass(frozen=True, slots=True)

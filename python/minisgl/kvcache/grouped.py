@@ -131,9 +131,9 @@ class GroupedCacheManager(CacheManager):
             ]
 
     def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
-        """Also lets go of the tail pages that no token from `start` on reads. Steps in flight may
-        read them: whoever gets such a page writes it in a later step, or in the one that is being
-        planned, and these run after them."""
+        """Also release the tail pages that no token from `start` on reads. Steps in flight may read
+        them. Their next owner writes them in the step that is being planned, or in a later one, and
+        these run after the steps in flight."""
         holding: _GroupedHolding = req.handle
         num_pages = self.pages_for(end)
         if not holding.has_run:  # a request that did not get room has used nothing

@@ -23,7 +23,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentShape:
-    """Of one layer on one rank. dtype: of the activations."""
+    """The sizes of one layer on one rank. dtype: that of the activations."""
 
     num_heads: int
     num_key_heads: int
@@ -42,7 +42,7 @@ class RecurrentShape:
 
     @property
     def state_bytes(self) -> int:
-        """Of a state page in one layer."""
+        """The bytes of a state page in one layer."""
         matrix = 4 * self.num_heads * self.key_dim * self.value_dim
         return matrix + (self.taps - 1) * self.conv_width * self.dtype.itemsize
 
@@ -51,7 +51,7 @@ class RecurrentShape:
         return min(page_size, self.taps)
 
     def page_bytes(self, page_size: int) -> int:
-        """Of a page of rows in one layer."""
+        """The bytes of a page of rows in one layer."""
         row = 4 * self.num_heads * (self.value_dim + 1) + self.key_width * self.dtype.itemsize
         return page_size * row + self.ring(page_size) * self.conv_width * self.dtype.itemsize
 

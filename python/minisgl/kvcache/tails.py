@@ -76,7 +76,7 @@ class Tail:
         entry.holders += 1
 
     def let_go(self, page: int) -> None:
-        """A request gives up its own page, or its share in one of the tree's."""
+        """Note that a request no longer holds the page, which is its own or the tree's."""
         entry = self.entries.get(page)
         if entry is None:
             self.allocator.free([page])

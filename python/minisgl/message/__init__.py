@@ -127,8 +127,8 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
 
 
 class WatchMsg(Record, frozen=True, kw_only=True):
-    """Let rank 0 send `WatchReply`s for so many seconds (`minisgl.scheduler.xray`). With `seq`: let
-    it send one, with the state of the replica (`minisgl.message.replica`), and the same seq."""
+    """Let rank 0 send `WatchReply`s for `seconds` (`minisgl.scheduler.xray`). With `seq` it sends
+    one, with the state of the replica (`minisgl.message.replica`) and the same seq."""
 
     seconds: float = 0.0
     seq: int | None = None

@@ -1,4 +1,4 @@
-"""What makes one decoder differ from another, as data.
+"""The differences between decoders, as data.
 
 A value that differs between families is a field of `ModelSpec`. A value that differs between the
 layers of a model is a field of `LayerSpec`. The decoder reads them and never asks for the family.

@@ -62,8 +62,9 @@ class CheckpointView(Checkpoint):
         self.names = set(self._places)
 
     def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
-        """Show each linear layer called `fused` as layers `names` of so many outputs. A plain one
-        of another size stays as it is. Raises ConfigError where blocks of outputs would be cut."""
+        """Show each linear layer called `fused` as layers `names`, which have `sizes` outputs. A
+        plain one of another size stays whole. Raises ConfigError if a block of outputs would be
+        split."""
         total = sum(sizes)
         for whole in [name for name in self.names if f".{fused}." in name]:
             suffix, shape = whole.rpartition(".")[2], self.shape(whole)

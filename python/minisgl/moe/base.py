@@ -115,7 +115,7 @@ class TorchMoeBackend(BaseMoeBackend):
 
 
 def _expert(x_MD: Tensor, experts: Experts, index: int) -> Tensor:
-    """What expert `index` of this rank gives for M tokens."""
+    """Return the output of expert `index` of this rank for M tokens."""
     up_bias, down_bias = (
         None if bias is None else bias[index] for bias in (experts.gate_up_bias, experts.down_bias)
     )

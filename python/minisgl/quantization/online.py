@@ -40,7 +40,7 @@ MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 """The largest number of each kind."""
 UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
 GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
-"""Of recurrent layers: a few rows that say how a state fades and what it takes."""
+"""The gates of recurrent layers: a few rows that decide how a state fades and what it takes."""
 
 PIECE: Final = 1 << 15
 """Numbers that are quantised at a time. What is made on the way takes 30 bytes for each: of a whole
@@ -95,7 +95,8 @@ class Online:
 
 @dataclass(slots=True)
 class Loss:
-    """What quantising took and lost, of the tensors of one weight. Mutable, several threads add."""
+    """The time and the error of quantising the tensors of one weight. Mutable: several threads
+    add."""
 
     name: str
     seconds: float = 0.0

@@ -1,9 +1,9 @@
-"""What each request cost: device time and energy, its share of the steps that it was in.
+"""The cost of each request: its share of the device time and energy of its steps.
 
 A step's device time goes from its launch, or from the end of the step before if that is later, to
 its end, as the host sees both. The energy between two readings of the meter is divided among the
 steps in between by their device time; a step's time and energy are divided among its rows by the
-tokens computed. What is used while no step runs is nobody's.
+tokens computed. Energy that is used while no step runs counts for no request.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 READ_EVERY_S: Final = 0.05
-"""Of the meter, while no request ends: it may take a millisecond, and changes some 20 times a
-second."""
+"""Seconds between readings of the meter while no request ends. A reading may take a millisecond,
+and the value changes some 20 times a second."""
 
 
 class Ledger:
     """Mutable: device seconds and joules of the requests that have not ended.
 
-    joules: since some time in the past. If it fails, a warning says so, and no cost is told.
+    joules: since some time in the past. If it fails, the log says so, and no cost is reported.
     """
 
     def __init__(

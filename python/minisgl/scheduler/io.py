@@ -18,7 +18,7 @@ from minisgl.message import (
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 Control = ProfileMsg | WatchMsg
-"""What is for the engine's process and not for the scheduler."""
+"""Messages for the engine's process that the scheduler does not see."""
 Message = SchedulerMsg | Control
 Report = StatusReply | ProfileReply | WatchReply
 
@@ -55,7 +55,7 @@ class SourceInbox:
 
 
 class ZmqInbox(SourceInbox):
-    """Of a scheduler that is alone."""
+    """The outbox of a scheduler without other ranks."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         super().__init__(PullQueue(endpoints.scheduler, Message))
@@ -83,15 +83,15 @@ class ZmqOutbox:
 
 
 class FollowerOutbox(ZmqOutbox):
-    """Of a rank that follows: rank 0 has sent the same events, but each rank has its own news, and
-    says that it lives."""
+    """The outbox of a follower. It sends no events, which rank 0 sends, but its own status and
+    heartbeats."""
 
     def send(self, events: list[Event]) -> None:
         pass
 
 
 class NoOutbox:
-    """Of a rank on another machine than the detokenizer."""
+    """The outbox of a rank on another machine than the detokenizer: it sends nothing."""
 
     def send(self, events: list[Event]) -> None:
         pass

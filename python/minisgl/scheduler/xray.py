@@ -1,8 +1,8 @@
-"""What the X-ray shows: frames of the steps, the requests, the pages and the prefix tree.
+"""The frames of the X-ray: steps, requests, pages and the prefix tree.
 
-A frame is sent every `EVERY_S`, or as much later as keeps the time that frames take at `SHARE` of
-the loop's. The steps between two frames are all in it, up to `MAX_STEPS`; the rest is as it is when
-the frame is made. Frames have no token ids, and no texts unless `--xray-text` asks for them.
+A frame is sent every `EVERY_S`, or less often if frames would take more than `SHARE` of the loop's
+time. It has all steps since the last frame, up to `MAX_STEPS`; the rest is as it is when the frame
+is made. Frames have no token ids, and no texts unless `--xray-text` asks for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_CELLS: Final = (
 )
 
 FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
-"""Owners of a page: nobody; the prefix cache alone; several requests; uid + `FIRST_UID`."""
+"""Owners of a page: none; the prefix cache alone; several requests; uid + `FIRST_UID`."""
 
 Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
 """step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
@@ -99,8 +99,8 @@ class XRay:
         record: Callable[[bytes], None] | None = None,
         text_of: Callable[[list[int]], str] | None = None,
     ) -> None:
-        """epoch: of the meter's records. record: gets all frames, also while nobody watches.
-        text_of: of token ids; None if frames have no texts."""
+        """epoch: that of the meter's records. record: gets all frames, also while no client
+        watches. text_of: returns the text of token ids; None if frames have no texts."""
         self._send, self._epoch, self._record = send, epoch, record
         self._steps: list[tuple[StepRecord, Plan]] = []
         self._num_skipped = 0
@@ -110,7 +110,7 @@ class XRay:
         self._texts: dict[bytes, str] = {}
 
     def watch(self, seconds: float) -> None:
-        """Go on for so many seconds from now."""
+        """Go on for this many seconds from now."""
         self._until = time.perf_counter() + seconds
 
     def settled(self, record: StepRecord, plan: Plan) -> None:
