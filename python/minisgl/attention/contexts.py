@@ -29,8 +29,8 @@ def split_rows(ends: Sequence[int], most: int) -> list[slice]:
 def context_slots(
     page_table: Tensor, table_idxs_E: Tensor, ends_E: Tensor, num_tokens: int, page_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the tokens of the contexts [0, ends) are in the cache, row after row: slots int64 [C].
-    And where each row begins among them, and the last ends: int32 [E + 1].
+    """Return the slots of the contexts [0, ends), row after row, int64 [C], and the index where
+    each row begins among them and the last ends, int32 [E + 1].
 
     page_table: int32 [rows, pages]. num_tokens: C, the sum of `ends_E`, which the host knows:
     nothing waits for the device.

@@ -1,8 +1,8 @@
 """FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks alone.
 
-It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values:
-those of a prompt that begins are at hand, contexts of the others are gathered from the pages, some
-at a time. That costs each layer a copy of these contexts, little beside attending to them.
+It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values.
+A prompt that begins has them; contexts of other rows are gathered from the pages, some rows at a
+time. So each layer copies these contexts, which takes little time beside attending to them.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -56,7 +56,7 @@ class FlashAttention2Backend(PagedAttnBackend):
     name = "fa2"
 
     def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-        """Raises ConfigError where torch, the GPU or the model does not do."""
+        """Raises ConfigError if torch, the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device) < MIN_ARCH:
             raise ConfigError(

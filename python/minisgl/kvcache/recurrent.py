@@ -5,8 +5,9 @@ is initialised: a step writes before a later one reads.
 
 A token's convolution reads the inputs of the W - 1 tokens before it, so a page of the rows group
 keeps the last inputs alone, in a ring: the token at index i of page p has entry p * R + i % R. A
-row of a step writes those of its last W - 1 tokens. W tokens in a row have entries of their own, so
-a token that is computed again, or too much, overwrites no input that the row before it needs.
+row of a step writes the inputs of its last W - 1 tokens. W consecutive tokens have different
+entries, so a token that is computed again, or one too many, overwrites no input that earlier tokens
+need.
 
 Axes: P state pages, L pages of the rows group, S its slots, R entries of a ring, N local value
 heads, K local key heads, H key dim, V value dim, D = 2 K H + N V inputs of the convolution, W its

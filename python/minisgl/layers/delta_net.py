@@ -64,7 +64,7 @@ class Projections:
         return [self._rows(name, self.num_heads, self.heads.q) for name in names]
 
     def conv(self) -> tuple[range, range, range]:
-        """This rank's channels among those of the queries, the keys and the values."""
+        """Return this rank's channels among those of the queries, the keys and the values."""
         keys = times(self.heads.kv, self.key_dim)
         return keys, keys, times(self.heads.q, self.value_dim)
 

@@ -26,7 +26,7 @@ class CpuMoeBackend(BaseMoeBackend):
 
 
 class CppMoeBackend(BaseMoeBackend):
-    """All in C++."""
+    """Compute all experts in C++."""
 
     def __init__(self, ops: CpuOps) -> None:
         super().__init__(ops)

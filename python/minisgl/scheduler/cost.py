@@ -46,7 +46,7 @@ class Ledger:
         self._has_failed = False
 
     def launched(self, plan: Plan) -> float:
-        """Return when."""
+        """Note the launch of the step. Returns its time."""
         now = self._clock()
         if not self._num_flights and not self._steps:
             self._last_joules, self._read_at = self._read_meter(), now
@@ -124,7 +124,7 @@ class _CostedFlight(Flight):
 
 
 class CostedOutbox:
-    """An outbox that tells what the requests that end have cost."""
+    """An outbox that adds their cost to requests that end."""
 
     def __init__(self, outbox: Outbox, ledger: Ledger) -> None:
         self._outbox, self._ledger = outbox, ledger

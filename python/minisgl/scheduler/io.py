@@ -24,7 +24,7 @@ Report = StatusReply | ProfileReply | WatchReply
 
 
 class Source(Protocol):
-    """Where an inbox has its messages from: a `PullQueue`, or what rank 0 passes on."""
+    """The source of an inbox's messages: a `PullQueue`, or rank 0's broadcasts."""
 
     def get(self, timeout_s: float | None) -> Sequence[Message]: ...
 
@@ -75,7 +75,7 @@ class ZmqOutbox:
         self._queue.put([DetokenizeMsg(events=[], pings=[seq])])
 
     def pass_on(self, reply: Report) -> None:
-        """To the API server, behind the events that were sent before."""
+        """Send records to the API server, after the events that were sent before."""
         self._queue.put([DetokenizeMsg(events=[], pass_on=[reply])])
 
     def close(self) -> None:

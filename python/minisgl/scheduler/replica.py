@@ -1,4 +1,4 @@
-"""A replica's state for a router, made when it is asked for: nothing is paid otherwise."""
+"""A replica's state for a router, made only when the router asks for it."""
 
 from __future__ import annotations
 
