@@ -55,6 +55,7 @@ class Calls:
                 self._recorder.add(function, args)
             return function(*args)
 
+        setattr(self, name, call)  # the next access finds it without this method
         return call
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
