@@ -28,7 +28,7 @@ Models with window or state groups add their pages to the same nodes (`minisgl.k
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -125,14 +125,16 @@ class RadixPrefixCache(BasePrefixCache):
         node, at = self._root(namespace), 0
         for child, common in self._follow(ids, namespace):
             if common < len(child.ids):
-                return self._differs_at(ids, at, (child,))
+                at += self._common_prefix(child.ids, ids[at:])
+                return at if at < len(ids) else None
             node, at = child, at + common
-        return self._differs_at(ids, at, islice(reversed(node.children.values()), MAX_BRANCHES))
-
-    def _differs_at(self, ids: IdArray, at: int, branches: Iterable[_Node]) -> int | None:
-        ends = [at + self._common_prefix(branch.ids, ids[at:]) for branch in branches]
-        end = max(ends, default=at)
-        return end if ends and end < len(ids) else None
+        # No branch has the whole next page of `ids`. A key is the first page of a branch.
+        rest = ids[at : at + self.page_size]
+        keys = b"".join(islice(reversed(node.children), MAX_BRANCHES))
+        pages = np.frombuffer(keys, np.int32).reshape(-1, self.page_size)[:, : len(rest)]
+        if pages.size:
+            at += int((pages == rest).cumprod(axis=1).sum(axis=1).max())
+        return at if pages.size and at < len(ids) else None
 
     def num_common(self, a: IdArray, b: IdArray) -> int:
         common = self._common_prefix(a, b)
