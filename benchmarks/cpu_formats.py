@@ -1,134 +1,204 @@
-"""Decode and prefill on a CPU in bfloat16, int8 and int4, beside transformers and the floor.
+"""Decode and prefill on a CPU by format of the weights, beside peers, the floor and HTTP.
 
-`LLM.generate` with random weights of Qwen3-0.6B's shape. A round runs every engine, so a machine
-that slows down affects all; a ratio is that of the best rounds, as other load only ever takes time.
-A decode rate includes the prefill of 8 tokens. The floor of a decode step is the larger of the
-weights' bytes over the read rate and its FLOPs over the rate of GEMMs with 512 rows, both measured
-in each round.
+`LLM.generate` with random weights of Qwen3-0.6B's shape (`--shape`). A round runs every engine.
+Other load only ever takes time, so a rate is that of the least seconds of all rounds, and each
+round's seconds are in the JSON. A decode rate is of the tokens after the first: N + 1 tokens less
+one. The floor of a decode step is the larger of the weights' bytes over the read rate and its FLOPs
+over the rate of a layer's four GEMMs (torch's, which is oneDNN) with the prompt's rows; that of a
+prompt is the time of these GEMMs. All are measured in each round.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.cpu_engines import Generate, ours, transformers_engine
+from benchmarks.cpu_serving import PROMPT, Served, neighbour, served
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES
-from minisgl.builtin import model_path
-from minisgl.core import SamplingParams
-from minisgl.core.args import Quantization
-from minisgl.llm import LLM
 
-VALUES = SHAPES["qwen3-0.6b"]
-LAYERS, HIDDEN, VOCAB = 28, 1024, VALUES["vocab_size"]
-MATRICES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # of a layer
-NUMBERS = LAYERS * sum(rows * columns for rows, columns in MATRICES)
-HEAD = VOCAB * HIDDEN
-KINDS: tuple[Quantization | None, ...] = (None, "int8", "int4")
-Generate = Callable[[torch.Tensor, int], None]  # prompts [B, T], output tokens of each
+PAIRS: Final = (
+    ("bf16", "floor"),
+    ("int8", "bf16"),
+    ("int4", "bf16"),
+    ("int8, bf16 head", "bf16"),
+    ("int4, bf16 head", "bf16"),
+    ("bf16", "transformers"),
+    ("bf16", "llama.cpp bf16"),
+    ("int8", "llama.cpp q8_0"),
+    ("int4", "llama.cpp q4_0"),
+)
+READ_BYTES: Final = 1 << 29
+BESIDE: Final = 8  # streams beside a neighbour
+Seconds = dict[str, dict[str, list[float]]]  # by engine and what it does, of each round
 
 
 def main(argv: list[str]) -> None:
     parser = benchmark_parser(__name__, __doc__)
-    parser.add_argument("--batch", type=natural, nargs="+", default=[1, 8], help="batch sizes")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
+    parser.add_argument("--batch", type=natural, nargs="+", default=[1, 8, 16], help="batch sizes")
     parser.add_argument("--prompt", type=natural, default=512, help="tokens of a prefill")
-    parser.add_argument("--output", type=natural, default=24, help="decode steps")
+    parser.add_argument("--output", type=natural, default=16, help="decode steps")
     parser.add_argument("--rounds", type=natural, default=3, help="rounds")
     parser.add_argument("--transformers", action="store_true", help="beside its `generate`")
+    parser.add_argument("--llama", action="store_true", help="beside llama.cpp (llama-cpp-python)")
+    parser.add_argument(
+        "--http", type=natural, nargs="*", default=[], help="a server's streams beside `LLM`"
+    )
+    parser.add_argument("--stream", type=natural, default=32, help="tokens of a server's stream")
     add_json(parser)
     args = parser.parse_args(argv)
-    load = machine_load()
+    load, values = machine_load(), SHAPES[args.shape]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(model_path() / name, folder / name)
-        (folder / "config.json").write_text(json.dumps(VALUES))
-        engines: dict[str, Generate] = {}
-        for kind in KINDS:
-            llm = LLM(
-                folder, dummy_weight=True, device="cpu", num_pages=512, progress=False,
-                quantization=kind,
-            )  # fmt: skip
-            engines[kind or "bf16"] = partial(_ours, stack.enter_context(llm))
+        engines = stack.enter_context(ours(folder, values))
         if args.transformers:
-            engines["transformers"] = _transformers(folder)
-        results = _measure(engines, args)
-    for name, values in results["ratios"].items():
-        print(name, ", ".join(f"{key} {value:.2f}" for key, value in values.items()))
+            engines["transformers"] = transformers_engine(values)
+        if args.llama:
+            from benchmarks.llama_cpp import llama_engines
+
+            threads = torch.get_num_threads()
+            engines |= stack.enter_context(llama_engines(folder, values, threads))
+        server = None
+        if args.http:
+            server = stack.enter_context(served(folder / "served", values, args.stream))
+        floor = Floor(values, args.prompt)
+        seconds: Seconds = {}
+        http: dict[str, list[dict[str, Any]]] = {}
+        for index in range(args.rounds + 1):  # the first warms up
+            found = {"floor": floor.measure()}
+            for name, generate in engines.items():
+                found[name] = _measure(generate, values["vocab_size"], args)
+            streams = _streams(server, engines["bf16"], values["vocab_size"], args)
+            for name, of_engine in found.items() if index else ():
+                for key, value in of_engine.items():
+                    seconds.setdefault(name, {}).setdefault(key, []).append(round(value, 4))
+            for key, run in streams.items() if index else ():
+                http.setdefault(key, []).append(run)
+            print(f"round {index} of {args.rounds}", flush=True)
+    rates = {name: _rates(of_engine, args) for name, of_engine in seconds.items()}
+    rates["floor"] = floor.rates(seconds["floor"], args.batch, args.prompt)
+    ratios = {
+        f"{a} / {b}": {key: rates[a][key] / rates[b][key] for key in rates[b]}
+        for a, b in PAIRS
+        if b in rates
+    }
+    if http:
+        ratios |= _http_ratios(http)
+    for name, of_pair in ratios.items():
+        print(f"{name}:", ", ".join(f"{key} {value:.2f}" for key, value in of_pair.items()))
     if args.json:
-        threads = torch.get_num_threads()
-        write_json(args.json, {"load_before": load, "threads": threads, **results})
+        result = {"load_before": load, "threads": torch.get_num_threads(), "shape": args.shape}
+        result |= {"rates": rates, "ratios": ratios, "seconds": seconds, "http": http}
+        write_json(args.json, result)
 
 
-def _measure(engines: dict[str, Generate], args: argparse.Namespace) -> dict[str, Any]:
-    """Rates in tokens a second of each round, and their ratios."""
-    rates: dict[str, dict[str, list[float]]] = {name: {} for name in ("floor", *engines)}
-    table = torch.ones(1 << 26, dtype=torch.int64)  # 512 MiB
-    x, w = torch.randn(512, 1024).bfloat16(), torch.randn(6144, 1024).bfloat16()
-    generator = torch.Generator().manual_seed(0)
-    for index in range(args.rounds + 1):  # the first warms up
-        read_s = min(_seconds(table.sum) for _ in range(3))
-        gemm_s = min(_seconds(partial(F.linear, x, w)) for _ in range(3))
-        read, gemm = table.nbytes / read_s, 2 * x.shape[0] * w.numel() / gemm_s
-        found = {"floor": {f"prefill {args.prompt}": gemm / 2 / NUMBERS}}
-        for batch in args.batch:
-            bound_s = max(2 * (NUMBERS + HEAD) / read, 2 * batch * (NUMBERS + HEAD) / gemm)
-            found["floor"][f"decode {batch}"] = batch / bound_s
-        for name, generate in engines.items():
-            draw = partial(torch.randint, 1, VOCAB, generator=generator)
-            prefill_s = _seconds(partial(generate, draw((1, args.prompt)), 1))
-            found[name] = {f"prefill {args.prompt}": args.prompt / prefill_s}
-            for batch in args.batch:
-                seconds = _seconds(partial(generate, draw((batch, 8)), args.output))
-                found[name][f"decode {batch}"] = batch * args.output / seconds
-        for name, values in found.items():
-            for key, value in values.items() if index else ():
-                rates[name].setdefault(key, []).append(round(value, 2))
-                print(f"{name} {key}: {value:.1f} tokens/s", flush=True)
+class Floor:
+    """What reading the weights and multiplying by them takes at least."""
 
-    def ratios(name: str, base: str) -> dict[str, float]:
-        return {key: max(rates[name][key]) / max(best) for key, best in rates[base].items()}
+    def __init__(self, values: dict[str, Any], prompt: int) -> None:
+        hidden, inner = values["hidden_size"], values["intermediate_size"]
+        heads = values["num_attention_heads"] * values["head_dim"]
+        kv = 2 * values["num_key_value_heads"] * values["head_dim"]
+        matrices = ((heads + kv, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner))
+        self._layers = values["num_hidden_layers"]
+        self._layer = sum(rows * columns for rows, columns in matrices)
+        self._weights = self._layers * self._layer + values["vocab_size"] * hidden
+        # Beyond the caches, but for tiny shapes.
+        self._table = torch.ones(min(READ_BYTES, 16 * self._weights) // 8, dtype=torch.int64)
+        self._gemms = [
+            (torch.randn(prompt, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16())
+            for outputs, inputs in matrices
+        ]
 
-    pairs = [("bf16", "floor"), ("int8", "bf16"), ("int4", "bf16")]
-    pairs += [("bf16", "transformers")] if "transformers" in engines else []
-    return {"rates": rates, "ratios": {f"{a} / {b}": ratios(a, b) for a, b in pairs}}
+    def measure(self) -> dict[str, float]:
+        read_s = min(_seconds(self._table.sum) for _ in range(3))
+        gemms_s = sum(
+            min(_seconds(partial(F.linear, *gemm)) for _ in range(3)) for gemm in self._gemms
+        )
+        return {"read": read_s, "gemms": gemms_s}
+
+    def rates(
+        self, seconds: dict[str, list[float]], batches: list[int], prompt: int
+    ) -> dict[str, float]:
+        read = self._table.nbytes / min(seconds["read"])
+        gemms_s = min(seconds["gemms"])
+        per_number_s = gemms_s / self._layer / prompt
+        rates = {f"prefill {prompt}": prompt / (self._layers * gemms_s)}
+        for batch in batches:
+            step_s = max(2 * self._weights / read, batch * self._weights * per_number_s)
+            rates[f"decode {batch}"] = batch / step_s
+        return rates
 
 
-def _ours(llm: LLM, prompts: torch.Tensor, count: int) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    llm.generate(prompts.tolist(), params)
+def _measure(generate: Generate, vocab_size: int, args: argparse.Namespace) -> dict[str, float]:
+    draw = partial(torch.randint, 1, vocab_size)
+    found = {f"prefill {args.prompt}": _seconds(partial(generate, draw((1, args.prompt)), 1))}
+    for batch in args.batch:
+        prompts = [draw((batch, PROMPT)) for _ in range(2)]
+        found[f"first {batch}"] = _seconds(partial(generate, prompts[0], 1))
+        found[f"all {batch}"] = _seconds(partial(generate, prompts[1], args.output + 1))
+    return found
 
 
-def _transformers(folder: Path) -> Generate:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _rates(seconds: dict[str, list[float]], args: argparse.Namespace) -> dict[str, float]:
+    """Tokens a second."""
+    prefill = f"prefill {args.prompt}"
+    if prefill not in seconds:
+        return {}
+    rates = {prefill: args.prompt / min(seconds[prefill])}
+    for batch in args.batch:
+        decode_s = min(seconds[f"all {batch}"]) - min(seconds[f"first {batch}"])
+        rates[f"decode {batch}"] = batch * args.output / decode_s
+    return rates
 
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "qwen3", **{k: v for k, v in VALUES.items() if k != "torch_dtype"}
-    )
-    models: Any = AutoModelForCausalLM
-    model = models.from_config(config, dtype=torch.bfloat16)
 
-    def generate(prompts: torch.Tensor, count: int) -> None:
-        with torch.inference_mode():
-            model.generate(
-                prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
-                max_new_tokens=count, min_new_tokens=count, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
+def _streams(
+    server: Served | None, generate: Generate, vocab_size: int, args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """By number of streams: the server's run and the seconds of `LLM`; and beside a neighbour."""
+    if server is None:
+        return {}
+    runs = {}
+    for streams in args.http:
+        prompts = torch.randint(1, vocab_size, (streams, PROMPT))
+        llm_s = _seconds(partial(generate, prompts, args.stream))
+        runs[str(streams)] = {**server.run(streams), "llm_seconds": round(llm_s, 4)}
+    with neighbour():
+        runs["beside a neighbour"] = server.run(BESIDE)
+    return runs
 
-    return generate
+
+def _http_ratios(http: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Medians of the rounds: a round's p99 is of a few tokens."""
+
+    def median(key: str, what: str) -> float:
+        return float(statistics.median(run[what] for run in http[key]))
+
+    ratios: dict[str, dict[str, float]] = {"HTTP / LLM": {}, "ITL p99 / p50": {}}
+    for key in http:
+        if key.isdigit():
+            shares = [run["llm_seconds"] / run["seconds"] for run in http[key]]
+            ratios["HTTP / LLM"][f"{key} streams"] = statistics.median(shares)
+            spread = median(key, "itl_p99") / max(median(key, "itl_p50"), 1e-3)
+            ratios["ITL p99 / p50"][f"{key} streams"] = spread
+    if str(BESIDE) in http:
+        quiet = max(median(str(BESIDE), "itl_p50"), 1e-3)
+        busy = median("beside a neighbour", "itl_p50") / quiet
+        ratios["step beside a neighbour / quiet"] = {f"{BESIDE} streams": busy}
+    return ratios
 
 
 def _seconds(run: Callable[[], object]) -> float:

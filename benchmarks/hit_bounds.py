@@ -1,9 +1,9 @@
-"""What a prefix cache could serve: one that knows the future, and one that knows only its law."""
+"""What a prefix cache could serve that knows the future, a part of it, or only its law."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +22,8 @@ def prefixes(ids: IdArray, block: int) -> list[int]:
 
 class Oracle:
     """KV in blocks, and states exactly where a later request resumes. It knows the future, keeps
-    only what is needed again, and gives up first what is needed last (Belady, 1966). Mutable.
+    only what is needed again, and gives up first what is needed last (Belady, 1966), of that the
+    end of a prompt. Mutable.
 
     block: tokens. kv_bytes: of a token. state_bytes: of a state; 0 for a dense model. running: so
     many requests, the last ones, take the bytes of their blocks that nobody needs again, and of two
@@ -63,7 +64,7 @@ class Oracle:
         """The share of prompt tokens that are not computed, with so many bytes."""
         uses = self._uses()
         held: dict[tuple[str, int], int] = {}  # to the request that needs it next
-        by_need: list[tuple[int, tuple[str, int]]] = []
+        by_need: list[tuple[int, int, tuple[str, int]]] = []
         running: deque[int] = deque(maxlen=self._running)
         used = num_served = 0
         for number, path in enumerate(self._paths):
@@ -71,7 +72,9 @@ class Oracle:
             while depth and ("state", path[depth - 1]) not in held:
                 depth -= 1
             num_served += depth * self._block
-            for item in ((kind, key) for key in path for kind in self._sizes):
+            for at, item in (
+                (at, (kind, key)) for at, key in enumerate(path) for kind in self._sizes
+            ):
                 later = uses.get(item, [])
                 while later and later[-1] <= number:
                     later.pop()
@@ -80,15 +83,33 @@ class Oracle:
                 if later:
                     used += self._sizes[item[0]]
                     held[item] = later[-1]
-                    heapq.heappush(by_need, (-later[-1], item))
+                    heapq.heappush(by_need, (-later[-1], -at, item))
             only_running = sum(("block", key) not in held for key in path)
             running.append(only_running * self._sizes["block"] + 2 * self._sizes["state"])
             while by_need and used > budget - sum(running):
-                need, item = heapq.heappop(by_need)
+                need, _, item = heapq.heappop(by_need)
                 if held.get(item) == -need:
                     del held[item]
                     used -= self._sizes[item[0]]
         return num_served / self._num_tokens
+
+
+def knows_which(prompts: Sequence[IdArray], *, block: int, room: int) -> float:
+    """The share of prompt tokens that a cache of `room` blocks serves which knows whether a block
+    is used again, but not when: it loses the least recently used of these."""
+    paths = [prefixes(ids, block) for ids in prompts]
+    last = {key: number for number, path in enumerate(paths) for key in path}
+    held: OrderedDict[int, None] = OrderedDict()
+    num_served = 0
+    for number, path in enumerate(paths):
+        num_served += next((i for i, key in enumerate(path) if key not in held), len(path))
+        for key in reversed(path):
+            held.pop(key, None)
+            if last[key] > number:
+                held[key] = None
+        while len(held) > room:
+            held.popitem(last=False)
+    return num_served * block / sum(map(len, prompts))
 
 
 def without_future(prompts: Sequence[IdArray], *, block: int, kv_bytes: int, budget: int) -> float:

@@ -5,8 +5,10 @@
     python scripts/try_agents.py node_modules/.bin > table.md
 
 The server is real from HTTP to text, chat template and tool parser included; in the engine's place
-stands a script, which asks for a shell command first, and repeats its output when it has that. The
-agents see 127.0.0.1 only. It is no part of CI; the table is in docs/clients.md.
+stands a script, which asks for a shell command first, then for a patch if there is a tool for it,
+and repeats the command's output. Each agent is tried with a name of a model that it does not know,
+and with one that it does: it then sends more. The agents see 127.0.0.1 only. It is no part of CI;
+the table is in docs/clients.md.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from helpers.scripted_server import MODEL, ScriptedServer
+from helpers.scripted_server import ScriptedServer
 from minisgl.builtin import model_path
 from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.message import ChatPrompt, TokenizeMsg
@@ -34,6 +36,7 @@ SECRET: Final = "pelargonium"
 """What is in the file that the agent is to read: only a tool call can find it."""
 TASK: Final = "Read note.txt with a shell command and tell me the word in it."
 COMMAND: Final = "cat note.txt"
+PATCH: Final = "*** Begin Patch\n*** Add File: copy.txt\n+patched\n*** End Patch\n"
 SHELLS: Final = ("exec_command", "shell_command", "shell", "Bash")
 
 
@@ -71,15 +74,18 @@ class ScriptedModel:
         prompt = message.prompt
         assert isinstance(prompt, ChatPrompt), "agents send chats"
         results = [turn for turn in prompt.messages if turn["role"] == "tool"]
-        if results:
-            return f"The tool says: {results[-1]['content']}"
         tools = {tool["function"]["name"]: tool["function"] for tool in prompt.tools}
         self.offered |= tools.keys()
         name = next((name for name in SHELLS if name in tools), None)
-        if name is None:
-            return "A title"
+        if not results and name:
+            return self._call(name, _arguments(tools[name]))
+        if len(results) == 1 and "apply_patch" in tools:
+            return self._call("apply_patch", {"input": PATCH})
+        return f"The tool says: {results[0]['content']}" if results else "A title"
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
         self.called.append(name)
-        call = {"name": name, "arguments": _arguments(tools[name])}
+        call = {"name": name, "arguments": arguments}
         return f"I read the file.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
@@ -93,37 +99,46 @@ def _arguments(function: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def codex(programs: Path, url: str, home: Path) -> list[str]:
+Command = Callable[[Path, str, str], list[str]]
+
+
+def codex(programs: Path, url: str, model: str) -> list[str]:
     provider = f'{{name="minisgl", base_url="{url}/v1", wire_api="responses"}}'
     return [
         str(programs / "codex"),
-        *("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "-m", MODEL),
+        *("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "-m", model),
         *("-c", "model_provider=minisgl", "-c", f"model_providers.minisgl={provider}"),
         TASK,
     ]
 
 
-def claude(programs: Path, url: str, home: Path) -> list[str]:
+def claude(programs: Path, url: str, model: str) -> list[str]:
     return [
         str(programs / "claude"),
-        *("-p", TASK, "--model", MODEL, "--allowedTools", "Bash(cat:*)"),
+        *("-p", TASK, "--model", model, "--effort", "low", "--allowedTools", "Bash(cat:*)"),
     ]
 
 
-def try_agent(name: str, programs: Path) -> str:
-    """Returns what went wrong, or the called tool and how many were offered."""
+AGENTS: Final[dict[str, tuple[Command, tuple[str, ...]]]] = {
+    "codex": (codex, ("my-model", "gpt-5.5")),
+    "claude": (claude, ("my-model", "claude-sonnet-4-5", "claude-opus-4-6")),
+}
+"""An agent's command line, and the names of the model that it is tried with."""
+
+
+def try_agent(command: Command, programs: Path, name: str) -> str:
+    """Returns what went wrong, or the called tools and how many were offered."""
     model = ScriptedModel()
     with (
         tempfile.TemporaryDirectory() as folder,
-        ScriptedServer(answer=model.answer) as server,
+        ScriptedServer(answer=model.answer, names=(name,)) as server,
     ):
         work, home = Path(folder, "work"), Path(folder, "home")
         work.mkdir()
         home.mkdir()
         (work / "note.txt").write_text(f"{SECRET}\n")
-        make = codex if name == "codex" else claude
         done = subprocess.run(
-            make(programs, server.url, home),
+            command(programs, server.url, name),
             cwd=work,
             env={
                 "PATH": os.environ["PATH"],
@@ -139,20 +154,23 @@ def try_agent(name: str, programs: Path) -> str:
             text=True,
             timeout=120,
         )
-    if done.returncode or SECRET not in done.stdout:
+        is_patched = (work / "copy.txt").exists()
+    has_all = SECRET in done.stdout and is_patched == ("apply_patch" in model.called)
+    if done.returncode or not has_all:
         return f"exit {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
     return f"ok: called {', '.join(model.called)}, of {len(model.offered)} tools"
 
 
 def main() -> None:
     programs = Path(sys.argv[1]).resolve()
-    names = sys.argv[2:] or ["codex", "claude"]
-    print("| agent | result |\n|---|---|")
-    for name in names:
+    print("| agent | model | result |\n|---|---|---|")
+    for agent in sys.argv[2:] or AGENTS:
+        command, names = AGENTS[agent]
         version = subprocess.run(
-            [programs / name, "--version"], capture_output=True, text=True, check=True
+            [programs / agent, "--version"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        print(f"| {version} | {try_agent(name, programs)} |")
+        for name in names:
+            print(f"| {version} | `{name}` | {try_agent(command, programs, name)} |")
 
 
 if __name__ == "__main__":

@@ -90,13 +90,13 @@ def test_pages_are_bounded_by_the_window(
         scheduler.add(UserMsg(uid=0, ids=ids_to_bytes(prompt), sampling=greedy(48)))
         used = []
         while (plan := scheduler.plan()) is not None:
-            used.append(scheduler.num_used_pages)
+            used.append(scheduler.cache.num_used_pages)
             scheduler.commit(plan, engine.launch(plan).wait())
         assert len(prompt) + 48 > 8 * WINDOW
         assert max(used) <= MOST_PAGES
         # While it decodes: the window, and a page that is begun at both ends.
         assert max(used[-40:]) <= WINDOW // PAGE_SIZE + 2
-        assert scheduler.num_cached_pages > MOST_PAGES  # kept for others, evictable
+        assert scheduler.cache.num_cached_pages > MOST_PAGES  # kept for others, evictable
     finally:
         engine.close()
 

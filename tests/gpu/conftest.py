@@ -20,9 +20,11 @@ INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (
     *("test_triton_ops.py", "test_gpu_moe.py", "test_kv_split.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_packed.py"),
-    "test_recurrent_kernels.py",
+    *("test_recurrent_kernels.py", "test_gates.py"),
     "test_gpu_quantised_kv.py",
 )
+WITHOUT_BFLOAT16 = ("test_triton_ops.py", "test_gates.py")
+"""While they are interpreted."""
 COMPILED = ("test_gpu_targets.py", "test_packed_targets.py", "test_launch.py")
 
 
@@ -35,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needs_gpu = not interpretable and item.path.name not in COMPILED
         if needs_gpu and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        if interpretable and item.path.name == "test_triton_ops.py" and "bfloat16" in item.name:
+        if interpretable and item.path.name in WITHOUT_BFLOAT16 and "bfloat16" in item.name:
             item.add_marker(pytest.mark.skip(reason="Triton 3.6 takes it for integers"))
 
 

@@ -58,6 +58,8 @@ LONG = (
     Case(name="300 rows", rows=tuple((3 * i, 3 * i + 1) for i in range(300)), head_dim=128),
     Case(name="8 heads share", rows=((900, 901), (0, 300)), num_q_heads=16, head_dim=128),
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
+    Case(name="40,000 keys, head dim 256", rows=ENDS, num_q_heads=16, num_kv_heads=2, head_dim=256),
+    Case(name="head dim 256, window 1,000", rows=ENDS[7:], head_dim=256, window=1000),
 )  # fmt: skip
 BOUNDED_LONG = (
     Case(name="40,000 keys, sinks", rows=ENDS, num_q_heads=16, num_kv_heads=2, sinks=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ssl
 import threading
 import time
@@ -100,8 +101,9 @@ class ScriptedServer:
         keys: KeyRing | None = None,
         tls: ssl.SSLContext | None = None,
         answer: Answer | None = None,
+        names: tuple[str, ...] = (MODEL, OTHER_NAME),
     ) -> None:
-        """answer: makes the replies to a prompt, instead of `script`."""
+        """answer: makes the replies to a prompt, instead of `script`. names: of the model."""
         self._answer = answer or script
         self._observer = observer
         self._max_queued = max_queued
@@ -123,7 +125,7 @@ class ScriptedServer:
         self._bound = bind("127.0.0.1", 0)
         self.url = url_of(self._bound, "https" if tls else "http")
         self._model = ServedModel(
-            names=(MODEL, OTHER_NAME),
+            names=names,
             folder=model_path(),
             defaults=defaults or SamplingParams(temperature=0.25),
             created=1,
@@ -149,6 +151,14 @@ class ScriptedServer:
         self._outbox.close()
         self._bound.close()
         self._endpoints.remove()
+
+    @contextlib.contextmanager
+    def templated(self, template: str) -> Iterator[None]:
+        """The model's chat template is `template`, as far as the API server looks at it."""
+        card = self._model.card
+        self._model.__dict__["card"] = dataclasses.replace(card, template=template)
+        yield
+        self._model.__dict__["card"] = card
 
     def fail(self, error: EngineError) -> None:
         """As the supervisor does when a worker is gone."""

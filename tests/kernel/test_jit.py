@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
-from minisgl.kernel import build, jit
+from minisgl.kernel import ahead, build, jit, once
 from minisgl.kernel.library import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
@@ -192,6 +194,81 @@ def test_a_source_that_does_not_compile_is_one_line(
     assert "\n" not in message
     assert "error: expected" in message
     assert libraries(small) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError(
+            "FAILED: main.o\nld: final link failed: No space left on device\nld: error: 1"
+        ),
+    ],
+)
+def test_a_build_that_fails_is_tried_once(
+    small: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the ops, the attention and the prefix tree of a start, which all say why."""
+
+    def fail(*_: object) -> Path:
+        nonlocal num_tries
+        num_tries += 1
+        raise error
+
+    num_tries = 0
+    monkeypatch.setattr(jit, "_compile_library", fail)
+    with caplog.at_level(logging.INFO):
+        ops = create_ops(torch.device("cpu"))
+        assert create_attention_backend("auto", ops).name == "torch"
+        assert load_common_prefix() is common_prefix_length
+    assert num_tries == 1
+    reasons = [m for m in caplog.messages if "No space left on device" in m]
+    assert len(reasons) == 3
+    assert all(f"kept in {small}; MINISGL_CACHE_DIR names another" in m for m in reasons)
+
+
+def test_processes_that_wait_for_a_build_that_fails_do_not_try_it(tmp_path: Path) -> None:
+    """Two threads with memories of their own stand for two processes."""
+    entered, tries = threading.Event(), []
+
+    def fail(folder: Path) -> Path:
+        tries.append(folder)
+        entered.set()
+        time.sleep(0.2)  # the other waits for the lock meanwhile
+        raise RuntimeError("error: no")
+
+    def attempt() -> str:
+        with pytest.raises(JitUnavailable) as raised:
+            once.build_once(tmp_path / "x.so", "x", fail)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(attempt)
+        assert entered.wait(30)
+        second = pool.submit(attempt)
+        assert first.result() == second.result() == "compiling failed: error: no"
+    assert len(tries) == 1
+
+
+def test_kernels_that_came_with_the_package_need_no_compiler(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best that the processor can run is loaded; with changed sources it is none of them."""
+    monkeypatch.setattr(ahead, "FOLDER", tmp_path / "prebuilt")
+    machine = platform.machine()
+    able = ahead.InstructionSet(flags=("-O1",), needs=frozenset())
+    unable = ahead.InstructionSet(flags=("-O2",), needs=frozenset({"no such feature"}))
+    sets = {"wide": unable, "middle": able, "narrow": able}
+    monkeypatch.setattr(ahead, "SETS", {machine: sets})
+    files = jit.build_ahead()
+    assert [name in file.name for name, file in zip(sets, files, strict=True)] == [True] * 3
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert jit.load_library().answer() == 42
+    assert jit._build_library(jit.CPU) == files[1]
+    assert not small.exists()
+    (jit.CSRC / "answer.cpp").write_text(SOURCE + "// changed")
+    with pytest.raises(JitUnavailable, match="no C\\+\\+ compiler"):
+        jit.load_library()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.jit import CFLAGS, CSRC, load_library
+from minisgl.kernel.jit import CFLAGS, CSRC, NATIVE, load_library
 from minisgl.kernel.ops import Ops
 from minisgl.quantization.fp4 import Fp4
 from minisgl.quantization.grouped import Grouped
@@ -126,6 +126,15 @@ def test_products(fast: CpuOps, case: str) -> None:
         check(weight, dense, rows)
 
 
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+def test_rows_of_an_int8_table(fast: CpuOps, ids_dtype: torch.dtype) -> None:
+    dense, weight = float32("int8 row"), make("int8 row", fast)
+    weight.init_buffers(CPU)
+    assert weight.panels is not None
+    ids = torch.randint(0, len(dense), (30,), dtype=ids_dtype)
+    assert torch.equal(weight.panels.rows(fast, ids), dense[ids].to(BF16))
+
+
 @pytest.mark.parametrize("case", ["int4 32 zero", "int8 row", "fp8 block", "mxfp4"])
 def test_a_stack_of_experts(fast: CpuOps, case: str) -> None:
     dense, weight = float32(case, 3), make(case, fast, 3)
@@ -175,7 +184,7 @@ def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
     path = cpp.build(
         "numbers",
         sources=[str(CSRC / "numbers.cpp")],
-        extra_cflags=[*CFLAGS, "-O1", flag, "-mno-avx512vbmi"],
+        extra_cflags=[*CFLAGS, *NATIVE, "-O1", flag, "-mno-avx512vbmi"],
         extra_ldflags=["-fopenmp"],
         build_directory=str(tmp_path),
     )

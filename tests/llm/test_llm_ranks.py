@@ -87,16 +87,19 @@ def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM) -> None:
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
 
 
-def test_grammars_match_on_each_rank(llm: LLM) -> None:
+def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM) -> None:
     forms: list[dict[str, Any]] = [
         {"json": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}},
         {"regex": r"[a-z]{2,9}!"},
     ]
     settings = [SamplingParams(seed=1, max_tokens=24, structured_outputs=form) for form in forms]
+    penalties: Any = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "bad_words": ("the",)}
+    settings.append(SamplingParams(seed=2, max_tokens=24, **penalties))
+    settings.append(SamplingParams(seed=3, max_tokens=24, structured_outputs=forms[0], **penalties))
     settings.append(GREEDY)
     with LLM(max_prefill_length=32, **OPTIONS) as alone:
-        expected = alone.generate(PROMPTS[:3], settings)
-    outputs = llm.generate(PROMPTS[:3], settings)
+        expected = alone.generate(PROMPTS, settings)
+    outputs = llm.generate(PROMPTS, settings)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert re.fullmatch("[a-z]{2,9}!", outputs[1].text)
 

@@ -1,4 +1,7 @@
-"""`structured_outputs` of `LLM`: answers follow it whatever else is in the batch."""
+"""`structured_outputs` of `LLM`: answers follow it whatever else is in the batch.
+
+Penalties are beside them: both need what the steps before have sampled.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import msgspec
 import pytest
 
 from helpers.json_schemas import INTEGER, TEXT, closed, listed
+from minisgl.core import Plan
 from minisgl.errors import InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
 from minisgl.llm.engines import OwnEngine
@@ -31,7 +35,13 @@ PARAMS = [
     msgspec.structs.replace(PLAIN, max_tokens=100, seed=seed, structured_outputs=form)
     for seed, form in enumerate(FORMS)
 ]
-PROMPTS = [f"What is {number} + {number}?" for number in range(len(FORMS))]
+PARAMS += [
+    msgspec.structs.replace(
+        PLAIN, repetition_penalty=1.3, presence_penalty=0.5, bad_words=("the",)
+    ),
+    msgspec.structs.replace(PARAMS[0], frequency_penalty=0.8, repetition_penalty=1.2, seed=9),
+]
+PROMPTS = [f"What is {number} + {number}?" for number in range(len(PARAMS))]
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:
@@ -40,7 +50,7 @@ def texts(outputs: list[RequestOutput]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(num_pages=600, **OPTIONS) as llm:
+    with LLM(num_pages=3000, **OPTIONS) as llm:
         yield llm
 
 
@@ -53,7 +63,7 @@ def alone(llm: LLM) -> list[str]:
 
 def test_answers_follow_their_form(llm: LLM) -> None:
     outputs = llm.generate(PROMPTS, PARAMS)
-    assert {output.finish_reason for output in outputs} == {"stop"}
+    assert {output.finish_reason for output in outputs[: len(FORMS)]} == {"stop"}
     jsonschema.validate(json.loads(outputs[0].text), SCHEMA)
     assert re.fullmatch(r"\d{3}-[a-z]{2,9}", outputs[1].text)
     assert outputs[2].text in ("yes", "no")
@@ -67,12 +77,23 @@ def test_json_object(llm: LLM) -> None:
     assert isinstance(json.loads(output.text), dict)
 
 
-def test_alone_and_in_a_batch(llm: LLM, alone: list[str]) -> None:
+def test_alone_and_in_a_batch_of_64(
+    llm: LLM, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other requests, with and without a form, change neither these nor one another."""
     plain = llm.generate("Tell me a story", PLAIN)[0].text
-    params = [*PARAMS, PLAIN] * 3
-    outputs = llm.generate([*PROMPTS, "Tell me a story"] * 3, params)
-    assert texts(outputs) == [*alone, plain] * 3
+    assert isinstance(llm._engine, OwnEngine)
+    engine, num_rows = llm._engine.engine, list[int]()
+    launch = engine.launch
+
+    def counted(plan: Plan) -> Any:
+        num_rows.append(plan.num_rows)
+        return launch(plan)
+
+    monkeypatch.setattr(engine, "launch", counted)
+    outputs = llm.generate([*PROMPTS, "Tell me a story"] * 8, [*PARAMS, PLAIN] * 8)
+    assert max(num_rows) == 64
+    assert texts(outputs) == [*alone, plain] * 8
 
 
 def test_retracted_requests(alone: list[str]) -> None:

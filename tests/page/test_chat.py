@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from helpers.page import answers, ask, until, wait_answers
 from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 
 STATIC = Path(__file__).parents[2] / "python/minisgl/server/page/static"
-DONE = "article.answer[aria-busy=false]"
-
-
-def ask(tab: Any, text: str) -> None:
-    tab.fill("#question", text)
-    tab.press("#question", "Enter")
-
-
-def until(tab: Any, condition: str, wait_s: float = 60) -> None:
-    """Playwright's own wait_for_function needs eval, which the page's policy forbids."""
-    deadline = time.monotonic() + wait_s
-    while not tab.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.02)
-
-
-def answers(tab: Any) -> list[str]:
-    return [text.strip() for text in tab.locator(".answer .markdown").all_text_contents()]
-
-
-def wait_answers(tab: Any, count: int) -> None:
-    until(tab, f"document.querySelectorAll('{DONE}').length === {count}")
 
 
 def test_files_are_compressed_cached_and_under_a_strict_policy(scripted: ScriptedServer) -> None:

@@ -28,10 +28,12 @@ from helpers.model_harness import load, make_reference, relative_error
 from helpers.quantised import is_linear, run, run_ranks, transformers_ids
 from minisgl.engine import EngineConfig
 from minisgl.errors import ConfigError
+from minisgl.kernel.registry import create_ops
 from minisgl.llm import LLM, SamplingParams
 from minisgl.models import ModelConfig
 from minisgl.quantization.online import Kind
-from minisgl.runtime.engine_worker import _dry_run
+from minisgl.runtime.dry_run import dry_run
+from minisgl.utils.text import size_of
 
 TOLERANCE = 1e-5
 """Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
@@ -144,11 +146,43 @@ def test_it_saves_memory_and_says_what_it_lost(
     assert all(low < error < high for error in errors), errors
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("vocab_size", [208, 211], ids=["panels", "no whole panels"])
+def test_the_head_is_int8_where_the_cpu_multiplies_it(
+    is_tied: bool, vocab_size: int, tmp_path: Path
+) -> None:
+    """And a tied embedding with it; beside the numbers that the recipe makes."""
+    sizes = {**LARGE, "vocab_size": vocab_size, "tie_word_embeddings": is_tied}
+    reference = make_reference(LlamaConfig(**sizes)).bfloat16()
+    reference.save_pretrained(tmp_path)
+    ops = create_ops(torch.device("cpu"))
+    if ops.name != "cpu":
+        pytest.skip("no compiled kernels")
+    model = load(tmp_path, quantization="int4", dtype=torch.bfloat16, ops=ops)
+    is_int8 = vocab_size % 16 == 0
+    tables = {
+        "embed": (reference.get_input_embeddings().weight.detach(), is_int8 and is_tied),
+        "head": (reference.get_output_embeddings().weight.detach(), is_int8),
+    }
+    kept = {
+        name: dequantised("int8", table.float()) if is_quantised else table.float()
+        for name, (table, is_quantised) in tables.items()
+    }
+    ids = torch.arange(vocab_size, dtype=torch.int32)
+    assert torch.equal(model.embed(ids), kept["embed"].bfloat16())
+    x = torch.randn(3, LARGE["hidden_size"], generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert relative_error(model.lm_head.forward(x).float(), x.float() @ kept["head"].T) < 2**-7
+    config = EngineConfig(
+        folder=tmp_path, device="cpu", dtype="bfloat16", quantization="int4", num_pages=8
+    )
+    assert size_of(model.num_weight_bytes) in dry_run(config)
+
+
 def test_dry_run_says_what_it_saves(tmp_path: Path) -> None:
     make_reference(CONFIGS["llama"]).save_pretrained(tmp_path)
     config = EngineConfig(folder=tmp_path, device="cpu", quantization="int4", num_pages=8)
-    assert "--quantization int4: weights take " in _dry_run(config)
-    assert "--quantization" not in _dry_run(EngineConfig(folder=tmp_path, device="cpu"))
+    assert "--quantization int4: weights take " in dry_run(config)
+    assert "--quantization" not in dry_run(EngineConfig(folder=tmp_path, device="cpu"))
 
 
 def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from helpers.running_server import RunningServer
-from minisgl.runtime.energy import nvml_meter, rapl_meter
+from minisgl.runtime.energy import PowerMeter, nvml_meter, rapl_meter
 
 
 def make_zone(folder: Path, name: str, label: str, microjoules: int) -> Path:
@@ -50,6 +50,35 @@ def test_no_meter_where_there_is_nothing_to_read(
 
 def test_no_meter_without_nvml() -> None:
     assert nvml_meter(["GPU-none"]) is None
+
+
+def test_a_slow_meter_holds_up_no_caller() -> None:
+    began, num_readings = time.perf_counter(), 0
+    may_read = threading.Event()
+
+    def joules() -> float:
+        nonlocal num_readings
+        num_readings += 1
+        if num_readings > 2:
+            assert may_read.wait(60)
+        return 100.0 * (time.perf_counter() - began)
+
+    power = PowerMeter(joules, every_s=0.01)
+    watts = power.watts()
+    assert watts
+    assert watts > 0
+    power.busy()  # the thread waits in the third reading
+    assert power.watts() == watts
+    may_read.set()
+    power.idle()
+
+
+def test_power_is_unknown_after_the_meter_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    def joules() -> float:
+        raise OSError("the driver is gone")
+
+    assert PowerMeter(joules).watts() is None
+    assert "no energy_j from now on: the driver is gone" in caplog.text
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What requests cost: shares of device time and energy, with a clock and a meter of the test."""
+"""What requests cost: shares of device time and energy, with a clock and a power of the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl.core.executor import Executor, Flight
 from minisgl.core.plan import Plan, StepOutcome
 from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.cost import READ_EVERY_S, CostedExecutor, CostedOutbox, Ledger
+from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
 STEP_S, WATTS = 0.125, 40.0
@@ -19,17 +19,23 @@ STEP_S, WATTS = 0.125, 40.0
 
 @dataclass
 class World:
-    """Mutable: a clock, and a device that uses energy while it computes and none otherwise."""
+    """Mutable: a clock, and a device of constant power, unknown after `fails_after_s`."""
 
     now: float = 100.0
-    joules: float = 7.0
     busy_s: float = 0.0
-    step_s: float = STEP_S
-    num_readings: int = 0
+    fails_after_s: float = float("inf")
+    is_busy: bool = False
 
-    def read(self) -> float:
-        self.num_readings += 1
-        return self.joules
+    def busy(self) -> None:
+        assert not self.is_busy
+        self.is_busy = True
+
+    def idle(self) -> None:
+        assert self.is_busy
+        self.is_busy = False
+
+    def watts(self) -> float | None:
+        return WATTS if self.busy_s < self.fails_after_s else None
 
 
 class SteadyExecutor:
@@ -48,9 +54,9 @@ class _SteadyFlight(Flight):
         self._flight, self._world = flight, world
 
     def wait(self) -> StepOutcome:
-        self._world.now += self._world.step_s
-        self._world.busy_s += self._world.step_s
-        self._world.joules += self._world.step_s * WATTS
+        assert self._world.is_busy
+        self._world.now += STEP_S
+        self._world.busy_s += STEP_S
         return self._flight.wait()
 
 
@@ -75,7 +81,7 @@ def request(uid: int, num_prompt: int, num_output: int) -> UserMsg:
 
 def test_what_the_device_used_is_what_the_requests_cost() -> None:
     world = World()
-    ledger = Ledger(world.read, lambda: world.now)
+    ledger = Ledger(world, lambda: world.now)
     ends = serve(world, ledger, [[request(1, 12, 6), request(2, 4, 6)]])
     costs = {end.uid: end.cost for end in ends}
     assert costs[1]
@@ -88,14 +94,14 @@ def test_what_the_device_used_is_what_the_requests_cost() -> None:
     assert costs[1][0] == pytest.approx(STEP_S * (12 / 16 + 5 / 2))
     assert costs[2][0] == pytest.approx(STEP_S * (4 / 16 + 5 / 2))
     assert not ledger._costs, "what has ended is forgotten"
+    assert not world.is_busy
 
 
-def test_energy_of_an_idle_device_is_nobodys() -> None:
+def test_the_energy_of_an_idle_device_belongs_to_no_request() -> None:
     world = World()
-    ledger = Ledger(world.read, lambda: world.now)
+    ledger = Ledger(world, lambda: world.now)
     (first,) = serve(world, ledger, [[request(1, 8, 4)]])
     world.now += 1000
-    world.joules += 50_000
     (second,) = serve(world, ledger, [[request(2, 8, 4)]])
     assert first.cost
     assert first.cost == pytest.approx(second.cost)
@@ -103,7 +109,7 @@ def test_energy_of_an_idle_device_is_nobodys() -> None:
 
 def test_an_aborted_request_tells_its_cost_and_is_forgotten() -> None:
     world = World()
-    ledger = Ledger(world.read, lambda: world.now)
+    ledger = Ledger(world, lambda: world.now)
     turns: list[list[SchedulerMsg]] = [[request(1, 8, 40)], [], [], [AbortMsg(uid=1)]]
     (end,) = serve(world, ledger, turns)
     assert end.reason == "abort"
@@ -112,22 +118,8 @@ def test_an_aborted_request_tells_its_cost_and_is_forgotten() -> None:
     assert not ledger._costs
 
 
-def test_a_meter_that_fails_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-
-    def joules() -> float:
-        if world.busy_s > 2 * STEP_S:
-            raise OSError("the driver is gone")
-        return world.joules
-
-    ends = serve(world, Ledger(joules, lambda: world.now), [[request(1, 8, 6)]])
+def test_a_power_that_is_unknown_ends_no_request() -> None:
+    world = World(fails_after_s=2 * STEP_S)
+    ends = serve(world, Ledger(world, lambda: world.now), [[request(1, 8, 6)]])
     assert [end.reason for end in ends] == ["length"]
     assert ends[0].cost is None
-    assert "no energy_j from now on: the driver is gone" in caplog.text
-
-
-def test_the_meter_is_read_seldom() -> None:
-    world = World(step_s=0.005)
-    (end,) = serve(world, Ledger(world.read, lambda: world.now), [[request(1, 8, 40)]])
-    assert end.cost == pytest.approx((40 * 0.005, 40 * 0.005 * WATTS), rel=0.03)
-    assert world.num_readings <= 0.2 / READ_EVERY_S + 3

@@ -136,6 +136,13 @@ class RandomInbox:
         self.outbox = outbox
         self.sent = 0
         self.num_turns = 0
+        self.num_keys = rng.choice([0, 0, 1, 2, 3])
+
+    def share(self) -> tuple[int, int]:
+        """Of a request: without keys (0, 0), else a random tag and key."""
+        if not self.num_keys:
+            return 0, 0
+        return self.rng.randrange(100), self.rng.randint(1, self.num_keys)
 
     def take(self, timeout_s: float) -> list[SchedulerMsg]:
         from minisgl.message import ExitMsg
@@ -152,6 +159,7 @@ class RandomInbox:
                     ids=ids_to_bytes(case.prompt),
                     sampling=case.sampling,
                     priority=rng.choice([0, 0, 0, -1, 1]),
+                    share=self.share(),
                     namespace=rng.choice(["", "", "tenant"]),
                 )
             )
@@ -337,7 +345,7 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
             assert (ids, end.reason) == (expected, reason)
             assert end.num_output_tokens == len(expected)
     assert not scheduler.runnable
-    assert scheduler.num_used_pages == 0
+    assert scheduler.cache.num_used_pages == 0
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

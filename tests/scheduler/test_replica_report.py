@@ -117,7 +117,7 @@ def test_a_row_adds_its_share_of_a_step_and_its_context() -> None:
     assert replica.state().row_s == 100e-6
     replica.add(0, max_tokens=4)
     replica.step()
-    in_use = replica.scheduler.num_used_pages * 4
+    in_use = replica.scheduler.cache.num_used_pages * 4
     assert in_use
     assert replica.state().row_s == round(100e-6 + in_use * 50e-9, 9)
     while replica.scheduler.runnable:

@@ -45,7 +45,7 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert isinstance(end, Finished)
     assert (end.reason, end.num_output_tokens) == ("stop", 1)
     assert settle(scheduler, second) == []
-    assert scheduler.num_used_pages == 0
+    assert scheduler.cache.num_used_pages == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_aborts() -> None:
     assert scheduler.handle(AbortMsg(uid=77)) == []
     assert settle(scheduler, plan) == []
     assert not scheduler.runnable
-    assert scheduler.num_used_pages == 0
+    assert scheduler.cache.num_used_pages == 0
 
 
 def test_stop_counts_what_the_client_was_given() -> None:
@@ -155,7 +155,7 @@ def test_what_waits_too_long_ends_by_a_message() -> None:
     add(scheduler, 0, [1, 2, 3])
     settle(scheduler, scheduler.plan())
     add(scheduler, 1, [4, 5, 6])
-    source = QueueWait(ListSource(), 2.0, lambda: scheduler.waiting, clock=lambda: now)
+    source = QueueWait(ListSource(), 2.0, lambda: scheduler.requests.waiting, clock=lambda: now)
     now += 2.0
     assert source.get(0) == []
     now += 0.05

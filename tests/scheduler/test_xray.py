@@ -27,10 +27,12 @@ def watch(
     every_s: float,
     watch_s: float,
     text_of: Callable[[list[int]], str] | None = None,
+    at_end: bool = False,
 ) -> list[Frame]:
-    """Run eight requests with a common prefix. Returns the frames."""
+    """Run eight requests with a common prefix. Returns the frames, if wanted one of the end too."""
     monkeypatch.setattr(module, "EVERY_S", every_s)
     monkeypatch.setattr(module, "SHARE", 1e9)
+    monkeypatch.setattr(module, "CACHE_SHARE", 1e9)
     frames: list[Frame] = []
     scheduler = Scheduler(CONFIG)
 
@@ -56,6 +58,9 @@ def watch(
         meter=meter,
     )
     assert (meter.watcher is None) == (watch_s < 0)
+    if at_end:
+        watcher._due = 0
+        watcher.turn_ended(scheduler)
     return frames
 
 
@@ -67,8 +72,10 @@ def test_frames_of_every_turn_are_the_schedulers_state(monkeypatch: pytest.Monke
     assert {uid for step in steps for uid in step[12][::2]} == set(range(8))
     states = {request.state for frame in frames for request in frame.requests}
     assert {"waiting", "prefill", "decode"} <= states
-    assert any(SHARED in frame.page_map[::2] for frame in frames)
+    assert any(SHARED in (frame.page_map or [])[::2] for frame in frames)
     for frame in frames:
+        assert frame.page_map is not None
+        assert frame.tree is not None
         owners: dict[int, int] = {}
         for owner, count in zip(frame.page_map[::2], frame.page_map[1::2], strict=True):
             owners[owner] = owners.get(owner, 0) + count
@@ -90,11 +97,11 @@ def test_texts_are_of_the_nodes_if_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         return " ".join(map(str, ids))
 
     frames = watch(monkeypatch, every_s=0.0, watch_s=60, text_of=text_of)
-    assert all(len(frame.texts) == len(frame.tree) for frame in frames)
+    assert all(len(frame.texts or []) == len(frame.tree or []) for frame in frames)
     roots = [
         text
         for frame in frames
-        for text, (parent, pages, _) in zip(frame.texts, frame.tree, strict=True)
+        for text, (parent, pages, _) in zip(frame.texts or [], frame.tree or [], strict=True)
         if parent < 0 and pages
     ]
     assert roots
@@ -107,11 +114,22 @@ def test_a_lease_that_is_over_ends_the_watch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_frames_take_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next frame is due after 333 times of what this one took."""
-    monkeypatch.setattr(module.time, "perf_counter", iter(map(float, range(10**6))).__next__)
+    """The next frame is due after 333 times of what this one took, the pages after 500 times."""
+    for clock in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(module.time, clock, iter(map(float, range(10**6))).__next__)
     sent: list[bytes] = []
     watcher = XRay(sent.append, 0.0)
     watcher.watch(10**6)
-    for _ in range(500):
+    for _ in range(1000):
         watcher.turn_ended(Scheduler(CONFIG))
-    assert 2 <= len(sent) <= 3
+    frames = [msgspec.json.decode(data, type=Frame) for data in sent]
+    assert [frame.tree is not None for frame in frames] == [True, False, True]
+
+
+def test_a_frame_has_the_newest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STEPS", 3)
+    frames = watch(monkeypatch, every_s=1e9, watch_s=60, at_end=True)
+    [first, last] = frames
+    assert first.steps == []
+    assert len(last.steps) == 3
+    assert last.num_skipped == last.steps[0][0] > 0

@@ -16,6 +16,7 @@ from minisgl.server.api.messages import Message
 from minisgl.server.api.response_store import ResponseStore
 
 PATH = "/v1/responses"
+CUSTOM = {"type": "custom", "name": "patch", "description": "Edits files."}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 
 
@@ -151,7 +152,7 @@ def test_namespaces_and_the_search_of_the_web(
         {"role": "user", "content": "!part:call:agents.close !part:arguments:{}"},
     ]
     raw = client.responses.with_raw_response.create(model=MODEL, input=calls, tools=tools)
-    warning = "this server does not search the web: tools[0] (web_search) left out"
+    warning = "left out: tools[0] (web_search)"
     assert raw.headers["x-minisgl-warning"] == warning
     answer = raw.parse()
     (call,) = answer.output
@@ -176,6 +177,52 @@ def test_namespaces_and_the_search_of_the_web(
         assert stream.headers["x-minisgl-warning"] == warning
     plain = client.responses.with_raw_response.create(model=MODEL, input="a", tools=[TOOL])
     assert "x-minisgl-warning" not in plain.headers
+
+
+PATCH = "*** Begin Patch\n+é"
+
+
+def test_custom_tools(client: openai.OpenAI, server: ScriptedServer) -> None:
+    """Their input is a text: for the model they are functions with one argument."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    tools: Any = [
+        {**CUSTOM, "format": grammar},
+        {"type": "namespace", "name": "n", "description": "", "tools": [CUSTOM]},
+        TOOL,
+    ]
+    choice: Any = {"type": "custom", "name": "patch"}
+    spoken = msgspec.json.encode({"input": PATCH}).decode().replace(" ", "\\u0020")
+    text = f"!part:call:patch !part:arguments:{spoken[:9]} !part:arguments:{spoken[9:]} "
+    text += "!part:call:n.patch !part:arguments:{oops !part:call:f !part:arguments:{}"
+    request: Any = {"model": MODEL, "input": text, "tools": tools, "tool_choice": choice}
+    whole = client.responses.create(**request)
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tool_choice == "patch"
+    shown = prompt.tools[0]["function"]
+    assert shown["description"] == (
+        'Edits files.\nThe input follows this lark grammar:\nstart: "a"'
+    )
+    assert shown["parameters"]["required"] == ["input"]
+    first, second, third = whole.output
+    assert first.type == second.type == "custom_tool_call"
+    assert (first.name, first.input) == ("patch", PATCH)
+    assert (second.namespace, second.name, second.input) == ("n", "patch", "{oops")
+    assert third.type == "function_call"
+    events = list(client.responses.create(**request, stream=True))
+    deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+    done = [e.input for e in events if e.type == "response.custom_tool_call_input.done"]
+    assert deltas == done == [PATCH, "{oops"]
+    items: Any = [item.model_dump(exclude_unset=True) for item in whole.output]
+    output: Any = {"type": "custom_tool_call_output", "call_id": first.call_id, "output": "done"}
+    client.responses.create(model=MODEL, input=[*items, output])
+    assistant, tool = messages_of(server)
+    calls = [call["function"] for call in assistant["tool_calls"]]
+    assert msgspec.json.decode(calls[0]["arguments"]) == {"input": PATCH}
+    assert [call["name"] for call in calls] == ["patch", "n.patch", "f"]
+    assert tool == {"role": "tool", "tool_call_id": first.call_id, "content": "done"}
+    client.responses.create(model=MODEL, input=[output], previous_response_id=whole.id)
+    assert messages_of(server)[1:] == [assistant, tool]
 
 
 def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
@@ -246,7 +293,9 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         ({"temperature": 3.0}, "temperature"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "file_search"}]}, "function, namespace or web_search, got 'file_s"),
+        ({"tools": [{"type": "file_search"}]}, "function, custom or namespace, got 'file_s"),
+        ({"tools": [CUSTOM | {"format": {"type": "yaml"}}]}, r"tools\[0\].format"),
+        ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, r"allowed_callers can be only"),
         ({"tools": [{"type": "namespace", "tools": []}]}, r"tools\[0\].name"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, r"tools\[0\].tools"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]}, r"tools\[0\].tools\[0\]"),
@@ -254,8 +303,10 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         ({"input": []}, "at least one item"),
         ({"input": [{"role": "user"}]}, r"input\[0\].content"),
         ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\].arguments"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type"),
-        ({"text": {"verbosity": "low"}}, "verbosity"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only"),
+        ({"reasoning": {"mode": "pro"}}, r"reasoning.mode"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "at least one item"),
+        ({"input": [{"type": "custom_tool_call", "name": "f"}]}, r"input\[0\].input"),
         ({"tools": [TOOL | {"name": "no spaces"}]}, r"tools\[0\]"),
         ({"nonsense": 1}, "nonsense is not known"),
         ({"max_tokens": 1}, "max_output_tokens"),
@@ -274,9 +325,9 @@ SPLIT = (
 
 def test_reasoning_text_and_calls_are_items(client: openai.OpenAI, server: ScriptedServer) -> None:
     tools: Any = [TOOL]
-    whole = client.responses.create(
-        model=MODEL, input=SPLIT, tools=tools, tool_choice="required", reasoning={"effort": "low"}
-    )
+    request: Any = {"tool_choice": "required", "reasoning": {"effort": "low"}}
+    with server.templated("{{ reasoning_effort }}"):
+        whole = client.responses.create(model=MODEL, input=SPLIT, tools=tools, **request)
     prompt = server.received[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.tools == [

@@ -82,7 +82,7 @@ def hello(**fields: Any) -> dict[str, Any]:
         (CHAT, hello(top_p=0), "top_p", "above 0"),
         (CHAT, hello(top_p=1.5), "top_p", "at most 1"),
         (CHAT, hello(min_p=-0.1), "min_p", "between 0 and 1"),
-        (CHAT, hello(top_k=-1), "top_k", ">= 0; 0 is for all"),
+        (CHAT, hello(top_k=-2), "top_k", ">= -1; 0 and -1 are for all"),
         (CHAT, hello(max_tokens=0), "max_tokens", "expected an integer >= 1"),
         (CHAT, hello(max_tokens=-5), "max_tokens", ">= 1"),
         (CHAT, hello(max_tokens=10**30), "max_tokens", "int"),
@@ -329,8 +329,10 @@ def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
-    for path in ("/v1/chat", f"{CHAT}/", "/pages"):
+    for path in ("/v1/chat", "/pages", "/v1"):
         assert f"nothing at {path}; /docs" in refused(http.post(path), 404)["message"]
+    for path in (f"{CHAT}/", f"/v1{CHAT}", "/chat/completions"):
+        assert refused(http.post(path), 404)["message"].endswith(f"; did you mean {CHAT}?")
     wrong_method = http.get(CHAT)
     assert "POST" in refused(wrong_method, 405)["message"]
     assert wrong_method.headers["allow"] == "POST"
@@ -357,6 +359,9 @@ CHANGES_NOTHING = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "a"},
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
 }
 # field: (values that change nothing, values that are refused)
 NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
@@ -370,13 +375,10 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "modalities": ([None, ["text"]], [["text", "audio"]]),
     "moderation": ([None], [{"model": "m"}]),
     "n": ([None, 1, 2], [0, -1, 129]),
-    "prediction": ([None], [{"type": "content", "content": "a"}]),
     "presence_penalty": ([None, 0, 0.5], [-2.5]),
     "prompt_cache_options": ([None, {"mode": "implicit"}], [{"mode": "explicit"}]),
-    "prompt_cache_retention": ([None, "in_memory"], ["24h"]),
     "reasoning_effort": ([None, "low", "none"], [1]),
     "response_format": ([None, {"type": "text"}, {"type": "json_object"}], ["json"]),
-    "service_tier": ([None, "auto", "default"], ["flex"]),
     "store": ([None, False], [True]),
     "suffix": ([None, ""], ["the end"]),
     "tool_choice": (
@@ -399,6 +401,8 @@ EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "prompt_logprobs": ([None], [-1, 21]),
     "include_stop_str_in_output": ([None, False], [1]),
     "return_token_ids": ([None, False], [1]),
+    "return_tokens_as_token_ids": ([None, False], [True]),
+    "top_k": ([None, -1, 0], [-2]),
     "truncate_prompt_tokens": ([None, 5], [0]),
     "spaces_between_special_tokens": ([None, True], [False]),
 }
@@ -406,10 +410,14 @@ CHAT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "add_generation_prompt": ([None, True, False], [1]),
     "continue_final_message": ([None, False, True], [1]),
     "add_special_tokens": ([None, False], [True]),
+    "separate_reasoning": ([None, True], [False]),
+    "stream_reasoning": ([None, True], [False]),
+    "include_reasoning": ([None, True], [False]),
+    "thinking": ([None, {"type": "enabled"}], [True]),
     "echo": ([None, False], [True]),
 }
 TEXT_EXTENSIONS: dict[str, tuple[list[Any], list[Any]]] = {
-    "add_special_tokens": ([None, True], [False]),
+    "add_special_tokens": ([None, True, False], [1]),
 }
 LOGPROBS: dict[str, tuple[list[Any], list[Any]]] = {
     CHAT: ([None, False, True], [5]),

@@ -150,6 +150,8 @@ TEMPLATES = {
     "{% for m in messages %}{{ m.content }}{% endfor %}",
     "think": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
     "and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}",
+    "granite": "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}<think>\n"
+    "{% else %}<think></think>{% endif %}",
     "hybrid": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
     "and not enable_thinking %}<think>\n\n</think>{% endif %}",
 }
@@ -185,6 +187,11 @@ def test_plans(tokenizer: Tokenizer) -> None:
     assert plan.form == AnswerForm(reasoning="think", is_open=True)
     assert planned("think", tokenizer, template_args={"enable_thinking": False})[0] is None
     assert planned("think", tokenizer, template_args={"reasoning_effort": "none"})[0] is None
+    for args in ({"enable_thinking": True}, {"reasoning_effort": "low"}, {"thinking": True}):
+        plan, text = planned("granite", tokenizer, template_args=args)
+        assert plan
+        assert text.endswith("<think>\n")
+    assert planned("granite", tokenizer, template_args={"enable_thinking": False})[0] is None
     plan, _ = planned("hybrid", tokenizer, template_args={"reasoning_effort": "high"})
     assert plan
     assert plan.form == AnswerForm(reasoning="think")

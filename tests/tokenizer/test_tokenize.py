@@ -44,7 +44,9 @@ def _ids(encoder: PromptEncoder, prompt: Any) -> list[int]:
 def test_text_gets_the_tokenizers_bos(encoder: PromptEncoder) -> None:
     bos = encoder.tokenizer.bos_token_id
     ids = _ids(encoder, TextPrompt(text="Hello"))
-    assert ids == [bos, *encoder.tokenizer.encode("Hello", add_special_tokens=False)]
+    plain = encoder.tokenizer.encode("Hello", add_special_tokens=False)
+    assert ids == [bos, *plain]
+    assert _ids(encoder, TextPrompt(text="Hello", add_special_tokens=False)) == plain
 
 
 def test_chat_gets_only_the_templates_bos(encoder: PromptEncoder) -> None:

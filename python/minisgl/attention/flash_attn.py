@@ -23,7 +23,7 @@ from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 """The sizes that are tested here; the package may take more."""
 MAX_JOINED_TOKENS = 4096
 """Up to this many tokens of a step, prompts that begin share one call with those that go on. A call

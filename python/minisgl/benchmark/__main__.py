@@ -17,6 +17,7 @@ PACKAGES_TO_INSTALL = {
     "aiohttp": "minisgl[bench]",
     "matplotlib": "minisgl[bench]",
     "transformers": "transformers",
+    "llama_cpp": "llama-cpp-python",
 }
 """What pip installs for a package that some benchmarks need and the engine does not."""
 

@@ -38,7 +38,8 @@ class Shape:
     attention has an output gate. mixer_params: weights of the linear-attention layers' mixers, in
     all. state_bytes: a request's recurrent states, read for each token. shared_size: intermediate
     size of the expert that every token takes. weight_bytes, expert_bytes: bytes per weight; the LM
-    head has `itemsize`. flops_factor: the rate of the GEMMs over bf16's.
+    head has `itemsize`. kv_itemsize: of keys and values. flops_factor: the rate of the GEMMs over
+    bf16's.
     """
 
     hidden_size: int
@@ -51,6 +52,7 @@ class Shape:
     num_experts: int = 0
     top_k: int = 0
     itemsize: int = 2
+    kv_itemsize: int = 2
     attention_layers: int | None = None
     q_heads_factor: int = 1
     mixer_params: int = 0
@@ -98,7 +100,7 @@ class Shape:
     @property
     def kv_bytes(self) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * self.itemsize
+        return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * self.kv_itemsize
 
     def attention_flops(self, num_scores: float) -> float:
         """Of `num_scores` pairs of a query and a key, in all layers and heads."""

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from minisgl.benchmark.lengths import Workload, offline_workloads
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import QUANTISED, SHAPES, shape_of
 from minisgl.core import SamplingParams
+from minisgl.core.args import KVCacheDType
 from minisgl.core.event import Token
 from minisgl.llm import LLM
 from minisgl.llm.engines import OwnEngine
@@ -66,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
     add("--door", type=_doors, default="llm", help="llm, loop, or both with a comma")
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
-    add("--quantization", choices=QUANTISED, help="as the server's flag, like the next four")
+    add("--quantization", choices=QUANTISED, help="as the server's flag, like the next five")
+    add("--kv-cache-dtype", choices=get_args(KVCacheDType), default="auto", help="of the cache")
     add("--attn", default="auto", help="backends of attention")
     add("--page-size", type=natural, default=16, help="tokens")
     add("--max-prefill-length", type=natural, default=None, help="default: the device's best chunk")
@@ -89,6 +91,7 @@ def main(argv: Sequence[str]) -> int:
             dummy_weight=True,
             attn=args.attn,
             quantization=args.quantization,
+            kv_cache_dtype=args.kv_cache_dtype,
             page_size=args.page_size,
             max_prefill_length=args.max_prefill_length,
             cuda_graph_max_bs=args.cuda_graph_max_bs,
@@ -99,7 +102,8 @@ def main(argv: Sequence[str]) -> int:
         rates = card_rates() if on_gpu else {}
         print(f"{args.shape}: LLM ready in {build_s:.1f} s {rates or ''}")
         bench = Bench(llm, values["vocab_size"])
-        shape = shape_of(values, args.quantization) if on_gpu else None
+        kv_itemsize = 2 if args.kv_cache_dtype == "auto" else 1
+        shape = shape_of(values, args.quantization, kv_itemsize) if on_gpu else None
         rows = [
             _measure(bench, door, work, args.repeats, shape) for door in args.door for work in works
         ]
@@ -108,6 +112,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         result = {"load_before": load, "shape": args.shape, "gpus": int(on_gpu), "scale": scale}
         result |= {"quantization": args.quantization, "attn": args.attn}
+        result |= {"kv_cache_dtype": args.kv_cache_dtype}
         result |= {"build_s": round(build_s, 2), "greedy": greedy}
         write_json(args.json, {**result, **rates, "rows": rows})
     return 0 if greedy["repeats_equal"] and greedy["doors_equal"] else 1

@@ -32,6 +32,22 @@ _QWEN3_6: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
 }
+_GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "vocab_size": 262_144,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262_144,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": True,
+}
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "tiny": {
         **_QWEN3,
@@ -133,6 +149,29 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     },
+    # As large as Gemma 4's 31B and 26B-A4B (30.7 and 25.2 billion parameters).
+    "gemma-4-31b": {
+        **_GEMMA4,
+        "hidden_size": 5376,
+        "intermediate_size": 21_504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+    },
+    "gemma-4-26b-a4b": {
+        **_GEMMA4,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "enable_moe_block": True,
+        "moe_intermediate_size": 704,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
 }
 
 
@@ -141,19 +180,24 @@ QUANTISED = {"fp8": (1.0, 2.0), "int8": (1.0, 1.0), "int4": (0.5, 1.0)}
 MXFP4_BYTES = 17 / 32
 
 
-def shape_of(values: dict[str, Any], quantization: str | None = None) -> Shape:
+def shape_of(
+    values: dict[str, Any], quantization: str | None = None, kv_itemsize: int = 2
+) -> Shape:
     """Return the sizes that `floor_s` needs. In a mixture every layer is sparse."""
     num_experts = values.get("num_experts", values.get("num_local_experts", 0))
     weight_bytes, flops_factor = QUANTISED[quantization] if quantization else (2.0, 1.0)
     extra: dict[str, Any] = {"weight_bytes": weight_bytes, "expert_bytes": weight_bytes}
     if "quantization_config" in values:
         extra["expert_bytes"] = MXFP4_BYTES
-    if "sliding_window" in values:
+    if "global_head_dim" in values:
+        values, extra = values | _wide(values), extra | _windows(values)
+    elif "sliding_window" in values:
         extra["attention_layers"] = values["num_hidden_layers"] // 2
     if "linear_num_value_heads" in values:
         extra |= _hybrid(values)
     return Shape(
         **extra,
+        kv_itemsize=kv_itemsize,
         flops_factor=flops_factor,
         hidden_size=values["hidden_size"],
         num_layers=values["num_hidden_layers"],
@@ -165,6 +209,31 @@ def shape_of(values: dict[str, Any], quantization: str | None = None) -> Shape:
         top_k=values["num_experts_per_tok"] if num_experts else 0,
         vocab_size=values["vocab_size"],
     )
+
+
+GEMMA4_PERIOD = 6  # of six layers the last one has no window
+
+
+def _wide(values: dict[str, Any]) -> dict[str, Any]:
+    """The heads of Gemma 4's layers without a window."""
+    return {
+        "head_dim": values["global_head_dim"],
+        "num_key_value_heads": values["num_global_key_value_heads"],
+    }
+
+
+def _windows(values: dict[str, Any]) -> dict[str, Any]:
+    """Gemma 4: layers with a window have heads of their own; in the others keys are values."""
+    num_layers, hidden_size = values["num_hidden_layers"], values["hidden_size"]
+    wide = num_layers // GEMMA4_PERIOD
+    heads = 2 * (values["num_attention_heads"] + values["num_key_value_heads"])
+    with_window = (num_layers - wide) * heads * values["head_dim"]
+    values_of_wide = wide * values["num_global_key_value_heads"] * values["global_head_dim"]
+    return {
+        "attention_layers": wide,
+        "mixer_params": hidden_size * (with_window - values_of_wide),
+        "shared_size": values["intermediate_size"],
+    }
 
 
 def _hybrid(values: dict[str, Any]) -> dict[str, Any]:

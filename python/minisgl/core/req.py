@@ -41,8 +41,9 @@ class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: (priority, position of the API key's fair share,
-    arrival); lower goes first. stop_ids: output ids that end the request.
+    they fit the context and the pool. order: (priority, tag of its API key's share, arrival, number
+    of its key); lower goes first. Without keys the second and the last are 0.
+    stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late
     (`minisgl.scheduler.loop`).
@@ -69,7 +70,7 @@ class Req:
     prompt: IdArray
     sampling: SamplingParams
     max_len: int
-    order: tuple[int, int, int]
+    order: tuple[int, int, int, int]
     stop_ids: frozenset[int]
     namespace: str = ""
 

@@ -180,6 +180,8 @@ class SamplingParams(
 
     def _take(self, name: str, expected: str, kind: type, plain: Callable[[Any], Any]) -> None:
         value = getattr(self, name)
+        if type(value) is plain:
+            return
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InvalidSampling(f"{name} must be {expected}, got {brief(value)}", param=name)
         try:

@@ -80,10 +80,9 @@ class Engine:
     ) -> None:
         self.model_config = ModelConfig.from_folder(config.folder, config.quantization)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
-        ops = create_ops(self.device.torch_device)
+        device, comm, ops = self.device, self.comm, create_ops(self.device.torch_device)
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
-        comm = self.comm
-        self.memory = plan_engine_memory(config, self.model_config, self.dtype, self.device, comm)
+        self.memory = plan_engine_memory(config, self.model_config, self.dtype, device, comm, ops)
         self.model = load_model(
             config.folder,
             dtype=self.dtype,

@@ -158,8 +158,11 @@ def plan_engine_memory(
     dtype: torch.dtype,
     device: Device,
     comm: DistributedCommunicator,
+    ops: Ops,
 ) -> MemoryPlan:
     """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
+
+    ops: what is quantised depends on them.
 
     All ranks use the smallest number of pages of any rank.
     """
@@ -176,7 +179,7 @@ def plan_engine_memory(
     skeleton = build_model(
         model,
         dtype=dtype,
-        ops=Ops(),  # the skeleton computes nothing
+        ops=ops,
         comm=comm,
         max_context=max_seq_len,
         expert_parallel=config.ep,

@@ -14,11 +14,16 @@ Tool = tuple[str, dict[str, Any]]
 
 
 def object_call(
-    grammar: AnswerGrammar, tools: Sequence[Tool], key: str, begin: str, end: str
+    grammar: AnswerGrammar,
+    tools: Sequence[Tool],
+    key: str,
+    begin: str,
+    end: str,
+    name_key: str = "name",
 ) -> str:
-    """{"name": ..., KEY: {...}} between `begin` and `end`."""
+    """{NAME_KEY: ..., KEY: {...}} between `begin` and `end`."""
     calls = [
-        grammar.sub(json_grammar(_object(name, schema, "name", key))) for name, schema in tools
+        grammar.sub(json_grammar(_object(name, schema, name_key, key))) for name, schema in tools
     ]
     line = '("\\n")?' if begin else ""
     return f"{grammar.literal(begin)} {line} ({' | '.join(calls)}) {line} {grammar.literal(end)}"

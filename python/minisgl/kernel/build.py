@@ -16,23 +16,33 @@ import torch
 
 from minisgl import env
 from minisgl.kernel.all_reduce import all_reduce_cubin
-from minisgl.kernel.jit import CPU, CUDA, load_library
+from minisgl.kernel.jit import CPU, CUDA, build_ahead, load_library
 from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
+WITHOUT_AHEAD = "A wheel would compile them at the first start."
 WITHOUT_CUDA = "cuBLAS and Triton do all GEMMs, several ranks use torch's NCCL; all are slower."
 
 
 def main() -> int:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m minisgl.kernel.build",
         description="Compile the C++ kernels now instead of at the first start; on a machine with "
         "GPUs also the calls of NCCL and the CUDA driver, and the all-reduce of several ranks.",
         epilog=f"They are kept in {env.cache_dir()} (MINISGL_CACHE_DIR); what is there already is "
         "not compiled again. Ends with 1 if anything is not available.",
-    ).parse_args()
+    )
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help="compile the C++ kernels for all instruction sets of this kind of machine, into the "
+        "package: a wheel that is built then needs no compiler where it is installed",
+    )
+    args = parser.parse_args()
     setup_logging("build")
+    if args.ahead:
+        return 0 if _build("the C++ kernels of a wheel", build_ahead, WITHOUT_AHEAD) else 1
     done = [_build("the C++ kernels", lambda: load_library(CPU), WITHOUT_CPU)]
     if torch.version.cuda:
         done.append(_build(CUDA.what, lambda: load_library(CUDA), WITHOUT_CUDA))

@@ -1,10 +1,8 @@
 """Compiles C++ and CUDA on first use and loads it: tvm-ffi with a cache that is safe to share.
 
-tvm-ffi builds and loads; this module decides when to build. A built file is named by a hash of
-everything that it depends on (sources, flags, compiler, processor or GPU), so a changed source or
-another machine never loads a stale file. It appears under its name in one rename, complete, next to
-its checksum, so a damaged file is noticed before the loader maps it, and built again. Processes
-that start together wait for one build.
+tvm-ffi builds and loads; this module decides what to build, and `once` when. A built file is named
+by a hash of everything that it depends on (sources, flags, compiler, processor or GPU), so a
+changed source or another machine never loads a stale file.
 
 The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
 so no CUDA toolkit is needed. Importing tvm_ffi imports torch, which loads torch's OpenMP runtime
@@ -17,17 +15,18 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minisgl import env
+from minisgl.kernel import ahead
 from minisgl.kernel.library import JitUnavailable, refuse_if_disabled
+from minisgl.kernel.once import build_once, gist
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -36,9 +35,10 @@ CSRC = Path(__file__).parent / "csrc"
 # fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: we read neither errno nor
 # traps, and GCC vectorises comparisons only with them. Infinities and NaN keep their meaning.
 CFLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast"),
+    *("-std=c++17", "-O3", "-fopenmp", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wfatal-errors"),
 )
+NATIVE = ("-march=native",)
 LDFLAGS = ("-fopenmp",)
 
 _BUILDING = threading.Lock()
@@ -102,7 +102,7 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
         version = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise JitUnavailable(
-            f"no NVRTC, which CUDA builds of torch bring along: {_gist(str(error))}"
+            f"no NVRTC, which CUDA builds of torch bring along: {gist(str(error))}"
         ) from error
     from tvm_ffi.cpp.nvrtc import nvrtc_compile
 
@@ -116,15 +116,31 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
 
     key = hashlib.sha256(repr((source, options, version)).encode()).hexdigest()[:16]
     path = env.cache_dir() / f"{name}-{arch}-{key}.cubin"
-    _build_once(path, f"{name}.cu for {arch}", compile_cubin, logging.DEBUG)
+    build_once(path, f"{name}.cu for {arch}", compile_cubin, logging.DEBUG)
     return path.read_bytes()
 
 
 def _build_library(library: Library) -> Path:
     refuse_if_disabled()
+    if library == CPU and (came := ahead.library(_sources(CPU))):
+        return came
     path = _library_path(library, _compiler())
-    _build_once(path, library.what, lambda folder: _compile_library(library, folder))
+    build_once(path, f"{library.what} (first start only)", partial(_compile_library, library))
     return path
+
+
+def build_ahead() -> list[Path]:
+    """Compile the C++ kernels for each instruction set (`minisgl.kernel.ahead`), to be part of a
+    wheel. Returns the files. Raises JitUnavailable."""
+    refuse_if_disabled()
+    _compiler()
+    made = []
+    for name, flags in ahead.flags_of_sets().items():
+        path = ahead.path(name, _sources(CPU))
+        what = f"the C++ kernels for {name}"
+        build_once(path, what, partial(_compile_library, CPU, flags=flags))
+        made.append(path)
+    return made
 
 
 def _compiler() -> str:
@@ -138,20 +154,25 @@ def _compiler() -> str:
 
 
 def _library_path(library: Library, compiler: str) -> Path:
+    # Asking the compiler for its version costs a process; its file changes when it does.
+    binary = Path(compiler).resolve()
+    parts = (_sources(library), str(binary), binary.stat().st_mtime_ns, NATIVE, _processor())
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return env.cache_dir() / f"{library.name}-{key}.so"
+
+
+def _sources(library: Library) -> str:
+    """A hash of what a library is made of, but for the compiler and the processor."""
     import tvm_ffi
 
-    key = hashlib.sha256()
+    key = hashlib.sha256(repr((CFLAGS, LDFLAGS, tvm_ffi.__version__)).encode())
     for source in sorted((CSRC / library.folder).iterdir()):
         if source.is_file():
             key.update(source.name.encode() + b"\0" + source.read_bytes())
-    # Asking the compiler for its version costs a process; its file changes when it does.
-    binary = Path(compiler).resolve()
-    parts = (str(binary), binary.stat().st_mtime_ns, CFLAGS, LDFLAGS, tvm_ffi.__version__)
-    key.update(repr((*parts, _processor())).encode())
-    return env.cache_dir() / f"{library.name}-{key.hexdigest()[:16]}.so"
+    return key.hexdigest()[:16]
 
 
-def _compile_library(library: Library, folder: Path) -> Path:
+def _compile_library(library: Library, folder: Path, flags: Sequence[str] = NATIVE) -> Path:
     from tvm_ffi import cpp
 
     with _BUILDING, _ninja_on_path():  # threads have one PATH
@@ -159,7 +180,7 @@ def _compile_library(library: Library, folder: Path) -> Path:
             cpp.build(
                 library.name,
                 sources=[str(source) for source in sorted((CSRC / library.folder).glob("*.cpp"))],
-                extra_cflags=CFLAGS,
+                extra_cflags=[*CFLAGS, *flags],
                 extra_ldflags=LDFLAGS,
                 build_directory=str(folder),
             )
@@ -174,55 +195,6 @@ def _processor() -> str:
         return " ".join(os.uname())
     names = ("model name", "flags", "CPU implementer", "CPU part", "Features")
     return "\n".join(sorted({line for line in lines if line.startswith(names)}))
-
-
-def _checksum_path(path: Path) -> Path:
-    return path.with_suffix(".sha256")
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        checksum = _checksum_path(path).read_text()
-        return hashlib.sha256(path.read_bytes()).hexdigest() == checksum
-    except OSError:
-        return False
-
-
-def _build_once(
-    path: Path, what: str, compile_into: Callable[[Path], Path], level: int = logging.INFO
-) -> None:
-    """Make sure that `path` is there and whole; if it is not, `compile_into(an empty folder)` makes
-    it. level: of the log lines."""
-    if _is_whole(path):
-        return
-    from tvm_ffi.utils.lockfile import FileLock
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(path.with_suffix(".lock"))):
-            if _is_whole(path):
-                return  # another process built it while this one waited
-            logger.log(level, "compiling %s (first start only) ...", what)
-            started = time.monotonic()
-            prefix = f"{path.stem}-"
-            for abandoned in path.parent.glob(f"{prefix}*/"):  # by a build that was killed
-                shutil.rmtree(abandoned, ignore_errors=True)
-            with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
-                built = compile_into(Path(folder))
-                checksum = Path(folder) / "checksum"
-                checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
-                # A reader between the two renames sees a mismatch and waits for the lock.
-                os.replace(built, path)
-                os.replace(checksum, _checksum_path(path))
-            logger.log(level, "compiled in %.1f s: %s", time.monotonic() - started, path)
-    except (RuntimeError, OSError) as error:
-        raise JitUnavailable(f"compiling failed: {_gist(str(error))}") from error
-
-
-def _gist(output: str) -> str:
-    """The line of the build's output that names the cause."""
-    lines = output.splitlines()
-    return next((line for line in lines if "error:" in line), lines[0] if lines else "")
 
 
 @contextmanager

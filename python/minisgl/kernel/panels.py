@@ -65,6 +65,12 @@ class Panels:
         y = out.view(*x.shape[:-1], out.shape[1])
         return ops.gated(y, gate) if gate and not fused else y
 
+    def rows(self, ops: CpuOps, ids_T: Tensor) -> Tensor:
+        """Rows of an int8 matrix with a scale for each row, in bfloat16."""
+        out_TD = torch.empty(len(ids_T), self.inputs, dtype=torch.bfloat16)
+        ops.numbers_rows(ids_T, self.numbers, self.scales, out_TD, torch.get_num_threads())
+        return out_TD
+
 
 def takes(outputs: int, inputs: int, group: int, dtype: torch.dtype, kind: Kind) -> bool:
     """Whether the kernels multiply such matrices by inputs of `dtype`. group: 0 for all inputs."""

@@ -28,7 +28,8 @@ Models with window or state groups add their pages to the same nodes (`minisgl.k
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -123,18 +124,18 @@ class RadixPrefixCache(BasePrefixCache):
 
     def differs_at(self, ids: IdArray, namespace: str = "") -> int | None:
         node, at = self._root(namespace), 0
+        branches: Sequence[_Node] = ()
         for child, common in self._follow(ids, namespace):
             if common < len(child.ids):
-                at += self._common_prefix(child.ids, ids[at:])
-                return at if at < len(ids) else None
+                branches = (child,)
+                break
             node, at = child, at + common
-        # No branch has the whole next page of `ids`. A key is the first page of a branch.
-        rest = ids[at : at + self.page_size]
-        keys = b"".join(islice(reversed(node.children), MAX_BRANCHES))
-        pages = np.frombuffer(keys, np.int32).reshape(-1, self.page_size)[:, : len(rest)]
-        if pages.size:
-            at += int((pages == rest).cumprod(axis=1).sum(axis=1).max())
-        return at if pages.size and at < len(ids) else None
+        if not branches:  # no branch has the next page; in their order, the closest is a neighbour
+            newest = sorted(islice(reversed(node.children), MAX_BRANCHES))
+            index = bisect_left(newest, self._key(ids[at:]))
+            branches = [node.children[key] for key in newest[max(index - 1, 0) : index + 1]]
+        end = at + max((self._common_prefix(one.ids, ids[at:]) for one in branches), default=0)
+        return end if branches and end < len(ids) else None
 
     def num_common(self, a: IdArray, b: IdArray) -> int:
         common = self._common_prefix(a, b)

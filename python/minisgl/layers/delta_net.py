@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.attention.recurrent import DeltaLayer
+from minisgl.kernel.gates import create_gates
 from minisgl.layers.base import BuildContext
 from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import LinearRowParallel
@@ -158,6 +158,7 @@ class GatedDeltaNet(ConvolvedOP):
         for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias")):
             part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
             self.declare(attr, torch.float32, part)
+        self.gates = create_gates(build.ops)
         self.norm = RMSNorm(build, size=value_dim, eps=norm_eps, name=f"{prefix}.norm.weight")
         self.out = LinearRowParallel(
             build,
@@ -180,14 +181,11 @@ class GatedDeltaNet(ConvolvedOP):
         layer = self.layer
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
         qkv, z = self.qkvz.linear(x_TD).tensor_split([sum(layer.sizes)], dim=-1)
-        b_TN, a_TN = self.ba.linear(x_TD).chunk(2, dim=-1)
-        g_TN = -self.a_log.exp() * F.softplus(a_TN.float() + self.dt_bias)
+        g_TN, beta_TN = self.gates.delta(self.ba.linear(x_TD), self.a_log, self.dt_bias)
         view = batch.pools[layer.pool]
-        out_TNV = view.context.attn.forward(
-            qkv, g_TN, b_TN.sigmoid().float(), self.conv, layer, view
-        )
+        out_TNV = view.context.attn.forward(qkv, g_TN, beta_TN, self.conv, layer, view)
         if rows_S is not None:
             residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
             out_TNV, z = out_TNV[rows_S], z[rows_S]
-        gated = self.norm.forward(out_TNV).flatten(1) * F.silu(z.float())
-        return self.out.forward(gated.to(x_TD.dtype)), residual_TD
+        gated = self.gates.norm(out_TNV, self.norm.weight, self.norm.eps, z)
+        return self.out.forward(gated), residual_TD

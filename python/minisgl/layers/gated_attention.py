@@ -46,9 +46,9 @@ class LinearGatedQKV(Linear):
         )
 
     def split_gate(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, (2N + 2K) * H] -> q, k and v side by side, [T, (N + 2K) * H], and the gates
-        [T, N * H]."""
+        """[T, (2N + 2K) * H] -> q, k and v side by side, [T, (N + 2K) * H], and the gates,
+        [T, N, H], as a view."""
         gated_q, kv = projected.tensor_split([2 * self.num_q_heads * self.head_dim], dim=-1)
         shape = (len(projected), self.num_q_heads, 2, self.head_dim)
         q_TNH, gate_TNH = gated_q.reshape(shape).unbind(2)
-        return torch.cat((q_TNH.flatten(1), kv), dim=1), gate_TNH.flatten(1)
+        return torch.cat((q_TNH.flatten(1), kv), dim=1), gate_TNH

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
+from minisgl.kernel.gates import create_gates
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
@@ -130,7 +130,7 @@ class MoELayer(BaseOP):
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
         out_TD = self.mix(x_TD)
         if self.shared:
-            out_TD = out_TD + self.shared.forward(x_TD)
+            out_TD = self.shared.add(out_TD, x_TD)
         return out_TD, residual_TD
 
     def mix(self, x_TD: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class MoELayer(BaseOP):
 
 
 class SharedExpert(BaseOP):
-    """An MLP for every token, times sigmoid(gate(x)). Returns this rank's partial sum."""
+    """An MLP for every token, times sigmoid(gate(x)). All are of this rank: partial sums."""
 
     module: ClassVar[str] = "shared_expert"
     gate: Weight | None = None
@@ -164,6 +164,7 @@ class SharedExpert(BaseOP):
     ) -> None:
         """prefix: of the layer's MLP in the checkpoint."""
         super().__init__()
+        self.gates = create_gates(build.ops)
         self._build(build, prefix, hidden_size, inner_size)
 
     def _build(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
@@ -182,9 +183,15 @@ class SharedExpert(BaseOP):
         self.gate = build.weight(Part.whole(name, 1, hidden_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        act = self.gate_up.linear(x_TD, gate="silu")
-        out_TD = self.down.linear(act)
-        return torch.sigmoid(self.gate.linear(x_TD)) * out_TD if self.gate else out_TD
+        """Returns the MLP's output, without the gate."""
+        return self.down.linear(self.gate_up.linear(x_TD, gate="silu"))
+
+    def add(self, routed_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """Returns the routed experts' sum and this expert's, of normed x."""
+        out_TD = self.forward(x_TD)
+        if not self.gate:
+            return routed_TD + out_TD
+        return self.gates.add(routed_TD, self.gate.linear(x_TD), out_TD)
 
 
 class UngatedExpert(SharedExpert):

@@ -34,6 +34,8 @@ from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
 Uid = Annotated[int, msgspec.Meta(ge=0)]
+Share = tuple[Uid, Uid]
+"""The tag of a request and the number of its key (`minisgl.server.shares`). Without keys (0, 0)."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
@@ -50,9 +52,10 @@ class Record(
 
 
 class TextPrompt(Record, frozen=True, kw_only=True):
-    """Text to encode unchanged. The tokenizer adds the special tokens that it is configured to."""
+    """Text to encode unchanged. add_special_tokens: those of the tokenizer's configuration."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 class ChatPrompt(Record, frozen=True, kw_only=True):
@@ -100,7 +103,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
-    share: int = 0
+    share: Share = (0, 0)
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
@@ -149,7 +152,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     ids: bytes
     sampling: SamplingParams
     priority: Priority = 0
-    share: int = 0
+    share: Share = (0, 0)
     namespace: Namespace = ""
     grammar: str = ""
     form: str = ""

@@ -16,7 +16,7 @@ def read_stored(config: Fields, modelopt: Path, quantization: Quantization | Non
     """modelopt: the path of that file. quantization: the format to make. Raises ConfigError."""
     values = config.values.get("quantization_config")
     if quantization:
-        from minisgl.quantization.online import OnlineFormats
+        from minisgl.quantization.online_formats import OnlineFormats
 
         if values is not None or modelopt.is_file():
             raise ConfigError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from minisgl.kernel.gates import create_gates
 from minisgl.layers import AttentionLayer, RMSNormFused
 from minisgl.layers.delta_net import FusedProjections, GatedDeltaNet, Projections
 from minisgl.layers.gated_attention import LinearGatedQKV
@@ -42,6 +42,7 @@ class GatedAttention(Attention):
             prefix=f"{layer.prefix}.self_attn",
         )
         del self.qkv
+        self.gates = create_gates(at.build.ops)
         self.attend = AttentionLayer(
             self.attend.layer,
             rope=at.rope,
@@ -58,12 +59,12 @@ class GatedAttention(Attention):
         rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         projected, residual_TD = self.gated_qkv.forward_normed(norm, x_TD, residual_TD)
-        qkv, gate = self.gated_qkv.split_gate(projected)
+        qkv, gate_TNH = self.gated_qkv.split_gate(projected)
         attended = self.attend.forward(qkv, batch)
         if rows_S is not None:
             residual_TD = norm.rows(residual_TD, rows_S, len(attended))
-            attended, gate = attended[rows_S], gate[rows_S]
-        return self.out.forward(attended * torch.sigmoid(gate)), residual_TD
+            attended, gate_TNH = attended[rows_S], gate_TNH[rows_S]
+        return self.out.forward(self.gates.output(attended, gate_TNH)), residual_TD
 
 
 class GatedAttentionBlock(Block):

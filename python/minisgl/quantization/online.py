@@ -2,15 +2,13 @@
 
 The scales are by absolute maximum: fp8 for each block of 128 x 128, int8 for each row (an output
 channel), int4 for each group of 128 inputs, without zero points. Each rank quantises its own share,
-so the blocks begin where the share begins. The embeddings, the LM head, the routers of a mixture
-and the gates of recurrent layers stay plain. A tensor is read twice, for its numbers and for its
-scales.
+so the blocks begin where the share begins. A tensor is read twice, for its numbers and for its
+scales. `online_formats` says which weights are quantised.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,12 +19,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import torch
 from torch import Tensor
 
-from minisgl.quantization.config import NUMBERS, ROUTERS, grouped_format, scaled_format
+from minisgl.quantization.config import NUMBERS
 from minisgl.quantization.cut import ALL, Unit, entries, local_rows
 from minisgl.quantization.grouped import Grouped, GroupedWeight
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.scaled import ScaledWeight, spread
-from minisgl.quantization.weight import PLAIN, Format, Formats, Target, Weight
+from minisgl.quantization.weight import Weight
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -39,58 +37,11 @@ GROUP: Final = 128
 MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 """The largest number of each kind."""
 UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
-GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
-"""The gates of recurrent layers: a few rows that decide how a state fades and what it takes."""
-
 PIECE: Final = 1 << 15
 """Numbers that are quantised at a time. What is made on the way takes 30 bytes for each: of a whole
 matrix, in each of the threads that read, it was ten layers' bytes."""
 
 Kind = Literal["fp8", "int8", "int4"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnlineFormats(Formats):
-    """One format for all linear layers, but for the LM head, routers and GATES."""
-
-    format: Format
-
-    @classmethod
-    def of_kind(cls, kind: Kind) -> OnlineFormats:
-        if kind == "int4":
-            name = grouped_format("gptq", 4, GROUP, has_zero=False, act_order=False).name
-        else:
-            name = scaled_format(kind, UNITS[kind]).name
-        return cls(format=Format(name=name, weight=Online(kind=kind)))
-
-    @property
-    def names(self) -> Sequence[str]:
-        return (self.format.name,)
-
-    def of(self, modules: Sequence[str], target: Target) -> Format:
-        is_plain = target != "Linear" or any(
-            module.endswith("lm_head") or ROUTERS.search(module) or GATES.search(module)
-            for module in modules
-        )
-        return PLAIN if is_plain else self.format
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Online:
-    """The weight class of a kind."""
-
-    kind: Kind
-
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> Weight:
-        made = OnlineInt4 if self.kind == "int4" else OnlineScaled
-        return made(ops, dtype, parts, rows, stacked, self.kind)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,8 @@ as much memory as before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,12 +57,16 @@ class PackedWeight(CpuWeight, PlainWeight):
         return self.ops.packed_linear(x, self.tensor, bias, gate)
 
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
-        if share is None:
-            return self.ops.packed_rows(ids_T, self.tensor)
-        elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
-        local_T = (ids_T - share.start).masked_fill(elsewhere_T, 0)
-        x_TD = self.ops.packed_rows(local_T, self.tensor)
-        return x_TD.masked_fill_(elsewhere_T[:, None], 0)
+        return rows_of_share(partial(self.ops.packed_rows, weight=self.tensor), ids_T, share)
+
+
+def rows_of_share(rows: Callable[[Tensor], Tensor], ids_T: Tensor, share: range | None) -> Tensor:
+    """`rows` of a table that begins at share.start: zeros for ids elsewhere."""
+    if share is None:
+        return rows(ids_T)
+    elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
+    x_TD = rows((ids_T - share.start).masked_fill(elsewhere_T, 0))
+    return x_TD.masked_fill_(elsewhere_T[:, None], 0)
 
 
 PACKED = Format(weight=PackedWeight)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minisgl import env
-from minisgl.attention import create_attention_backend
 from minisgl.builtin import model_path
 from minisgl.core import Failed
 from minisgl.core.executor import Executor
-from minisgl.distributed import DistributedCommunicator, DistributedInfo
+from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.connect import connect, resolve_dtype
-from minisgl.engine.memory import plan_engine_memory
 from minisgl.engine.startup import start_engine
 from minisgl.errors import MinisglError
-from minisgl.kernel.ops import Ops
 from minisgl.message import (
     ProfileMsg,
     ProfileReply,
@@ -29,10 +24,8 @@ from minisgl.message import (
     WatchMsg,
     WatchReply,
 )
-from minisgl.models import ModelConfig, build_model
-from minisgl.models.check import check_model
-from minisgl.quantization import UNQUANTISED
 from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
@@ -54,11 +47,7 @@ from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
-from minisgl.utils.text import size_of
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
-
-if TYPE_CHECKING:
-    import torch
 
 logger = get_logger(__name__)
 
@@ -84,7 +73,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     )
     leads, overlap = rank == 0, not env.overlap_disabled()
     if args.dry_run:
-        memory = _dry_run(config)
+        memory = dry_run(config)
         status.ready({"memory": memory} if leads else {})
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
@@ -100,7 +89,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             return source
         from minisgl.scheduler.queue_wait import QueueWait
 
-        return QueueWait(source, args.max_queue_wait, lambda: scheduler.waiting)
+        return QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.waiting)
 
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
@@ -210,14 +199,14 @@ def _costed(
     engine: Engine, num_local: int, executor: Executor, outbox: Outbox
 ) -> tuple[Executor, Outbox]:
     """Let the ends of requests say what they cost, where the devices' energy can be read."""
-    from minisgl.runtime.energy import meter_of
+    from minisgl.runtime.energy import PowerMeter, meter_of
 
     meter = meter_of(engine.device.torch_device, num_local, env.powercap())
     if meter is None:
         return executor, outbox
     from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
 
-    ledger = Ledger(meter)
+    ledger = Ledger(PowerMeter(meter))
     return CostedExecutor(executor, ledger), CostedOutbox(outbox, ledger)
 
 
@@ -285,56 +274,6 @@ def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> Pr
         return ProfileReply(seq=message.seq, rank=rank, trace=str(trace), num_steps=num_steps)
     except MinisglError as error:
         return ProfileReply(seq=message.seq, rank=rank, failed=Failed.of(message.seq, error))
-
-
-def _dry_run(config: EngineConfig) -> str:
-    """Check the checkpoint and the options without loading weights. Returns the memory table."""
-    device, comm = connect(config)
-    try:
-        model = ModelConfig.from_folder(config.folder, config.quantization)
-        dtype = resolve_dtype(config, model, device)
-        table = str(plan_engine_memory(config, model, dtype, device, comm))
-        if config.attn != "auto":
-            create_attention_backend(
-                config.attn,
-                Ops(),
-                device.torch_device,
-                dtype=dtype,
-                head_dim=model.head_dim,
-                page_size=config.page_size,
-                needs=model.family.spec(model).attention,
-            )
-        if not config.dummy_weight:
-            check_model(
-                config.folder,
-                dtype=dtype,
-                ops=Ops(),
-                comm=comm,
-                expert_parallel=config.ep,
-                quantization=config.quantization,
-            )
-        if config.quantization:
-            table += _saved(config, model, dtype, comm)
-        return table
-    finally:
-        device.close()
-        comm.close()
-
-
-def _saved(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, comm: DistributedCommunicator
-) -> str:
-    """A line that says what --quantization saves."""
-    held, plain = (
-        build_model(
-            each, dtype=dtype, ops=Ops(), comm=comm, expert_parallel=config.ep
-        ).num_weight_bytes
-        for each in (model, replace(model, formats=UNQUANTISED))
-    )
-    return (
-        f"\n--quantization {config.quantization}: weights take {size_of(held)} instead of "
-        f"{size_of(plain)}"
-    )
 
 
 class _Progress:

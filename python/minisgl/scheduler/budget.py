@@ -15,12 +15,13 @@ class PromptBudget:
         self._config = config
         self._tokens = config.max_prefill_tokens
 
-    def fitting(self, start: int, share: float = 1.0) -> int:
-        """Return how many tokens fit, for a prompt whose first `start` tokens are computed.
+    def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
+        """Return how many of the next `num_tokens` of a prompt fit; the first `start` are computed.
 
         share: the part of the whole budget that this chunk and the chunks taken may use together.
         """
-        return max(self._tokens - round((1 - share) * self._config.max_prefill_tokens), 0)
+        left = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
+        return max(min(left, num_tokens), 0)
 
     def take(self, start: int, num_tokens: int) -> None:
         """Subtract a chunk of a prompt whose first `start` tokens are computed."""

@@ -137,10 +137,10 @@ class LoopMeter(Meter):
             tokens=plan.num_tokens,
             output_tokens=num_output_tokens - self._num_output_tokens,
             running=scheduler.num_running,
-            waiting=len(scheduler.waiting),
-            used_pages=scheduler.num_used_pages,
-            cached_pages=scheduler.num_cached_pages,
-            num_pages=scheduler.num_pages,
+            waiting=len(scheduler.requests.waiting),
+            used_pages=scheduler.cache.num_used_pages,
+            cached_pages=scheduler.cache.num_cached_pages,
+            num_pages=scheduler.cache.num_pages,
         )
         self._num_output_tokens = num_output_tokens
         if self._on_step:
@@ -163,11 +163,11 @@ class LoopMeter(Meter):
         stats = scheduler.stats
         return StatusReply(
             rank=self._rank,
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.requests.waiting),
             num_running=scheduler.num_running,
-            num_pages=scheduler.num_pages,
-            num_used_pages=scheduler.num_used_pages,
-            num_cached_pages=scheduler.num_cached_pages,
+            num_pages=scheduler.cache.num_pages,
+            num_used_pages=scheduler.cache.num_used_pages,
+            num_cached_pages=scheduler.cache.num_cached_pages,
             num_steps=stats.num_steps,
             num_retractions=stats.num_retractions,
             num_prompt_tokens=stats.num_prompt_tokens,

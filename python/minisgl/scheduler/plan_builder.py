@@ -97,9 +97,9 @@ class PlanBuilder:
         needs = self._needs
         top_rows = self._samples_of(needs.tops.keys())
         counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
-        same = {name: value for name, value in vars(self).items() if name in Plan.__slots__}
+        mine = vars(self)
         return Plan(
-            **same,
+            **{name: mine[name] for name in Plan.__slots__ if name in mine},
             token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
             num_decodes=len(self.decode_ids),
             late_rows=self._samples_of(needs.late),

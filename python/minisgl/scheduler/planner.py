@@ -37,16 +37,22 @@ class Planner:
 
     def plan(self) -> Plan | None:
         """Return the next step, or None if nothing can be computed now."""
-        requests = self._requests
+        requests, num_retractions = self._requests, self._requests.stats.num_retractions
         if requests.void_from is not None and not requests.recover():
             return None
+        if requests.has_rivals:
+            from minisgl.scheduler.preemption import give_way
+
+            give_way(self, requests, requests.waiting[:WINDOW])
         plan = PlanBuilder(requests.next_step, requests.needs)
         self._plan_decodes(plan)
         if plan.unfinished or requests.waiting:
             self._plan_prompts(plan)
         if not plan.uids:
             assert not plan.begins, "a request has started without a row"
-            return None
+            # A request alone has given its duplicates of cached pages, and can start with those.
+            is_released = requests.stats.num_retractions > num_retractions and not requests.leaving
+            return self.plan() if is_released else None
         requests.next_step += 1
         requests.stats.num_steps += 1
         return plan.build()
@@ -56,8 +62,7 @@ class Planner:
         page_size = self.config.page_size
         unfinished: list[Req] = []
         for req in self._requests.running[:]:
-            start = req.num_computed
-            known = req.num_known
+            start, known = req.num_computed, req.num_known
             if known >= req.max_len or req.table_idx < 0 or req.leaving:
                 continue  # its last token is promised, or it was retracted in this loop
             if known - start != 1:
@@ -107,26 +112,36 @@ class Planner:
         While the first of them needs more than one step, shorter prompts may use up to half of the
         budget before it, the shortest first.
         """
-        waiting = self._requests.waiting[:WINDOW] if self._requests.free_table_idxs else []
-        in_order = sorted([*plan.unfinished, *waiting], key=order)
+        in_order = self._requests.waiting[:WINDOW] if self._requests.free_table_idxs else []
+        for req in plan.unfinished:
+            insort(in_order, req, key=order)
         first = next((req for req in in_order if self._ensure_running(plan, req)), None)
         if first is None:
             return
         budget = prompt_budget(self.config, len(plan.uids))
-        if first.num_left > budget.fitting(first.num_computed):
+        if budget.fitting(first.num_computed, first.num_left) < first.num_left:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
         self._plan_chunks(plan, budget, in_order)
 
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
-        """Requests of the same priority with fewer tokens left to compute, the fewest first."""
+        """Requests of the same priority with fewer tokens left to compute, the fewest first.
+
+        Of another key, with fewer left than `first` even if what that key was served before is
+        added. None starts before a waiting request of another key, which would retract it again.
+        """
         shorter = []
-        for req in in_order:
+        waiting, most = self._requests.waiting, first.num_left - 1
+        for index, req in enumerate(in_order):
+            if req.table_idx < 0 and req.order[3] != waiting[0].order[3]:
+                break
             if req.order[0] == first.order[0] and req is not first:
                 if req.table_idx < 0 and req.num_reusable is None:
-                    req.num_reusable = self._requests.cache.num_cached(req, self._reusable_ids(req))
-                if req.num_left < first.num_left:
-                    shorter.append(req)
-        return sorted(shorter, key=lambda req: req.num_left)
+                    req.num_reusable = self._requests.cache.num_cached(req, self.reusable_ids(req))
+                is_same_key = req.order[3] == first.order[3]
+                lead = 0 if is_same_key else req.order[1] - first.order[1]
+                if lead + (num_left := req.num_left) <= most:
+                    shorter.append((num_left, index))
+        return [in_order[index] for _, index in sorted(shorter)]
 
     def _plan_chunks(
         self, plan: PlanBuilder, budget: PromptBudget, requests: list[Req], share: float = 1.0
@@ -135,18 +150,17 @@ class Planner:
 
         Skips waiting requests that cannot start.
         """
-        left = budget.fitting(0, share)
+        has_room = budget.fitting(0, 1, share)
         for req in requests:
-            if not left:
+            if not has_room:
                 return
             if req.uid in plan.with_chunk or not self._ensure_running(plan, req):
                 continue
             start = req.num_computed
-            if (num_tokens := budget.fitting(start, share)) and self._plan_chunk(
-                plan, req, num_tokens
-            ):
+            num_tokens = budget.fitting(start, req.num_known - start, share)
+            if num_tokens and self._plan_chunk(plan, req, num_tokens):
                 budget.take(start, req.num_computed - start)
-                left = budget.fitting(0, share)
+                has_room = budget.fitting(0, 1, share)
 
     def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
         """Plan the next chunk of an unfinished request, of at most `num_tokens`.
@@ -154,7 +168,7 @@ class Planner:
         Returns False, and plans nothing, if pages are missing.
         """
         start, known = req.num_computed, req.num_known
-        end = self._requests.cache.chunk_end(req, start, min(known, start + num_tokens))
+        end = self._requests.cache.chunk_end(req, start, start + num_tokens)
         if not self._make_room(plan, req, end):
             return False
         plan.add_chunk(req, start, end)
@@ -176,26 +190,26 @@ class Planner:
         """
         if req.table_idx >= 0:
             return not req.leaving
-        if (
-            plan.is_full
-            or not self._requests.free_table_idxs
-            or self._waits_for_prefix(req, plan.unfinished)
-        ):
+        is_full = plan.is_full or not self._requests.free_table_idxs
+        if is_full or self.waits_for_prefix(req, plan.unfinished):
             return False
-        num_cached = self._requests.cache.attach(req, self._reusable_ids(req), plan.step)
+        num_cached = self._requests.cache.attach(req, self.reusable_ids(req), plan.step)
         if num_cached is None:
             return False
-        others, growth = len(self._requests.running), self.config.watermark_tokens
-        if not self._requests.cache.has_room(
-            req, req.num_known + 1, plan.unfinished, others, growth
-        ):
+        if not self.has_room(req, plan.unfinished):
             self._requests.cache.release(req)
             plan.is_full = True
             return False
         self._start(plan, req, num_cached)
         return True
 
-    def _waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
+    def has_room(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether the pages suffice for `req`, for these others, and for what all that run
+        will need next."""
+        others, growth = len(self._requests.running), self.config.watermark_tokens
+        return self._requests.cache.has_room(req, req.num_known + 1, unfinished, others, growth)
+
+    def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether `req` should wait for pages that a running request is computing.
 
         `req` remembers that request until the pages are computed, so a waiting request is compared
@@ -215,7 +229,7 @@ class Planner:
         req.prefix_source = None
         return False
 
-    def _reusable_ids(self, req: Req) -> IdArray:
+    def reusable_ids(self, req: Req) -> IdArray:
         """Return the ids whose KV may come from the cache: all but the last, which is computed,
         and those whose prompt log-probabilities are not reported yet."""
         return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))

@@ -44,7 +44,7 @@ class ReplicaReport:
     def __call__(self) -> bytes:
         """Return the JSON of a `ReplicaState` without model and context length."""
         scheduler = self._scheduler
-        queued = sum(req.num_left for req in scheduler.waiting)
+        queued = sum(req.num_left for req in scheduler.requests.waiting)
         unfinished = (req.num_left for req in scheduler.requests.running)
         queued += sum(left for left in unfinished if left > 1)  # 1: it decodes
         self._measure(has_queue=queued > 0)
@@ -55,9 +55,9 @@ class ReplicaReport:
             self._hashes_due = now + (ended - now) / SHARE
         state = ReplicaState(
             page_size=scheduler.config.page_size,
-            num_pages=scheduler.num_pages,
-            num_free_pages=scheduler.num_pages - scheduler.num_used_pages,
-            num_waiting=len(scheduler.waiting),
+            num_pages=scheduler.cache.num_pages,
+            num_free_pages=scheduler.cache.num_pages - scheduler.cache.num_used_pages,
+            num_waiting=len(scheduler.requests.waiting),
             num_running=scheduler.num_running,
             max_running=scheduler.config.max_running,
             queued_tokens=queued,
@@ -76,7 +76,7 @@ class ReplicaReport:
         if times is None:
             return 0.0
         if scheduler.num_running:
-            num_tokens = scheduler.num_used_pages * scheduler.config.page_size
+            num_tokens = scheduler.cache.num_used_pages * scheduler.config.page_size
             self._context = num_tokens / scheduler.num_running
         return times.row_us * 1e-6 + times.context_ns * 1e-9 * self._context
 

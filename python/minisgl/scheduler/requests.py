@@ -45,6 +45,12 @@ class Requests:
         self.next_step = 0
         self.void_from: int | None = None
 
+    @property
+    def has_rivals(self) -> bool:
+        """Whether a waiting request has a lower tag than a running one; without keys never."""
+        waiting, running = self.waiting, self.running
+        return bool(waiting and running) and waiting[0].order[1] < running[-1].order[1]
+
     def add(self, req: Req) -> None:
         """Let a new request wait."""
         assert req.uid not in self.by_uid, f"uid {req.uid} is in use"
@@ -123,5 +129,5 @@ class Requests:
         return True
 
 
-def order(req: Req) -> tuple[int, int, int]:
+def order(req: Req) -> tuple[int, int, int, int]:
     return req.order

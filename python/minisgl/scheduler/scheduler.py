@@ -16,17 +16,18 @@ The state is in `minisgl.scheduler.requests`; pages and the prefix tree are in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Callable
+from copy import copy
 
-import msgspec
 import numpy as np
+from msgspec.structs import force_setattr, replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import Plan, StepFailed, StepOutcome
 from minisgl.core.req import ALL, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
+from minisgl.kvcache import CacheManager
 from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
@@ -84,12 +85,11 @@ class Scheduler:
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=len(self.requests.waiting)
             )
-            seed = message.sampling.seed
-            sampling = msgspec.structs.replace(
-                message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
-            )
         except RequestError as error:
             return Failed.of(message.uid, error)
+        sampling = copy(message.sampling)  # not checked again
+        force_setattr(sampling, "max_tokens", max_tokens)
+        force_setattr(sampling, "seed", message.uid if sampling.seed is None else sampling.seed)
         stop_ids = frozenset(sampling.stop_token_ids)
         self._arrivals += 1
         req = Req(
@@ -97,7 +97,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max(max_tokens, 1),  # a token is sampled even if none is wanted
-            order=(message.priority, message.share, self._arrivals),
+            order=(message.priority, message.share[0], self._arrivals, message.share[1]),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
@@ -187,15 +187,9 @@ class Scheduler:
                 from minisgl.scheduler.scores import report_scores
 
                 damaged = report_scores(plan, outcome, rows, events)
-            logprobs: Iterable[float | None] = repeat(None, len(plan.sample_rows))
-            if plan.logprob_rows:
-                logprobs = map(outcome.logprobs.get, range(len(plan.sample_rows)))
-            tops: Iterable[Sequence[tuple[int, float]]] = repeat((), len(plan.sample_rows))
-            if plan.top_rows:
-                tops = [outcome.tops.get(index, ()) for index in range(len(plan.sample_rows))]
-            for row, token, logprob, top in zip(
-                plan.sample_rows, outcome.next_ids, logprobs, tops, strict=True
-            ):
+            has_logprobs = plan.logprob_rows or plan.top_rows
+            sampled = zip(plan.sample_rows, outcome.next_ids, strict=True)
+            for index, (row, token) in enumerate(sampled):
                 req = rows[row]
                 if req.ended:
                     num_past_end += 1  # overlap: the row was launched before the end was known
@@ -208,9 +202,12 @@ class Scheduler:
                 if len(output) == 1:
                     req.first_token_at = now
                 stop = token in req.stop_ids
-                if top:
-                    top = top[: req.sampling.top_logprobs]
-                events.append(Token(uid=req.uid, id=token, silent=stop, logprob=logprob, top=top))
+                event = Token(uid=req.uid, id=token, silent=stop)
+                if has_logprobs:
+                    logprob = outcome.logprobs.get(index)
+                    top = outcome.tops.get(index, ())[: req.sampling.top_logprobs]
+                    event = replace(event, logprob=logprob, top=top)
+                events.append(event)
                 if stop or len(req.prompt) + len(output) == req.max_len:
                     is_match = stop and token in req.sampling.stop_token_ids
                     end = self._end(req, "stop" if stop else "length", token if is_match else None)
@@ -256,27 +253,13 @@ class Scheduler:
     # --- for reports and tests -----------------------------------------------------------------
 
     @property
-    def waiting(self) -> Sequence[Req]:
-        return self.requests.waiting
-
-    @property
     def num_running(self) -> int:
         return len(self.requests.running)
 
     @property
-    def num_pages(self) -> int:
-        """Pages of all cache groups."""
-        return self.requests.cache.num_pages
-
-    @property
-    def num_used_pages(self) -> int:
-        """Pages that running requests hold."""
-        return self.requests.cache.num_used_pages
-
-    @property
-    def num_cached_pages(self) -> int:
-        """Pages that no request holds, kept for later requests with the same prefix."""
-        return self.requests.cache.num_cached_pages
+    def cache(self) -> CacheManager:
+        """Which counts pages: all, those that running requests hold, those that are kept."""
+        return self.requests.cache
 
     def check(self) -> None:
         """Raise AssertionError if pages, locks or lengths do not add up. Slow: for tests."""

@@ -20,22 +20,26 @@ class StallBudget(PromptBudget):
         self._times = config.step_times
         self._bound_s = config.max_stall_s
         self._num_decodes = num_decodes
+        self._decodes_s = self._times.step_s(num_decodes)
         self._num_taken = 0
         self._attend_s = 0.0  # attention of the chunks taken to the tokens before them
 
-    def fitting(self, start: int, share: float = 1.0) -> int:
-        most = super().fitting(start, share)
+    def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
+        most = super().fitting(start, num_tokens, share)
         if not most:
             return 0
-        # The first prompt token has a fixed cost, because steps with prompts run differently. Only
-        # the rest of the bound is shared.
-        first_s = self._stall_s(1, 0)
-        limit_s = first_s + share * (self._bound_s - first_s)
+        limit_s = self._bound_s
+        if share < 1:
+            # The first prompt token has a fixed cost, because steps with prompts run differently.
+            # Only the rest of the bound is shared.
+            first_s = self._stall_s(1, 0)
+            limit_s = first_s + share * (limit_s - first_s)
         low, high = 0, most
+        middle = most  # all of a prompt fit in most steps
         while low < high:
-            middle = (low + high + 1) // 2
             fits = self._stall_s(middle, start) <= limit_s
             low, high = (middle, high) if fits else (low, middle - 1)
+            middle = (low + high + 1) // 2
         return low if self._num_taken or share < 1 else max(low, min(self._config.page_size, most))
 
     def take(self, start: int, num_tokens: int) -> None:
@@ -45,10 +49,9 @@ class StallBudget(PromptBudget):
 
     def _stall_s(self, num_tokens: int, start: int) -> float:
         """Return the time that the chunks taken and one more chunk add to the decode rows."""
-        rows = self._num_decodes
-        with_prompts_s = self._times.step_s(rows, prompt_tokens=self._num_taken + num_tokens)
+        with_prompts_s = self._times.step_s(self._num_decodes, 0, self._num_taken + num_tokens)
         attend_s = self._attend_s + self._attention_s(num_tokens, start)
-        return with_prompts_s + attend_s - self._times.step_s(rows)
+        return with_prompts_s + attend_s - self._decodes_s
 
     def _attention_s(self, num_tokens: int, start: int) -> float:
         return self._times.attend_ns * num_tokens * start * 1e-9

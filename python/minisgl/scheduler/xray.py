@@ -1,15 +1,19 @@
 """The frames of the X-ray: steps, requests, pages and the prefix tree.
 
-A frame is sent every `EVERY_S`, or less often if frames would take more than `SHARE` of the loop's
-time. It has all steps since the last frame, up to `MAX_STEPS`; the rest is as it is when the frame
-is made. Frames have no token ids, and no texts unless `--xray-text` asks for them.
+A frame is sent every `EVERY_S`, or as much later as keeps the CPU time that frames take at `SHARE`
+of the loop's. It has the steps since the frame before, the newest `MAX_STEPS`; the rest is as it is
+when the frame is made. Pages and the prefix tree take longer the more is cached, so they have a
+share of their own, `CACHE_SHARE`, and are not in each frame. Frames have no token ids, and no texts
+unless `--xray-text` asks for them.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
+from operator import sub
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +27,7 @@ from minisgl.scheduler.scheduler import Scheduler
 
 EVERY_S: Final = 0.1
 SHARE: Final = 0.003
+CACHE_SHARE: Final = 0.002  # 7 ms for 6,600 nodes, so every 3.5 s; 0.1 ms for 60 nodes
 MAX_STEPS: Final = 1000
 MAX_ROWS: Final = 64  # rows of a step that are named
 MAX_REQUESTS: Final = 300
@@ -63,6 +68,8 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """now_s: on the clock of the steps. num_skipped: steps that the frame has no room for.
 
+    page_map, pages_per_cell, tree, texts, num_nodes: None if they are not in this frame: then those
+    of the last frame that has them are shown.
     page_map: owner and number of cells, alternately; a cell is pages_per_cell pages.
     tree: for each node the index of its parent in the list (-1: a root), its pages, and how many
     requests hold it; parents come first. texts: how each of these nodes begins, if asked for.
@@ -79,14 +86,14 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     num_used_pages: int
     num_cached_pages: int
-    pages_per_cell: int
-    page_map: list[int]
-    tree: list[tuple[int, int, int]]
-    texts: list[str]
-    num_nodes: int
     num_retractions: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    pages_per_cell: int | None = None
+    page_map: list[int] | None = None
+    tree: list[tuple[int, int, int]] | None = None
+    texts: list[str] | None = None
+    num_nodes: int | None = None
 
 
 class XRay:
@@ -102,64 +109,75 @@ class XRay:
         """epoch: that of the meter's records. record: gets all frames, also while no client
         watches. text_of: returns the text of token ids; None if frames have no texts."""
         self._send, self._epoch, self._record = send, epoch, record
-        self._steps: list[tuple[StepRecord, Plan]] = []
+        self._steps: deque[tuple[StepRecord, Plan]] = deque(maxlen=MAX_STEPS)
         self._num_skipped = 0
-        self._until = self._due = 0.0
+        self._until = self._due = self._cache_due = 0.0
         self._encode = msgspec.json.Encoder().encode
         self._text_of = text_of
         self._texts: dict[bytes, str] = {}
 
     def watch(self, seconds: float) -> None:
-        """Go on for this many seconds from now."""
-        self._until = time.perf_counter() + seconds
+        """Go on for so many seconds from now."""
+        now = time.perf_counter()
+        if now >= self._until:  # nobody has what the frames before had
+            self._cache_due = 0.0
+        self._until = now + seconds
 
     def settled(self, record: StepRecord, plan: Plan) -> None:
-        if len(self._steps) < MAX_STEPS:
-            self._steps.append((record, plan))  # put into words with the frame, in its time
-        else:
-            self._num_skipped += 1
+        self._num_skipped += len(self._steps) == MAX_STEPS
+        self._steps.append((record, plan))  # put into words with the frame, in its time
 
     def turn_ended(self, scheduler: Scheduler) -> bool:
-        began = time.perf_counter()
-        is_watched = began < self._until
-        if began >= self._due:
-            frame = self._encode(self._frame(scheduler, began))
+        now = time.perf_counter()
+        is_watched = now < self._until
+        if now >= self._due:
+            requests = sorted(scheduler.requests.by_uid.values(), key=lambda req: req.order)
+            began = time.thread_time()
+            cache = self._cache(scheduler, requests) if now >= self._cache_due else {}
+            looked = time.thread_time()
+            frame = self._encode(self._frame(scheduler, requests, now, cache))
             if self._record:
                 self._record(frame)
             if is_watched:
                 self._send(frame)
-            ended = time.perf_counter()
-            self._due = began + max(EVERY_S, (ended - began) / SHARE)
+            self._due = now + max(EVERY_S, (time.thread_time() - looked) / SHARE)
+            if cache:
+                self._cache_due = now + (looked - began) / CACHE_SHARE
         return is_watched or self._record is not None
 
-    def _frame(self, scheduler: Scheduler, now: float) -> Frame:
-        steps, self._steps = self._steps, []
-        num_skipped, self._num_skipped = self._num_skipped, 0
-        requests = sorted(scheduler.requests.by_uid.values(), key=lambda req: req.order)
+    def _cache(self, scheduler: Scheduler, requests: list[Req]) -> dict[str, Any]:
+        """Return the fields of the pages and of the prefix tree."""
         nodes = _nodes(scheduler)
         latest, tree = _tree(nodes)
-        cells, pages_per_cell = _page_map(scheduler, requests, nodes)
+        cells, per_cell = _page_map(scheduler, requests, nodes)
+        return {
+            "page_map": cells, "pages_per_cell": per_cell, "tree": tree,
+            "texts": self._texts_of(latest), "num_nodes": len(nodes),
+        }  # fmt: skip
+
+    def _frame(
+        self, scheduler: Scheduler, requests: list[Req], now: float, cache: dict[str, Any]
+    ) -> Frame:
+        steps = [_step(record, plan) for record, plan in self._steps]
+        self._steps.clear()
+        num_skipped, self._num_skipped = self._num_skipped, 0
         clock = scheduler._clock()
         return Frame(
             now_s=round(now - self._epoch, 6),
-            steps=[_step(record, plan) for record, plan in steps],
+            steps=steps,
             num_skipped=num_skipped,
             requests=[_state(req, clock) for req in requests[:MAX_REQUESTS]],
             num_requests=len(requests),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.requests.waiting),
             num_running=scheduler.num_running,
             page_size=scheduler.requests.cache.page_size,
-            num_pages=scheduler.num_pages,
-            num_used_pages=scheduler.num_used_pages,
-            num_cached_pages=scheduler.num_cached_pages,
-            pages_per_cell=pages_per_cell,
-            page_map=cells,
-            tree=tree,
-            texts=self._texts_of(latest),
-            num_nodes=len(nodes),
+            num_pages=scheduler.cache.num_pages,
+            num_used_pages=scheduler.cache.num_used_pages,
+            num_cached_pages=scheduler.cache.num_cached_pages,
             num_retractions=scheduler.stats.num_retractions,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
             num_cached_tokens=scheduler.stats.num_cached_tokens,
+            **cache,
         )
 
     def _texts_of(self, nodes: list[Any]) -> list[str]:
@@ -175,11 +193,8 @@ class XRay:
 
 
 def _step(record: StepRecord, plan: Plan) -> Step:
-    rows: list[int] = []
-    for uid, start, end in zip(
-        plan.uids[:MAX_ROWS], plan.starts[:MAX_ROWS], plan.ends[:MAX_ROWS], strict=True
-    ):
-        rows += (uid, end - start)
+    lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
+    rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
     return (
         record.step,
         record.start_s,
@@ -228,7 +243,7 @@ def _state(req: Req, clock: float) -> RequestState:
 
 def _page_map(scheduler: Scheduler, requests: list[Req], nodes: list[Any]) -> tuple[list[int], int]:
     """Return the run lengths of the pages' owners, and the pages of a cell."""
-    owners = np.zeros(scheduler.num_pages, np.int32)
+    owners = np.zeros(scheduler.cache.num_pages, np.int32)
     owners[_joined([node.pages for node in nodes])] = CACHED
     held: list[Sequence[int]] = [req.pages for req in requests]
     held += [req.handle.duplicates if req.handle is not None else () for req in requests]

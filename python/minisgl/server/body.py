@@ -37,15 +37,21 @@ _TYPES: Final = {
 }
 """msgspec's names of what JSON has; null is null."""
 
-# What msgspec's error leaves open, by the last name of the path.
+# What msgspec's error leaves open, by the end of the path; the first that fits.
 _HINTS: Final = (
-    ("role", "the roles are system, developer, user, assistant and tool"),
+    (r"\brole", "the roles are system, developer, user, assistant and tool"),
+    (r"tool_calls\[\d+\]\.type", "tool calls are of type function"),
+    (r"tools\[\d+\]\.type", "tools are of type function"),
+    (r"tool_choice(\.type)?", "it is auto, none, required, or a function by name"),
     (
-        "type",
-        "content parts are of type text, in /v1/messages also thinking, tool_use and tool_result; "
-        "tool calls are of type function",
+        r"content\[\d+\]\.type",
+        "content parts are of type text, in /v1/messages also thinking, tool_use and tool_result",
     ),
-    ("top_k", "0 is for all"),
+    (
+        r"input\[\d+\]\.type",
+        "items are messages, function and custom tool calls, their outputs, and reasoning",
+    ),
+    (r"\btop_k", "0 and -1 are for all"),
 )
 
 _SYNONYMS: Final = {
@@ -177,7 +183,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
     text = _EXPECTED.sub(_in_words, shortened(text, 300))
     if not path:
         return InvalidRequest(f"the body must be a JSON object: {text}")
-    hint = dict(_HINTS).get(path.rpartition(".")[2], "")
+    hint = next((hint for end, hint in _HINTS if re.search(f"{end}\\Z", path)), "")
     return InvalidRequest(f"{path}: {text}{hint and f'; {hint}'}", param=path)
 
 

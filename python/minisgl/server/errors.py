@@ -157,6 +157,13 @@ def install(app: FastAPI, observer: Observer) -> None:
         app.add_exception_handler(kind, handler)
 
 
+def _nearby(request: Request) -> str:
+    """The path of ours that was probably meant: a base URL has a /v1 too few or too many."""
+    path = request.url.path.rstrip("/").removeprefix("/v1/v1").removeprefix("/v1")
+    known = request.app.openapi()["paths"]
+    return next((name for name in (f"/v1{path}", path) if path and name in known), "")
+
+
 def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
     path, method = request.url.path, request.method
     if error.status_code == 405:
@@ -167,8 +174,10 @@ def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
             code="method_not_allowed",
         )
     if error.status_code == 404:
+        near = _nearby(request)
+        hint = f"did you mean {near}?" if near else "/docs lists what there is"
         return refusal(
-            f"there is nothing at {path}; /docs lists what there is",
+            f"there is nothing at {path}; {hint}",
             status=404,
             code="not_found",
         )

@@ -135,7 +135,7 @@ class Frontend:
                 jobs[uid] = key.begin(prompt, params, counts_prompt=is_first)
             message = TokenizeMsg(
                 uid=uid,
-                share=jobs[uid].tag if key else 0,
+                share=jobs[uid].share if key else (0, 0),
                 prompt=prompt,
                 sampling=params,
                 priority=priority,

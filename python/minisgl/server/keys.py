@@ -145,9 +145,10 @@ class Key:
 
 
 class Job:
-    """One request of a key. Mutable. tag: its place among the requests of all keys."""
+    """One request of a key. Mutable. share: its place among the requests of all keys, and which key
+    it has."""
 
-    __slots__ = ("_counts_prompt", "_key", "_left", "_num_prompt", "_share", "tag")
+    __slots__ = ("_counts_prompt", "_key", "_left", "_num_prompt", "_share", "share")
 
     def __init__(self, key: Key, share: Share, cost: int, counts_prompt: bool) -> None:
         self._key = key
@@ -155,7 +156,7 @@ class Job:
         self._left = cost  # of the tokens that it was expected to take
         self._counts_prompt = counts_prompt
         self._num_prompt = 0  # tokens that are accepted, until the first piece of the answer
-        self.tag = share.begin(cost)
+        self.share = share.begin(cost), share.number
 
     def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
         """Charge the key for a prompt that was accepted, or for a piece of an answer.
@@ -174,7 +175,7 @@ class Job:
             self._share.serve(served, expected)
 
     def end(self) -> None:
-        self._share.end(self._left)
+        self._share.end(self.share[0], self._left)
 
 
 class KeyRing:

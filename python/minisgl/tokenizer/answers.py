@@ -1,7 +1,8 @@
 """What a chat's answer may have besides text: reasoning and tool calls.
 
-The checkpoint's chat template says how the model writes reasoning and tool calls. A template that
-takes no tools gets them in a system message of Hermes' form, and its calls are read in that form.
+The checkpoint's response_template says how the model writes reasoning and tool calls, else its chat
+template does. A template that takes no tools gets them in a system message of Hermes' form, and its
+calls are read in that form.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,18 +21,35 @@ from minisgl.errors import InvalidRequest, InvalidSampling
 from minisgl.grammar.calls import Tool
 from minisgl.grammar.compile import compiled
 from minisgl.message import ChatPrompt, ids_to_bytes
-from minisgl.tokenizer.parse.formats import HARMONY, REASONING, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.formats import (
+    HARMONY,
+    Calls,
+    detect_calls,
+    detect_reasoning,
+    detect_switch,
+    reasoning_marks,
+)
 from minisgl.tokenizer.parse.parser import AnswerForm
-from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.tokenizer.parse.response_template import (
+    ResponseFormats,
+    UnknownResponseTemplate,
+    response_formats,
+)
+from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer_config
 from minisgl.tokenizer.tool_text import plain_messages, takes_tools
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 if TYPE_CHECKING:
     from minisgl.tokenizer.tokenize import PromptEncoder
 
 _detect_calls = lru_cache(4)(detect_calls)
 _detect_reasoning = lru_cache(4)(detect_reasoning)
+_detect_switch = lru_cache(4)(detect_switch)
 ANY_TOOL: Final = ("auto", "required")
-EFFORT_SWITCH: Final = "enable_thinking"
+SWITCH: Final = "enable_thinking"
+"""A client's name of the template's switch, which may have another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +112,14 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     _check_tools(tools, prompt.tool_choice)
     takes = bool(prompt.tools) and takes_tools(encoder.template)
     messages, args = list(prompt.messages), _template_args(prompt, template, takes)
+    own = ResponseFormats() if _detect_calls(template) == HARMONY else _own(encoder.folder)
+    detected = own.calls or _detect_calls(template)
     if prompt.tools or any(message.get("tool_calls") for message in messages):
-        calls = encoder.tool_call_parser or _detect_calls(template)
+        calls = encoder.tool_call_parser or detected
         messages = plain_messages(messages, prompt.tools, encoder.template, calls)
     ids = ids_to_bytes(encoder.chat.encode(messages, args, keep))
-    parser = encoder.tool_call_parser or (_detect_calls(template) if takes else "") or "hermes"
-    form = _form(prompt, texts[0], template, parser, tools)
+    parser = encoder.tool_call_parser or (detected if takes else "") or "hermes"
+    form = _form(prompt, texts[0], template, parser, own, tools)
     if form is None:
         return ids
     planned = PlannedIds(ids)
@@ -115,30 +136,55 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
 def _template_args(prompt: ChatPrompt, template: str, takes: bool) -> dict[str, Any]:
     """Return the template's variables: tools, and the switches of reasoning that it has."""
     args = dict(prompt.template_args)
-    effort = args.get("reasoning_effort")
+    effort, switch = args.get("reasoning_effort"), _detect_switch(template)
+    if switch and SWITCH in args:
+        args.setdefault(switch, args[SWITCH])
     if effort is not None and "reasoning_effort" not in template:
-        if EFFORT_SWITCH not in template:
+        if not switch:
             raise InvalidRequest(
                 "the chat template of this model has no reasoning_effort and no enable_thinking; "
                 "leave reasoning_effort out",
                 param="reasoning_effort",
             )
-        args.setdefault(EFFORT_SWITCH, effort not in ("none", "minimal"))
+        args.setdefault(switch, effort not in ("none", "minimal"))
     if takes:
         args["tools"] = prompt.tools
     return args
 
 
+@lru_cache(4)
+def _own(folder: Path) -> ResponseFormats:
+    """What the checkpoint's response_template says, which is read once."""
+    template = load_tokenizer_config(folder).get("response_template") if folder.is_dir() else None
+    if template is None:
+        return ResponseFormats()
+    try:
+        return response_formats(template)
+    except UnknownResponseTemplate as error:
+        logger.warning(
+            "the response_template in tokenizer_config.json is not used, as %s; answers are read "
+            "in the formats of the chat template",
+            error,
+        )
+        return ResponseFormats()
+
+
 def _form(
-    prompt: ChatPrompt, text: str, template: str, parser: str, tools: Sequence[Tool]
+    prompt: ChatPrompt,
+    text: str,
+    template: str,
+    parser: Calls,
+    own: ResponseFormats,
+    tools: Sequence[Tool],
 ) -> AnswerForm | None:
     """Return what the answer to the prompt `text` may have, None if it is text alone."""
     calls = parser if tools else ""
     is_harmony = HARMONY in (parser, _detect_calls(template))
-    known = reasoning = HARMONY if is_harmony else _detect_reasoning(template)
+    known = HARMONY if is_harmony else own.reasoning or _detect_reasoning(template)
+    reasoning = known
     is_open = False
-    if reasoning in REASONING:
-        begin, end = REASONING[reasoning]
+    if reasoning and reasoning != HARMONY:
+        begin, end = reasoning_marks(reasoning)
         tail = text.rstrip()
         is_open = tail.endswith(begin)
         if tail.endswith(end) or prompt.template_args.get("continue_final_message"):

@@ -10,7 +10,7 @@ from minisgl.grammar import calls
 from minisgl.grammar.answer import AnswerGrammar
 from minisgl.grammar.compile import answer_grammar, checked_schema, compiled, problem
 from minisgl.tokenizer.answers import AnswerPlan
-from minisgl.tokenizer.parse.formats import CALLS, HARMONY, REASONING
+from minisgl.tokenizer.parse.formats import HARMONY, Calls, call_format, reasoning_marks
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ def constraint(
     if form.reasoning == HARMONY:
         lead = grammar.harmony_reasoning(plan.thinking_budget)
     elif form.reasoning:
-        begin, end = REASONING[form.reasoning]
+        begin, end = reasoning_marks(form.reasoning)
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
     if must_call:
         for tool, schema in plan.tools:
@@ -65,34 +65,37 @@ def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
     return id if id in tokenizer.backend.get_added_tokens_decoder() else None
 
 
-def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
+def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
     """Lark of one call, or of several if parallel calls are allowed and no one tool is named."""
     tools = plan.tools
     is_one = not plan.is_parallel or plan.choice != "required"
     if name == HARMONY:
         header = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
         return calls.named_call(grammar, tools, "", header, "")
-    form = CALLS[name]
+    form = call_format(name)
     if form.syntax == "pairs":
         raise InvalidRequest(
-            f"tool_choice can be only auto or none with this model's calls ({name})",
+            f"tool_choice can be only auto or none with this model's calls ({form.begin})",
             param="tool_choice",
         )
     begin, end = form.begin, form.end
-    if name in ("mistral_v3", "granite", "cohere"):
+    if form.is_list or name in ("mistral_v3", "granite", "cohere"):
         keys, most = (form.name_key, form.key), 1 if is_one else None
         return calls.list_of_calls(grammar, tools, keys, begin, end, most)
     if form.is_bare:
         return calls.object_call(grammar, tools, form.key, "", "")
     if form.syntax == "object":
-        call = calls.object_call(grammar, tools, form.key, begin, end)
+        call = calls.object_call(grammar, tools, form.key, begin, end, form.name_key)
     elif form.syntax == "named":
-        header = {"deepseek_v3": "function<｜tool▁sep｜>NAME\n```json\n"}.get(
-            name, f"NAME{form.separator}"
-        )
+        header = form.header or f"NAME{form.separator}"
+        if name == "deepseek_v3":
+            header = "function<｜tool▁sep｜>NAME\n```json\n"
         call = calls.named_call(
             grammar, tools, begin, header, f"\n```{end}" if name == "deepseek_v3" else end
         )
+    elif not isinstance(name, str):
+        item = f"{form.key}KEY{form.key_end}{form.value_begin}VALUE{form.value_end}"
+        call = calls.tagged_call(grammar, tools, begin, form.header, item, end)
     elif name == "glm":
         item = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
         call = calls.tagged_call(grammar, tools, begin, "NAME\n", item, end)

@@ -62,9 +62,9 @@ class PromptEncoder:
         start of a text has twice `context_length` tokens already.
         """
         match prompt:
-            case TextPrompt(text=text):
+            case TextPrompt(text=text, add_special_tokens=adds):
                 self._check_text(text, context_length)
-                ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=True))
+                ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=adds))
                 # An empty text is refused even where the tokenizer would add a special token.
                 if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
@@ -131,9 +131,7 @@ def _check_ids(data: bytes) -> None:
     try:
         ids = ids_from_bytes(data)
     except ValueError as error:
-        raise InvalidRequest(
-            f"the token ids are no int32 values: {error}", param="prompt"
-        ) from error
+        raise InvalidRequest(f"the token ids are no int32: {error}", param="prompt") from error
     if not len(ids):
         raise InvalidRequest("the prompt is empty", param="prompt")
     if (lowest := int(np.min(ids))) < 0:

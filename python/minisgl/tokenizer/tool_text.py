@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from minisgl.errors import InvalidRequest
-from minisgl.tokenizer.parse.formats import CALLS, CallFormat
+from minisgl.tokenizer.parse.formats import CALLS, CallFormat, Calls
 from minisgl.tokenizer.template import ChatTemplate
 
 TOOLS_TEXT: Final = """You can call functions to help with the task. These are their signatures:
@@ -54,7 +54,7 @@ def plain_messages(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     template: ChatTemplate,
-    calls: str,
+    calls: Calls,
 ) -> list[dict[str, Any]]:
     """Return the messages as the template writes them all.
 
@@ -65,7 +65,7 @@ def plain_messages(
     Where it only writes no calls, these are content.
     """
     shown = [dict(message) for message in messages]
-    form = CALLS.get(calls)
+    form = CALLS.get(calls) if isinstance(calls, str) else calls
     if form is None or form.syntax != "object":
         form = CALLS["hermes"]
     takes, has_calls = takes_tools(template), any(message.get("tool_calls") for message in shown)

@@ -144,4 +144,31 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
   multiply_kind(product, weight, ints.numbers.data(), &ints, block, num_threads);
 }
 
+// Rows `ids`, int32 or int64, of a packed int8 matrix with a scale [O] for each row, as bfloat16.
+void numbers_rows(TensorView ids, TensorView numbers, TensorView scales, TensorView out,
+                  int64_t num_threads) {
+  const int64_t inputs = out.size(1), steps = inputs / 2;
+  CHECK(ids.IsContiguous() && numbers.IsContiguous() && scales.IsContiguous() && is_packed(out) &&
+            out.size(0) == ids.numel() && out.dtype().code == kDLBfloat &&
+            scales.dtype().bits == 32 && inputs % 2 == 0 && scales.numel() % PANEL == 0 &&
+            numbers.numel() == scales.numel() * inputs,
+        "embed: ids [T], int8 numbers [V, D], scales [V] and out [T, D], packed");
+  const bool is_wide = ids.dtype().bits == 64;
+#pragma omp parallel for num_threads(num_threads) if (ids.numel() > 8 && num_threads > 1)
+  for (int64_t t = 0; t < ids.numel(); t++) {
+    const int64_t id = is_wide ? data<int64_t>(ids)[t] : data<int32_t>(ids)[t];
+    const int8_t* from = data<int8_t>(numbers) + (id / PANEL * steps * PANEL + id % PANEL) * 2;
+    bf16* to = data<bf16>(out) + t * inputs;
+    for (int64_t i = 0; i < inputs; i += W) {
+      VF v = {};
+      for (int l = 0; l < W && i + l < inputs; l++) {
+        const int64_t at = i + l;
+        v[l] = from[at / 2 * 2 * PANEL + at % 2];
+      }
+      store_until(to, int(i), int(inputs), v * data<float>(scales)[id]);
+    }
+  }
+}
+
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(numbers_linear, numbers_linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(numbers_rows, numbers_rows);

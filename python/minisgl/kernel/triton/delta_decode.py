@@ -17,6 +17,7 @@ from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK_V = 32
 BLOCK_J = 32  # rows at a time
+NUM_WARPS = 4
 
 
 def decode(
@@ -54,7 +55,7 @@ def decode(
             value_dim, interval, page_size, max(power_of_2(key_dim), 16), block_v, BLOCK_J,
             skip_N is None,
         ),
-        dtype=mixed_BD.dtype, num_warps=4,
+        dtype=mixed_BD.dtype, num_warps=NUM_WARPS,
     )  # fmt: skip
 
 

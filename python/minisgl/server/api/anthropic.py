@@ -15,6 +15,7 @@ from minisgl.server.api.anthropic_answer import EVENTS, AnthropicMessage, Messag
 from minisgl.server.api.anthropic_request import CountRequest, MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.error_forms import ErrorEvent
+from minisgl.server.api.left_out import BUDGET, EFFORT, Omission, OmissionLog, fitting
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json
 from minisgl.server.api.structured import in_turn, naming
@@ -24,6 +25,7 @@ from minisgl.server.respond import respond
 
 _NAMES: Final = {"response_format.json_schema": "output_config.format", "stop": "stop_sequences"}
 """Fields by their names in chat completions."""
+_WISHES: Final = {EFFORT: "output_config.effort", BUDGET: "thinking.budget_tokens"}
 
 
 class TokenCount(Json, frozen=True, kw_only=True):
@@ -37,13 +39,12 @@ RECORDS: Final = (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
 
-    def chat_of(asked: CountRequest) -> ChatRequest:
+    omissions = OmissionLog()
+
+    def chat_of(asked: CountRequest) -> tuple[ChatRequest, list[Omission]]:
         """Effort "high" is Anthropic's default: it asks nothing of a template without efforts."""
-        chat, template = asked.chat, model.card.template
-        has_efforts = "reasoning_effort" in template or "enable_thinking" in template
-        if chat.reasoning_effort == "high" and not has_efforts:
-            return msgspec.structs.replace(chat, reasoning_effort=None)
-        return chat
+        chat, left_out = fitting(asked.chat, model.card.template, _WISHES, default_effort="high")
+        return chat, [*asked.left_out, *left_out]
 
     @routes.post(
         "/v1/messages",
@@ -53,7 +54,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """Continue a chat; Anthropic's schema with a few extensions."""
         asked = await body.read(request, MessagesRequest)
         name = model.check(asked.model)
-        chat = chat_of(asked)
+        chat, left_out = chat_of(asked)
         with naming(_NAMES):
             sampling, names = chat.with_form(chat.sampling(model.defaults))
         return await respond(
@@ -68,6 +69,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             shape=MessageShape(name, asked),
             names={"prompt": "messages", **in_turn(names, _NAMES)},
             is_clamped=True,
+            warning=omissions.warning(left_out),
         )
 
     @routes.post(
@@ -77,7 +79,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """The tokens of the prompt that /v1/messages makes of the same request."""
         asked = await body.read(request, CountRequest)
         model.check(asked.model)
-        reply = await frontend.round_trips.encode(chat_of(asked).split_prompt)
+        reply = await frontend.round_trips.encode(chat_of(asked)[0].split_prompt)
         count = TokenCount(input_tokens=len(reply.ids) // 4)
         return Response(msgspec.json.encode(count), media_type="application/json")
 

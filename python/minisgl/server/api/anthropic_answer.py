@@ -148,6 +148,7 @@ class MessageShape(Shape):
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._max_tokens = asked.max_tokens
+        self._hides_thinking = bool(asked.thinking and asked.thinking.display == "omitted")
         self._open: Kind | None = None
         self._num_blocks = 0
         self._has_calls = False
@@ -157,7 +158,8 @@ class MessageShape(Shape):
         answer = output.answer
         blocks: list[AnswerBlock] = []
         if answer.reasoning:
-            blocks.append(AnswerThinking(thinking=answer.reasoning))
+            shown = "" if self._hides_thinking else answer.reasoning
+            blocks.append(AnswerThinking(thinking=shown))
         if answer.content:
             blocks.append(AnswerText(text=answer.content))
         blocks += [
@@ -197,7 +199,7 @@ class MessageShape(Shape):
         ):  # arguments are of the open call
             yield from self._begin(kind, text)
         delta: TextDelta | ThinkingDelta | InputDelta
-        if kind == "call":
+        if kind == "call" or (kind == "reasoning" and self._hides_thinking):
             return
         if kind == "content":
             delta = TextDelta(text=text)

@@ -7,21 +7,21 @@ continued.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from minisgl.server.api.anthropic_tools import AnthropicChoice, AnthropicTool, CacheControl
 from minisgl.server.api.chat import ChatRequest
+from minisgl.server.api.left_out import UNREADABLE, Omission
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
-from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, ignored, only
+from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, TopK, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of, tools_of
 
-_NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-
-CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]
 
 
 class TextBlock(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
@@ -44,9 +44,32 @@ class ToolUseBlock(Json, tag_field="type", tag="tool_use", frozen=True, kw_only=
     caller: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
 
 
+class RedactedBlock(Json, tag_field="type", tag="redacted_thinking", frozen=True, kw_only=True):
+    """Another server's thinking, encrypted: left out, with a warning."""
+
+    data: str
+
+
+class ImageBlock(Json, tag_field="type", tag="image", frozen=True, kw_only=True):
+    """Only that a tool returned it is read."""
+
+    source: dict[str, Any]
+    cache_control: CacheControl = None
+
+
+class DocumentBlock(Json, tag_field="type", tag="document", frozen=True, kw_only=True):
+    """Only that a tool returned it is read."""
+
+    source: dict[str, Any]
+    title: Annotated[str | None, ignored("Documents are not read.")] = None
+    context: Annotated[str | None, ignored("Documents are not read.")] = None
+    citations: Annotated[dict[str, Any] | None, ignored("Documents are not read.")] = None
+    cache_control: CacheControl = None
+
+
 class ToolResultBlock(Json, tag_field="type", tag="tool_result", frozen=True, kw_only=True):
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] = ""
     is_error: Annotated[
         bool | None, Meta(description="The model sees the content behind the word Error.")
     ] = None
@@ -55,7 +78,22 @@ class ToolResultBlock(Json, tag_field="type", tag="tool_result", frozen=True, kw
 
 class Turn(Json, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]
+    content: str | list[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock]
+
+    def left_out(self, path: str) -> list[Omission]:
+        """What of the turn is in no message."""
+        left_out = []
+        blocks = [] if isinstance(self.content, str) else self.content
+        for i, block in enumerate(blocks):
+            if isinstance(block, RedactedBlock):
+                left_out.append(Omission(f"{path}.content[{i}]", "redacted_thinking"))
+            elif isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+                left_out += [
+                    Omission(f"{path}.content[{i}].content[{number}]", kind)
+                    for number, part in enumerate(block.content)
+                    if (kind := str(part.__struct_config__.tag)) != "text"
+                ]
+        return left_out
 
     def messages(self, path: str) -> list[Message]:
         """Of a chat. Raises InvalidRequest. Tool results become messages of their own."""
@@ -72,7 +110,7 @@ class Turn(Json, frozen=True, kw_only=True):
                 arguments = msgspec.json.encode(block.input).decode()
                 function = ToolFunction(name=block.name, arguments=arguments)
                 calls.append(ToolCall(id=block.id, function=function))
-            else:
+            elif isinstance(block, ToolResultBlock):
                 text = f"Error: {_joined(block.content)}" if block.is_error else block.content
                 results.append(
                     Message(role="tool", content=_joined(text), tool_call_id=block.tool_use_id)
@@ -88,45 +126,11 @@ class Turn(Json, frozen=True, kw_only=True):
         return [*results, spoken]
 
 
-def _joined(content: str | list[TextBlock] | None) -> str:
+def _joined(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(block.text for block in content)
-
-
-class AnthropicTool(Json, frozen=True, kw_only=True):
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    type: Literal["custom"] | None = None
-    cache_control: CacheControl = None
-    strict: Annotated[bool | None, ignored("Changes nothing: see tool_choice.")] = None
-    eager_input_streaming: Annotated[bool | None, ignored("Input is streamed as it comes.")] = None
-    defer_loading: Annotated[bool | None, only(False, why="send the tools that it may use")] = None
-    allowed_callers: Annotated[list[str] | None, only(["direct"], why="no code is run here")] = None
-    input_examples: Annotated[
-        list[Any] | None, only([], why="put examples into the description")
-    ] = None
-
-    def for_chat(self, path: str) -> dict[str, Any]:
-        """The tool in the form of chat completions. Raises InvalidRequest."""
-        self.refuse_unsupported(f"{path}.")
-        function = {"name": self.name, "parameters": self.input_schema}
-        if self.description is not None:
-            function["description"] = self.description
-        return {"type": "function", "function": function}
-
-
-class AnthropicChoice(Json, frozen=True, kw_only=True):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-    @property
-    def for_chat(self) -> str | dict[str, Any]:
-        if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name or ""}}
-        return "required" if self.type == "any" else self.type
+    shown = (each.text if isinstance(each, TextBlock) else UNREADABLE for each in content)
+    return "\n".join(shown)
 
 
 class Thinking(Json, frozen=True, kw_only=True):
@@ -134,7 +138,10 @@ class Thinking(Json, frozen=True, kw_only=True):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: NonNegative | None = None
-    display: Annotated[str | None, only("summarized", why="thinking is shown whole")] = None
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        Meta(description="omitted: blocks of thinking are empty. summarized: they are whole."),
+    ] = None
 
 
 class OutputFormat(Json, frozen=True, kw_only=True):
@@ -172,6 +179,18 @@ class CountRequest(Json, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateArgs = None
 
     @property
+    def left_out(self) -> list[Omission]:
+        """What of the request is in no chat."""
+        tools = [
+            Omission(f"tools[{i}]", tool.hosted)
+            for i, tool in enumerate(self.tools or ())
+            if tool.hosted
+        ]
+        return tools + [
+            each for i, turn in enumerate(self.messages) for each in turn.left_out(f"messages[{i}]")
+        ]
+
+    @property
     def chat(self) -> ChatRequest:
         """The same request to chat completions. Raises InvalidRequest."""
         system = [Message(role="system", content=_joined(self.system))] if self.system else []
@@ -186,9 +205,13 @@ class CountRequest(Json, frozen=True, kw_only=True):
             last = messages.pop()
         is_begun = last.role == "assistant" and bool(last.content) and not last.tool_calls
         thinking = self.thinking or Thinking(type="adaptive")
-        thinking.refuse_unsupported("thinking.")
         choice = self.tool_choice or AnthropicChoice(type="auto")
-        tools = [tool.for_chat(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        tools = [
+            tool.for_chat(f"tools[{i}]")
+            for i, tool in enumerate(self.tools or ())
+            if not tool.hosted
+        ]
+        must_call = choice.type in ("any", "tool")
         output = self.output_config or OutputConfig()
         schema = JsonSchema(schema=output.format.schema) if output.format else None
         chat = ChatRequest(
@@ -198,7 +221,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
                 ResponseFormat(type="json_schema", json_schema=schema) if schema else None
             ),
             tools=tools_of(tools),
-            tool_choice=tool_choice_of(choice.for_chat) if tools else None,
+            tool_choice=tool_choice_of(choice.for_chat) if tools or must_call else None,
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             enable_thinking=None if thinking.type == "adaptive" else thinking.type == "enabled",
             thinking_budget=thinking.budget_tokens if thinking.type == "enabled" else None,
@@ -238,11 +261,9 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: NonNegative | None = None
+    top_k: TopK | None = None
     metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
-    service_tier: Annotated[str | None, only("auto", "standard_only", why="there is one tier")] = (
-        None
-    )
+    service_tier: Annotated[str | None, ignored("Changes nothing: there is one tier.")] = None
     container: Annotated[Any, only(why="no code is run here")] = None
     diagnostics: Annotated[dict[str, Any] | None, only(why="timings says what was cached")] = None
     inference_geo: Annotated[str | None, only("global", why="the server is where it is")] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -27,6 +27,7 @@ from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
+    Json,
     NonNegative,
     OpenAIFields,
     Positive,
@@ -47,7 +48,13 @@ from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
 
+_REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
+
+
+class ThinkingSwitch(Json, frozen=True, kw_only=True):
+    type: Literal["enabled", "disabled"]
+    clear_thinking: Annotated[bool | None, only(why="use chat_template_kwargs")] = None
 
 
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
@@ -81,6 +88,10 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     thinking_budget: Annotated[
         NonNegative | None, Meta(description="Tokens of reasoning at most.")
     ] = None
+    thinking: Annotated[
+        ThinkingSwitch | None,
+        Meta(description="enable_thinking, as GLM's and DeepSeek's APIs say it"),
+    ] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prompt_logprobs: Annotated[
@@ -92,7 +103,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     )
     audio: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
     prediction: Annotated[
-        dict[str, Any] | None, only(why="there is no decoding from predictions; leave it out")
+        dict[str, Any] | None, ignored("Changes nothing: it could only make the answer faster.")
     ] = None
     verbosity: Annotated[
         str | None, only("medium", why="ask for short or long answers in a message")
@@ -105,13 +116,13 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     ] = None
     store: Annotated[bool | None, only(False, why="keep the answer in the client")] = None
     service_tier: Annotated[
-        str | None, only("auto", "default", why="use priority, lower is served first")
+        str | None, ignored("Changes nothing: there is one tier, and priority.")
     ] = None
     prompt_cache_options: Annotated[
         dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
     ] = None
     prompt_cache_retention: Annotated[
-        str | None, only("in_memory", why="prefixes are kept while the KV pool has room")
+        str | None, ignored("Changes nothing: prefixes are kept while the KV pool has room.")
     ] = None
     prompt_cache_key: Annotated[
         str | None, ignored("Changes nothing: equal prefixes are found without a key.")
@@ -120,6 +131,9 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
 
     # Extensions that other engines' clients send with the value that changes nothing.
+    separate_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
+    stream_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
+    include_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     echo: Annotated[bool | None, only(False, why="the client has the messages")] = None
     add_special_tokens: Annotated[
         bool | None, only(False, why="the chat template writes the special tokens")
@@ -135,6 +149,9 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
             )
         names = ("add_generation_prompt", "continue_final_message", *_REASONING_SWITCHES)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.thinking is not None:
+            self.thinking.refuse_unsupported("thinking.")
+            given.setdefault("enable_thinking", self.thinking.type == "enabled")
         return chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
 
     @property

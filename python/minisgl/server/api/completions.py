@@ -62,7 +62,8 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
         only(why="use echo together with logprobs; chats and /generate have it"),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, only(True, why="send token ids as the prompt to leave them out")
+        bool | None,
+        Meta(description="false: the prompt has them, as a rendered chat template does."),
     ] = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
@@ -96,7 +97,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
     def prompts(self) -> list[Prompt]:
         """One per choice. Raises InvalidRequest."""
         if isinstance(self.prompt, str):
-            return [TextPrompt(text=self.prompt)]
+            return [self._text(self.prompt)]
         if not self.prompt:
             raise InvalidRequest("prompt must not be an empty list", param="prompt")
         if all(type(item) is int for item in self.prompt):
@@ -106,7 +107,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
                 f"at most {MAX_PROMPTS} prompts in one call, got {len(self.prompt)}", param="prompt"
             )
         if all(isinstance(item, str) for item in self.prompt):
-            return [TextPrompt(text=item) for item in self.prompt]
+            return [self._text(item) for item in self.prompt]
         if all(isinstance(item, list) for item in self.prompt):
             return [
                 token_prompt(item, f"prompt[{index}]") for index, item in enumerate(self.prompt)
@@ -116,6 +117,9 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
             "token ids, not a mixture",
             param="prompt",
         )
+
+    def _text(self, text: str) -> TextPrompt:
+        return TextPrompt(text=text, add_special_tokens=self.add_special_tokens is not False)
 
 
 class TextChoice(Json, frozen=True, kw_only=True):

@@ -18,6 +18,9 @@ one process could write what another cannot read. JSON schemas of tools nest som
 _OF_CLIENTS: Final = "Changes nothing: OpenAI's clients add it to the answers that they parse."
 
 
+_TWICE: Final = "Changes nothing: reasoning_content has it."
+
+
 class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, omit_defaults=True):
     text: str
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
@@ -60,11 +63,15 @@ class Message(Json, frozen=True, kw_only=True):
     ] = None
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
     parsed: Annotated[Any, ignored(_OF_CLIENTS)] = None
+    # LiteLLM's and OpenRouter's answers say their reasoning again in these.
+    reasoning_details: Annotated[Any, ignored(_TWICE)] = None
+    thinking_blocks: Annotated[Any, ignored(_TWICE)] = None
+    provider_specific_fields: Annotated[Any, ignored("Changes nothing.")] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
         """The message for `ChatPrompt`."""
         self.refuse_unsupported(f"{path}.")
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and self.role != "assistant":
             raise InvalidRequest(
                 f"{path}.content must be text or a list of text parts", param=f"{path}.content"
             )
@@ -73,6 +80,8 @@ class Message(Json, frozen=True, kw_only=True):
             named["reasoning_content"] = self.reasoning
         if self.tool_calls is not None:
             named["tool_calls"] = [call.for_template for call in self.tool_calls]
+        if not self.tool_calls and self.content is None:
+            named["content"] = ""
         given = {name: value for name, value in named.items() if value is not None}
         return {"role": self.role} | given
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
-from minisgl.server.api.schema import NonNegative, Timeout
+from minisgl.server.api.schema import Timeout, TopK
 from minisgl.server.api.strict import Json, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tools_of
@@ -21,7 +21,7 @@ Resource = Annotated[Any, ignored("Changes nothing: the server was started with 
 class OllamaOptions(Json, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
-    top_k: NonNegative | None = None
+    top_k: TopK | None = None
     min_p: float | None = None
     seed: int | None = None
     stop: list[str] | str | None = None
@@ -114,6 +114,12 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     timeout: Timeout = None
+    truncate: Annotated[
+        bool | None, ignored("Changes nothing: a prompt that does not fit is refused.")
+    ] = None
+    shift: Annotated[
+        bool | None, ignored("Changes nothing: an answer ends where the context does.")
+    ] = None
     keep_alive: Annotated[
         float | str | None, ignored("Changes nothing: the model stays loaded.")
     ] = None

@@ -1,9 +1,9 @@
-"""The tools of POST /v1/responses: functions, namespaces of functions, and hosted tools.
+"""The tools of POST /v1/responses: functions, custom tools, namespaces of both, and hosted tools.
 
-A function in a namespace has both names with a dot between them in the chat, because chat templates
-know functions only. OpenAI runs hosted tools itself. Agents ask for the search of the web by
-default, and with `tool_choice` "auto" a model need not use a tool, so it is left out, and the
-answer's header says so. The others are refused: they need the client's data.
+Chat templates know functions only. A custom tool, which takes a text, is a function with one
+argument in the chat. A tool in a namespace has both names with a dot between them. OpenAI runs
+hosted tools itself: those that agents offer by default are left out, because with `tool_choice`
+"auto" a model need not use a tool. The others are refused: they need the client's data.
 """
 
 from __future__ import annotations
@@ -12,47 +12,62 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from minisgl.errors import InvalidRequest
-from minisgl.server.api.tools import Tool, tool_of
+import msgspec
 
-SEARCH: Final = "web_search"
-"""How the types of this tool begin; some have a date behind it."""
+from minisgl.errors import InvalidRequest, brief
+from minisgl.server.api.left_out import Omission
+from minisgl.server.api.tools import Tool, call_input, tool_of
+
+HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
+"""How the types of these tools begin; some have a date behind it."""
+
+INPUT: Final = "input"
+"""The argument of a custom tool."""
+
+_NEUTRAL: Final = ("defer_loading", "output_schema")
+"""Fields of a tool that change nothing: all tools are offered at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
     """functions: as chat completions have them. given: the request's tools without those in
-    `left_out`. left_out: "tools[1] (web_search)". namespaces: (namespace, name) of the functions
-    that are in one, by their names in the chat.
+    `left_out`. namespaces: (namespace, name) of the functions that are in one, by their names in
+    the chat. custom: the names in the chat of custom tools.
     """
 
     functions: list[Tool] = field(default_factory=list)
     given: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[Omission] = field(default_factory=list)
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    @property
-    def warning(self) -> str:
-        """Of the answer's header; "" if every tool is offered."""
-        if not self.left_out:
-            return ""
-        return f"this server does not search the web: {', '.join(self.left_out)} left out"
+    custom: set[str] = field(default_factory=set)
 
 
 def offered_tools(tools: Sequence[dict[str, Any]]) -> OfferedTools:
     """Raises InvalidRequest, which names the wrong one."""
     offered = OfferedTools()
     for index, tool in enumerate(tools):
-        path, kind = f"tools[{index}]", tool.get("type")
-        if isinstance(kind, str) and kind.startswith(SEARCH):
-            offered.left_out.append(f"{path} ({kind})")
+        path, kind = f"tools[{index}]", str(tool.get("type"))
+        if hosted := next((name for name in HOSTED_BY_DEFAULT if kind.startswith(name)), ""):
+            offered.left_out.append(Omission(path, hosted))
             continue
         if kind == "namespace":
             _add_namespace(offered, tool, path)
         else:
-            offered.functions.append(_function(tool, path))
+            _add(offered, tool, path)
         offered.given.append(tool)
     return offered
+
+
+def custom_input(arguments: str) -> str:
+    """The text for a custom tool in the arguments of the model's call; all of them if there is
+    none."""
+    text = call_input(arguments).get(INPUT)
+    return text if isinstance(text, str) else arguments
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of a call that gives `text` to a custom tool."""
+    return msgspec.json.encode({INPUT: text}).decode()
 
 
 def _add_namespace(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:
@@ -64,20 +79,58 @@ def _add_namespace(offered: OfferedTools, tool: dict[str, Any], path: str) -> No
     if not isinstance(members, list) or not all(isinstance(each, dict) for each in members):
         raise InvalidRequest(f"{path}.tools must be a list of functions", param=path)
     for number, member in enumerate(members):
-        given = _function(member, f"{path}.tools[{number}]").function
-        full_name = f"{namespace}.{given.name}"
-        about = "\n".join(filter(None, (tool.get("description"), given.description)))
-        renamed = {**member, "name": full_name, "description": about}
-        offered.functions.append(_function(renamed, f"{path}.tools[{number}]"))
-        offered.namespaces[full_name] = (namespace, given.name)
+        member_path = f"{path}.tools[{number}]"
+        name = member.get("name")
+        full_name = f"{namespace}.{name}"
+        about = "\n".join(filter(None, (tool.get("description"), member.get("description"))))
+        _add(offered, {**member, "name": full_name, "description": about}, member_path)
+        offered.namespaces[full_name] = (namespace, str(name))
 
 
-def _function(tool: dict[str, Any], path: str) -> Tool:
-    if tool.get("type") != "function":
+def _add(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:
+    """Add a function or a custom tool."""
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
         raise InvalidRequest(
-            f"{path}.type must be function, namespace or web_search, got {tool.get('type')!r}: run "
-            "other tools in the client, as functions",
+            f"{path}.type must be function, custom or namespace, got {brief(str(kind))}: run other "
+            "tools in the client, as functions",
             param=path,
         )
-    function = {key: value for key, value in tool.items() if key != "type"}
-    return tool_of({"type": "function", "function": function}, path)
+    given = {key: value for key, value in tool.items() if key not in ("type", *_NEUTRAL)}
+    for key, value in (("async", False), ("allowed_callers", ["direct"])):
+        if given.pop(key, None) not in (None, value):
+            shown = msgspec.json.encode(value).decode()
+            raise InvalidRequest(f"{path}.{key} can be only {shown}", param=f"{path}.{key}")
+    if kind == "custom":
+        given = _function_of(given, path)
+    function = tool_of({"type": "function", "function": given}, path)
+    offered.functions.append(function)
+    if kind == "custom":
+        offered.custom.add(function.function.name)
+
+
+def _function_of(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    """The function that stands for a custom tool. The model sees the grammar of its input."""
+    form = tool.pop("format", None) or {"type": "text"}
+    about = [tool.get("description")]
+    if isinstance(form, dict) and form.get("type") == "grammar":
+        about.append(f"The {INPUT} follows this {form.get('syntax')} grammar:")
+        about.append(form.get("definition"))
+    elif not isinstance(form, dict) or form.get("type") != "text":
+        raise InvalidRequest(
+            f'{path}.format must be {{"type": "text"}}, or a grammar with syntax and definition',
+            param=f"{path}.format",
+        )
+    if not all(isinstance(each, str | None) for each in about):
+        raise InvalidRequest(f"{path} has texts that are none", param=path)
+    text = {"type": "string", "description": "The input of this tool, as plain text."}
+    return {
+        **tool,
+        "description": "\n".join(filter(None, about)),
+        "parameters": {
+            "type": "object",
+            "properties": {INPUT: text},
+            "required": [INPUT],
+            "additionalProperties": False,
+        },
+    }

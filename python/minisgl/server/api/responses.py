@@ -13,11 +13,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from minisgl.server import body
+from minisgl.server.api.left_out import BUDGET, EFFORT, OmissionLog, fitting
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.response_store import ResponseStore
+from minisgl.server.api.response_tools import custom_arguments
 from minisgl.server.api.responses_answer import (
     EVENTS,
+    CustomCall,
     FunctionCall,
     OutputItem,
     OutputMessage,
@@ -30,9 +33,8 @@ from minisgl.server.api.structured import in_turn, naming
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
-from minisgl.utils.logger import get_logger
 
-logger = get_logger(__name__)
+_WISHES: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
 
 
 class Deleted(Json, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ RECORDS: Final = (ResponsesRequest, ResponseObject, Deleted, *EVENTS)
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
     store = ResponseStore()
-    warned: list[str] = []
+    omissions = OmissionLog()
 
     @routes.post("/v1/responses", **operation(ResponsesRequest, ResponseObject, *EVENTS))
     async def responses(request: Request) -> Response:
@@ -58,13 +60,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         owner, earlier = _owner(request), []
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
-        chat = asked.chat(earlier)
+        chat, left_out = fitting(asked.chat(earlier), model.card.template, _WISHES)
         with naming(FORMAT_NAMES):
             sampling, names = chat.with_form(chat.sampling(model.defaults))
-        offered = asked.offered
-        if offered.warning and not warned:
-            warned.append(offered.warning)
-            logger.warning("%s; the log says so once", offered.warning)
         begun = ResponseObject.begun(name, asked, sampling)
 
         def keep(answer: ResponseObject) -> None:
@@ -82,9 +80,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             timeout_s=asked.timeout,
             stream=asked.stream,
             shape=ResponseShape(
-                begun, keep, has_logprobs=asked.has_logprobs, namespaces=offered.namespaces
+                begun, keep, has_logprobs=asked.has_logprobs, offered=asked.offered
             ),
-            warning=offered.warning,
+            warning=omissions.warning([*asked.left_out, *left_out]),
             names={
                 "prompt": "input",
                 "max_tokens": "max_output_tokens",
@@ -121,9 +119,12 @@ def _spoken(items: Sequence[OutputItem]) -> Message:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     for item in items:
-        if isinstance(item, FunctionCall):
+        if isinstance(item, FunctionCall | CustomCall):
             name = f"{item.namespace}.{item.name}" if item.namespace else item.name
-            function = ToolFunction(name=name, arguments=item.arguments)
+            arguments = (
+                custom_arguments(item.input) if isinstance(item, CustomCall) else item.arguments
+            )
+            function = ToolFunction(name=name, arguments=arguments)
             calls.append(ToolCall(id=item.call_id, function=function))
         else:
             text = "".join(part.text for part in item.content)

@@ -49,7 +49,16 @@ class FunctionCall(Json, tag_field="type", tag="function_call", frozen=True, kw_
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class CustomCall(Json, tag_field="type", tag="custom_tool_call", frozen=True, kw_only=True):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomCall
 
 
 class InputDetails(Json, frozen=True, kw_only=True):
@@ -235,9 +244,22 @@ class ArgumentsDone(
     name: str
 
 
+class CustomInputDelta(
+    _OfCall, tag="response.custom_tool_call_input.delta", frozen=True, kw_only=True
+):
+    delta: str
+
+
+class CustomInputDone(
+    _OfCall, tag="response.custom_tool_call_input.done", frozen=True, kw_only=True
+):
+    input: str
+
+
 EVENTS: Final = (
     *(ResponseCreated, ResponseInProgress, ResponseCompleted, ResponseIncomplete, ResponseFailed),
     *(ItemAdded, ItemDone, PartAdded, PartDone, OutputTextDelta, OutputTextDone),
     *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
+    *(CustomInputDelta, CustomInputDone),
 )
 """Of a stream."""

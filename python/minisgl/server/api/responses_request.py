@@ -8,79 +8,26 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
+from minisgl.server.api.left_out import Omission
+from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.response_tools import OfferedTools, offered_tools
+from minisgl.server.api.responses_items import InputItem, joined
 from minisgl.server.api.schema import Json, Positive, StreamOptions, Timeout, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of
 
 LOGPROBS: Final = "message.output_text.logprobs"
-Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-
-
-class InputPart(Json, frozen=True, kw_only=True):
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
-    text: str
-    annotations: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
-    logprobs: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
-    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
-    parsed: Annotated[Any, ignored("Changes nothing.")] = None
-
-
-class InputItem(Json, frozen=True, kw_only=True):
-    """A message, a function call, its output, or reasoning; items of an answer as they came."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
-    id: Annotated[str | None, ignored("Changes nothing.")] = None
-    status: Annotated[str | None, ignored("Changes nothing.")] = None
-    phase: Annotated[str | None, ignored("Changes nothing.")] = None
-    caller: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
-    encrypted_content: Annotated[
-        str | None, only("", why="reasoning is sent back as its content")
-    ] = None
-    namespace: str | None = None
-    # OpenAI's clients add these to the items of an answer.
-    parsed_arguments: Annotated[Any, ignored("Changes nothing.")] = None
-    async_: Annotated[bool | None, only(False, why="send the output with the call")] = None
-
-    def message(self, path: str) -> Message:
-        """Of a chat. Raises InvalidRequest."""
-        self.refuse_unsupported(f"{path}.")
-        match self.type:
-            case "function_call":
-                name = _given(self.name, f"{path}.name")
-                function = ToolFunction(
-                    name=f"{self.namespace}.{name}" if self.namespace else name,
-                    arguments=_given(self.arguments, f"{path}.arguments"),
-                )
-                call = ToolCall(id=_given(self.call_id, f"{path}.call_id"), function=function)
-                return Message(role="assistant", tool_calls=[call])
-            case "function_call_output":
-                call_id = _given(self.call_id, f"{path}.call_id")
-                output = _given(self.output, f"{path}.output")
-                return Message(role="tool", tool_call_id=call_id, content=_text(output))
-            case "reasoning":
-                thoughts = _text(self.content or self.summary or "")
-                return Message(role="assistant", content="", reasoning_content=thoughts)
-        content = _text(_given(self.content, f"{path}.content"))
-        return Message(role=_given(self.role, f"{path}.role"), content=content)
-
-
-def _given(value: Any, path: str) -> Any:
-    if value is None:
-        raise InvalidRequest(f"the field {path} is missing", param=path)
-    return value
-
-
-def _text(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""All but the first are parts of items that no answer of this server has."""
 
 
 class TextFormat(JsonSchema, frozen=True, kw_only=True):
@@ -110,6 +57,8 @@ class Reasoning(Json, frozen=True, kw_only=True):
     effort: str | None = None
     summary: Annotated[str | None, ignored("Changes nothing: reasoning is shown whole.")] = None
     generate_summary: Annotated[str | None, ignored("Changes nothing.")] = None
+    context: Annotated[str | None, only("auto", why="the chat template decides")] = None
+    mode: Annotated[str | None, only("standard", why="there is one mode")] = None
 
 
 class ResponsesRequest(Json, frozen=True, kw_only=True):
@@ -144,19 +93,21 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     context_management: Annotated[
         list[Any] | None, only([], why="shorten the input in the client")
     ] = None
-    max_tool_calls: Annotated[int | None, only(why="the client calls the tools")] = None
+    max_tool_calls: Annotated[
+        int | None, ignored("Changes nothing: it counts calls of hosted tools, and none are run.")
+    ] = None
     prompt: Annotated[dict[str, Any] | None, only(why="send the prompt's text")] = None
     moderation: Annotated[
         dict[str, Any] | None, only(why="moderate texts with a request of its own")
     ] = None
     access_programs: Annotated[dict[str, Any] | None, only(why="there are none")] = None
     image: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
-    service_tier: Annotated[str | None, only("auto", "default", why="there is one tier")] = None
+    service_tier: Annotated[str | None, ignored("Changes nothing: there is one tier.")] = None
     prompt_cache_options: Annotated[
         dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
     ] = None
     prompt_cache_retention: Annotated[
-        str | None, only("in_memory", why="prefixes are kept while the KV pool has room")
+        str | None, ignored("Changes nothing: prefixes are kept while the KV pool has room.")
     ] = None
     prompt_cache_key: Annotated[
         str | None, ignored("Changes nothing: equal prefixes are found without a key.")
@@ -176,14 +127,24 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         if isinstance(self.input, str):
             return [Message(role="user", content=self.input)]
         items = [item.message(f"input[{i}]") for i, item in enumerate(self.input)]
-        if not items:
+        messages = [message for message in items if message is not None]
+        if not messages:
             raise InvalidRequest("input must have at least one item", param="input")
-        return items
+        return messages
 
     @property
     def offered(self) -> OfferedTools:
         """Of `tools`. Raises InvalidRequest."""
         return offered_tools(self.tools or ())
+
+    @property
+    def left_out(self) -> list[Omission]:
+        """What of the request is in no chat. Raises InvalidRequest."""
+        items = self.input if isinstance(self.input, list) else []
+        left_out = [each for i, item in enumerate(items) for each in item.left_out(f"input[{i}]")]
+        if self.text and self.text.verbosity not in (None, "medium"):
+            left_out.append(Omission("text.verbosity", "text.verbosity"))
+        return [*self.offered.left_out, *left_out]
 
     @property
     def has_logprobs(self) -> bool:
@@ -196,17 +157,18 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         """
         if self.stream_options is not None:
             self.stream_options.refuse_unsupported("stream_options.")
+        if self.reasoning is not None:
+            self.reasoning.refuse_unsupported("reasoning.")
         first = [Message(role="system", content=self.instructions)] if self.instructions else []
         options = self.text or TextOptions()
         chat = ChatRequest(
-            messages=_joined([*first, *earlier, *self.messages]),
+            messages=joined([*first, *earlier, *self.messages]),
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             logprobs=self.has_logprobs or None,
             top_logprobs=self.top_logprobs,
             response_format=options.format.response_format if options.format else None,
-            verbosity=options.verbosity,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             tools=self.offered.functions,
             tool_choice=tool_choice_of(_tool_choice(self.tool_choice)),
@@ -217,32 +179,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         return chat
 
 
-def _joined(messages: list[Message]) -> list[Message]:
-    """Join the items of one turn of the assistant: reasoning, text and calls are one message."""
-    joined: list[Message] = []
-    for message in messages:
-        last = joined[-1] if joined else None
-        if last is None or last.role != "assistant" or message.role != "assistant":
-            joined.append(message)
-            continue
-        text = (last.content or "", message.content or "")
-        thoughts = (last.reasoning_content or "", message.reasoning_content or "")
-        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
-        joined[-1] = Message(
-            role="assistant",
-            content="\n".join(filter(None, map(_text_of, text))) or (None if calls else ""),
-            reasoning_content="\n".join(filter(None, thoughts)) or None,
-            tool_calls=calls or None,
-        )
-    return joined
-
-
-def _text_of(content: Any) -> str:
-    assert isinstance(content, str)
-    return content
-
-
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if isinstance(choice, dict) and choice.get("type") == "function":
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         return {"type": "function", "function": {"name": choice.get("name")}}
     return choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +12,13 @@ from msgspec import UNSET
 from minisgl.core import Finished
 from minisgl.message import TextReply
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
+from minisgl.server.api.response_tools import OfferedTools, custom_input
 from minisgl.server.api.responses_answer import (
     ArgumentsDelta,
     ArgumentsDone,
+    CustomCall,
+    CustomInputDelta,
+    CustomInputDone,
     FunctionCall,
     Incomplete,
     ItemAdded,
@@ -60,10 +64,10 @@ class ResponseShape(Shape):
         keep: Callable[[ResponseObject], None],
         *,
         has_logprobs: bool,
-        namespaces: Mapping[str, tuple[str, str]],
+        offered: OfferedTools,
     ) -> None:
-        """keep: called with the answer when it is complete. namespaces: see `OfferedTools`."""
-        self._namespaces = namespaces
+        """keep: called with the answer when it is complete."""
+        self._offered = offered
         self._begun = begun
         self._keep = keep
         self._has_logprobs = has_logprobs
@@ -136,7 +140,7 @@ class ResponseShape(Shape):
                 self._logprobs += logprobs
                 events.append(self._of_item(OutputTextDelta, delta=text, logprobs=logprobs))
                 logprobs = []
-            else:
+            elif not isinstance(self._items[-1], CustomCall):  # its input is known at the end
                 delta = ReasoningDelta if kind == "reasoning" else ArgumentsDelta
                 events.append(self._of_item(delta, delta=text))
         return b"".join(events)
@@ -148,15 +152,7 @@ class ResponseShape(Shape):
         item: OutputItem
         part: OutputText | ReasoningText | None = None
         if kind == "call":
-            namespace, name = self._namespaces.get(text, (UNSET, text))
-            item = FunctionCall(
-                id=f"fc_{number}",
-                call_id=new_call_id(),
-                name=name,
-                namespace=namespace,
-                arguments="",
-                status="in_progress",
-            )
+            item = self._call(text, number)
         elif kind == "reasoning":
             part = ReasoningText(text="")
             item = ReasoningItem(id=f"rs_{number}", content=[part], status="in_progress")
@@ -168,6 +164,15 @@ class ResponseShape(Shape):
         shown = msgspec.structs.replace(item, content=[]) if part else item
         events += self._event(ItemAdded, item=shown, output_index=self._index)
         return events + (self._of_item(PartAdded, part=part) if part else b"")
+
+    def _call(self, name: str, number: str) -> FunctionCall | CustomCall:
+        """A call of the function that has this name in the chat."""
+        namespace, own_name = self._offered.namespaces.get(name, (UNSET, name))
+        fields: dict[str, Any] = {"name": own_name, "namespace": namespace}
+        fields |= {"call_id": new_call_id(), "status": "in_progress"}
+        if name in self._offered.custom:
+            return CustomCall(id=f"ctc_{number}", input="", **fields)
+        return FunctionCall(id=f"fc_{number}", arguments="", **fields)
 
     @property
     def _index(self) -> int:
@@ -182,6 +187,12 @@ class ResponseShape(Shape):
         if isinstance(item, FunctionCall):
             item = msgspec.structs.replace(item, arguments=text, status=status)
             events = self._of_item(ArgumentsDone, arguments=text, name=item.name)
+        elif isinstance(item, CustomCall):
+            text = custom_input(text)
+            item = msgspec.structs.replace(item, input=text, status=status)
+            events = self._of_item(CustomInputDelta, delta=text) + self._of_item(
+                CustomInputDone, input=text
+            )
         elif isinstance(item, ReasoningItem):
             part = ReasoningText(text=text)
             item = msgspec.structs.replace(item, content=[part], status=status)
@@ -212,8 +223,8 @@ class ResponseShape(Shape):
         return named_event(str(kind.__struct_config__.tag), numbered)
 
 
-_ITEMS: Final[dict[Kind, type[OutputItem]]] = {
-    "content": OutputMessage,
-    "reasoning": ReasoningItem,
-    "arguments": FunctionCall,
+_ITEMS: Final[dict[Kind, tuple[type[OutputItem], ...]]] = {
+    "content": (OutputMessage,),
+    "reasoning": (ReasoningItem,),
+    "arguments": (FunctionCall, CustomCall),
 }

@@ -25,6 +25,7 @@ Timeout = Annotated[
     Meta(description="After so many seconds the request ends with an error."),
 ]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1 are for all tokens.")]
 
 
 class StreamOptions(Json, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     stream: bool | None = None
 
     # Extensions to OpenAI's schema, named as elsewhere in the field.
-    top_k: NonNegative | None = None
+    top_k: TopK | None = None
     min_p: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[NonNegative] | None = None
@@ -68,6 +69,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         given = {
             name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
         }
+        if self.top_k == -1:
+            given["top_k"] = 0
         if self.max_tokens:  # 0 needs options that a family adds
             given["max_tokens"] = self.max_tokens
         if isinstance(self.stop, str):
@@ -131,6 +134,9 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     return_token_ids: Annotated[
         bool | None, Meta(description="Report the ids of the output tokens with each choice.")
     ] = None
+    return_tokens_as_token_ids: Annotated[bool | None, only(False, why="use return_token_ids")] = (
+        None
+    )
     spaces_between_special_tokens: Annotated[
         bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")
     ] = None

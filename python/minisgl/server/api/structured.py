@@ -25,6 +25,10 @@ class JsonSchema(Json, frozen=True, kw_only=True):
 class ResponseFormat(Json, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: Annotated[
+        dict[str, Any] | bool | None,
+        Meta(description="As json_schema.schema, as other servers have it."),
+    ] = None
 
 
 class StructuredOutputs(Json, frozen=True, kw_only=True):
@@ -82,6 +86,14 @@ _SCHEMA: Final = "response_format.json_schema.schema"
 
 
 def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
+    if wanted.schema is not None:
+        if wanted.json_schema is not None:
+            raise InvalidRequest(
+                "give one of response_format.schema and response_format.json_schema",
+                param="response_format.schema",
+            )
+        names = {f"{_OPTION}.json": "response_format.schema", _OPTION: "response_format"}
+        return {"json": wanted.schema}, names
     if wanted.type == "json_object":
         return {"json_object": True}, {_OPTION: "response_format"}
     if wanted.json_schema is None or wanted.json_schema.schema is None:

@@ -29,8 +29,11 @@ class Function(Json, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
-class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
+class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True, omit_defaults=True):
     function: Function
+    cache_control: Annotated[
+        dict[str, Any] | None, ignored("Changes nothing: equal prefixes are found without marks.")
+    ] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
         """The tool for `ChatPrompt`. Raises InvalidRequest for parameters that are too deep."""

@@ -7,7 +7,7 @@ as the model does. The facts are from the templates of these families' checkpoin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 Syntax = Literal["object", "named", "tags", "pairs"]
@@ -21,33 +21,46 @@ class CallFormat:
         object  {"name": NAME, KEY: {...}}, the name under `name_key`; a list of such may follow one
                 `begin`
         named   a header with the name, `separator`, then the arguments as JSON
-        tags    a header with the name, then for each argument `key`, its name, `key_end`, its
-                value, `value_end`
+        tags    a header with the name, then for each argument `key`, its name, `key_end`,
+                `value_begin`, its value, `value_end`
         pairs   NAME{key:value,...}, texts between two of `quote`
     name: a regex for a header, whose first group is the name. section: text before the first call
     and behind the last. is_bare: a call may be a whole answer without `begin`. detected_by: texts
-    that a template with this format has.
+    that a template with this format has. header, is_list: of a format that a checkpoint describes
+    (`minisgl.tokenizer.parse.response_template`), what is between `begin` and the arguments, with
+    NAME for the name, and whether the calls are one list.
     """
 
     begin: str
     end: str
-    detected_by: tuple[str, ...]
+    detected_by: tuple[str, ...] = ()
     syntax: Syntax = "object"
-    name: re.Pattern[str] = field(default=re.compile(r"\s*(.*?)\s*", re.DOTALL))
+    name: str = r"\s*(.*?)\s*"
     name_key: str = "name"
     key: str = "arguments"
     separator: str = ""
     key_end: str = ""
+    value_begin: str = ""
     value_end: str = ""
     quote: str = ""
     section: tuple[str, str] = ("", "")
     is_bare: bool = False
+    header: str = ""
+    is_list: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The texts that the parser looks for."""
-        shown = (self.begin, self.end, self.separator, self.key, self.key_end, self.value_end)
-        return (*shown, self.name.pattern, self.quote, *self.section, "[CALL_ID]")
+        shown = (self.begin, self.end, self.separator, self.key, self.key_end)
+        return (
+            *shown,
+            self.value_begin,
+            self.value_end,
+            self.name,
+            self.quote,
+            *self.section,
+            "[CALL_ID]",
+        )
 
 
 CALLS: Final[dict[str, CallFormat]] = {
@@ -56,7 +69,7 @@ CALLS: Final[dict[str, CallFormat]] = {
         end="</seed:tool_call>",
         detected_by=("<seed:tool_call>",),
         syntax="tags",
-        name=re.compile(r"\s*<function=(.*?)>?\s*", re.DOTALL),
+        name=r"\s*<function=(.*?)>?\s*",
         key="<parameter=",
         key_end=">",
         value_end="</parameter>",
@@ -66,7 +79,7 @@ CALLS: Final[dict[str, CallFormat]] = {
         end="</tool_call>",
         detected_by=("<function=", "<parameter="),
         syntax="tags",
-        name=re.compile(r"\s*<function=(.*?)>?\s*", re.DOTALL),
+        name=r"\s*<function=(.*?)>?\s*",
         key="<parameter=",
         key_end=">",
         value_end="</parameter>",
@@ -78,6 +91,7 @@ CALLS: Final[dict[str, CallFormat]] = {
         syntax="tags",
         key="<arg_key>",
         key_end="</arg_key>",
+        value_begin="<arg_value>",
         value_end="</arg_value>",
     ),
     "hermes": CallFormat(
@@ -88,7 +102,7 @@ CALLS: Final[dict[str, CallFormat]] = {
         end="<｜tool▁call▁end｜>",
         detected_by=("<｜tool▁call▁begin｜>", "```json"),
         syntax="named",
-        name=re.compile(r"\s*(?:function<｜tool▁sep｜>)?(.*?)\s*", re.DOTALL),
+        name=r"\s*(?:function<｜tool▁sep｜>)?(.*?)\s*",
         separator="```json",
         section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
@@ -105,7 +119,7 @@ CALLS: Final[dict[str, CallFormat]] = {
         end="",
         detected_by=("[TOOL_CALLS]", "[ARGS]"),
         syntax="named",
-        name=re.compile(r"\s*(.*?)\s*(?:\[CALL_ID\].*)?", re.DOTALL),
+        name=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?",
         separator="[ARGS]",
     ),
     "mistral_v3": CallFormat(begin="[TOOL_CALLS]", end="", detected_by=("[TOOL_CALLS]",)),
@@ -162,6 +176,21 @@ _TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
 PARSERS: Final = (*CALLS, HARMONY)
 
 
+Calls = str | CallFormat
+"""A name in `CALLS` or "harmony", or a format that a checkpoint describes; "" for none."""
+Marks = str | tuple[str, str]
+"""A name in `REASONING` or "harmony", or the texts that a checkpoint describes; "" for none."""
+
+
+def call_format(calls: Calls) -> CallFormat:
+    return CALLS[calls] if isinstance(calls, str) else calls
+
+
+def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
+    """Return the texts before and behind reasoning, which is not harmony's."""
+    return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
+
+
 def detect_calls(template: str) -> str:
     """Return the name of the call format of a chat template, "" if it has none that is known."""
     if all(marker in template for marker in ("<|channel|>", "<|message|>", "<|call|>")):
@@ -175,9 +204,24 @@ def detect_reasoning(template: str) -> str:
     return next((name for name, (_, end) in REASONING.items() if end in template), "")
 
 
-def special_texts(calls: str, reasoning: str) -> tuple[str, ...]:
+def detect_switch(template: str) -> str:
+    """Return the variable of a chat template that switches reasoning on and off, "" for none."""
+    if "enable_thinking" in template:
+        return "enable_thinking"
+    code = _TEXT.sub("", " ".join(_CODE.findall(template)))
+    return "thinking" if re.search(r"(?<![\w.])thinking(?!\w)", code) else ""
+
+
+_CODE: Final = re.compile(r"\{%.*?%\}", re.DOTALL)
+_TEXT: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:
     """Return the texts of these formats that may be special tokens."""
     if HARMONY in (calls, reasoning):
         return HARMONY_MARKERS
-    texts = [*(CALLS[calls].texts if calls else ()), *REASONING.get(reasoning, ())]
+    texts = [
+        *(call_format(calls).texts if calls else ()),
+        *(reasoning_marks(reasoning) if reasoning else ()),
+    ]
     return tuple(token for text in texts for token in _TOKEN.findall(text))

@@ -7,7 +7,14 @@ from typing import Final
 import msgspec
 
 from minisgl.tokenizer.parse.answer import Part
-from minisgl.tokenizer.parse.formats import CALLS, HARMONY, REASONING, CallFormat
+from minisgl.tokenizer.parse.formats import (
+    HARMONY,
+    CallFormat,
+    Calls,
+    Marks,
+    call_format,
+    reasoning_marks,
+)
 from minisgl.tokenizer.parse.harmony import read_harmony
 from minisgl.tokenizer.parse.reader import Reader, Reading
 from minisgl.tokenizer.parse.syntax import READERS
@@ -22,8 +29,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt ends within reasoning. types: see `minisgl.tokenizer.parse.syntax.Types`.
     """
 
-    calls: str = ""
-    reasoning: str = ""
+    calls: Calls = ""
+    reasoning: Marks = ""
     is_open: bool = False
     types: dict[str, dict[str, str]] = _NO_TYPES
 
@@ -66,10 +73,10 @@ class AnswerParser:
     def _read(self, form: AnswerForm) -> Reading[None]:
         reader = self._reader
         if form.reasoning:
-            begin, end = REASONING[form.reasoning]
+            begin, end = reasoning_marks(form.reasoning)
             yield from self._read_reasoning(begin, end)
         if form.calls:
-            yield from read_content(reader, CALLS[form.calls], form)
+            yield from read_content(reader, call_format(form.calls), form)
         else:
             yield from reader.until(kind="content")
 

@@ -35,13 +35,14 @@ def read_object(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]
         if not (yield from reader.starts_with(":")):
             break
         yield from reader.skip_space()
-        if key in ARGUMENT_KEYS and name:
+        is_arguments = key in (*ARGUMENT_KEYS, form.key)
+        if is_arguments and name:
             reader.emit("call", name)
             yield from read_arguments(reader)
             held = ""
         else:
             value = yield from reader.json_value()
-            if key in ARGUMENT_KEYS:
+            if is_arguments:
                 held = value
             elif key == form.name_key:
                 name = _text(value)
@@ -81,7 +82,8 @@ def read_tags(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
         value, marker = yield from reader.until(form.value_end)
         if not marker:
             return True  # the answer was cut in this argument
-        value = re.sub(r"^\s*<arg_value>", "", value)
+        if form.value_begin and value.lstrip().startswith(form.value_begin):
+            value = value.lstrip().removeprefix(form.value_begin)
         if form.key_end == ">":  # on lines of its own
             value = value.removeprefix("\n").removesuffix("\n")
         shown = _typed(value, types.get(name, {}).get(key.strip(), ""))
@@ -123,7 +125,7 @@ def read_arguments(reader: Reader) -> Reading[None]:
 
 
 def _name(form: CallFormat, header: str) -> str:
-    found = form.name.fullmatch(header)
+    found = re.fullmatch(form.name, header, re.DOTALL)
     return found[1] if found else ""
 
 

@@ -10,7 +10,7 @@ const seconds = (value) =>
   value < 0.0995 ? `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms` : `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
 
 const FINISHED = {
-  length: "The answer reached its greatest length.",
+  length: "The answer was cut off: it reached the limit of tokens.",
   stopped: "You stopped this answer.",
   abort: "The server ended this answer.",
 };
@@ -121,8 +121,9 @@ export function answerView(node, actions) {
       const speed = timings.decode_s > 0 && output > 1 ? (output - 1) / timings.decode_s : 0;
       says.push(`${output} ${output === 1 ? "token" : "tokens"}`);
       if (speed) says.push(`${speed.toFixed(speed < 9.95 ? 1 : 0)} tokens/s`);
-      if (prompt) says.push(`${cached} of ${prompt} prompt tokens cached`);
+      if (prompt) says.push(`prompt: ${cached} of ${prompt} cached`);
     }
+    if (timings.energy_j) says.push(`${timings.energy_j.toPrecision(2)} J`);
     if (timings.num_retractions) says.push(`retracted ${timings.num_retractions === 1 ? "once" : `${timings.num_retractions} times`}`);
     stats.replaceChildren(phases, ...says.map((text) => h("span", { text })));
   }

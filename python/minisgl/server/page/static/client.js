@@ -11,11 +11,11 @@ export class ApiError extends Error {
 
 const LOST = "The connection to the server was lost before the answer was complete.";
 
-function headers(key) {
+export function headers(key) {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-async function send(path, options) {
+export async function send(path, options) {
   let response;
   try {
     response = await fetch(path, options);

@@ -3,22 +3,26 @@
 import { Chat } from "./chat.js";
 import { isAlive, modelName } from "./client.js";
 import { $, announce, download, h, icon, iconButton, set, toast } from "./dom.js";
-import { connectSettings } from "./settings.js";
+import { activeOf, connectSettings } from "./settings.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
 const ASK_AGAIN_MS = 2000;
+const FOLLOW_MS = 500;
 const BUILTIN = ["What is a radix cache?", "What is 12 + 30?", "Spell the word lamp."];
+const ABOUT_BUILTIN =
+  "The built-in model is small: it answers questions about this engine, adds, spells and counts, and knows nothing else.";
 const SUGGESTIONS = ["Explain paged attention to a friend.", "Write a haiku about memory.", "What makes a good test?"];
 
 const settings = store.loadSettings();
 const chat = new Chat($("messages"), settings, {
   changed,
   lost,
-  refused: (error) => (toast(error.message), openSettings("set-key")),
-  grown: () => isAtEnd && scrollToEnd(),
+  refused: askForKey,
+  grown: () => ((grownAt = performance.now()), isAtEnd && scrollToEnd()),
 });
 let isAtEnd = true;
+let grownAt = -Infinity; // when an answer grew last, in ms
 let model = "";
 
 // --- the connection ------------------------------------------------------------------------------
@@ -27,13 +31,21 @@ async function connect() {
   try {
     model = await modelName(settings.key);
     set($("banner"), { hidden: true });
+    set($("key-note"), { hidden: true, class: "note" });
     if (!document.body.classList.contains("xray-open")) $("model").textContent = model;
     document.title = `${model} · Mini-SGLang`;
-    showSuggestions();
+    showWelcome();
   } catch (error) {
-    if (error.status === 401 || error.status === 403) openSettings("set-key");
+    if (error.status === 401 || error.status === 403) askForKey(error);
     else lost();
   }
+}
+
+/** Say beside its field that the server does not take the key. */
+function askForKey(error) {
+  openSettings("set-key");
+  $("key-note").textContent = error.message;
+  set($("key-note"), { hidden: false, class: "note error" });
 }
 
 let isWaiting = false;
@@ -185,12 +197,15 @@ function changed() {
   $("send").replaceChildren(icon(isRunning ? "stop" : "send"));
   document.body.classList.toggle("empty", isEmpty);
   $("system").value = chat.conversation.system;
-  set($("system-mark"), { hidden: !chat.conversation.system.trim() });
+  const active = activeOf(settings, chat.conversation).join(" · ");
+  set($("active"), { hidden: !active, text: active, "aria-label": `Settings: ${active}` });
   resize();
 }
 
-function showSuggestions() {
-  const texts = model === "minisgl-builtin" ? BUILTIN : SUGGESTIONS;
+function showWelcome() {
+  const isBuiltin = model === "minisgl-builtin";
+  const texts = isBuiltin ? BUILTIN : SUGGESTIONS;
+  $("about").textContent = isBuiltin ? ABOUT_BUILTIN : `${model} answers, on this server.`;
   $("suggestions").replaceChildren(
     ...texts.map((text) =>
       h("button", { type: "button", text, onclick: () => ((question.value = text), submit()) }),
@@ -218,15 +233,26 @@ function openSettings(focus) {
   if (focus) $(focus).focus();
 }
 
-function closeList() {
-  document.body.classList.remove("list-open");
-  set($("open-list"), { "aria-expanded": "false" });
+/** Show the list over the page, where the screen has no room beside it. */
+function showSidebar(isOpen) {
+  document.body.classList.toggle("list-open", isOpen);
+  set($("open-list"), { "aria-expanded": String(isOpen) });
+  if (isOpen) $("new-chat").focus();
 }
 
-view.addEventListener("scroll", () => {
+const closeList = () => showSidebar(false);
+
+function showEnd() {
   isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < 60;
   set($("to-end"), { hidden: isAtEnd });
-});
+}
+
+view.addEventListener("scroll", showEnd);
+// The last piece of an answer, and what appears below it, are laid out after the text is set.
+new ResizeObserver(() => {
+  if (isAtEnd && performance.now() - grownAt < FOLLOW_MS) scrollToEnd();
+  showEnd();
+}).observe($("messages"));
 for (const [id, name] of Object.entries({
   "new-chat": "plus", "new-chat-2": "plus", "open-settings": "settings", "open-list": "menu",
   "close-settings": "close", "to-end": "down", "xray-link": "pulse",
@@ -237,9 +263,13 @@ $("to-end").addEventListener("click", scrollToEnd);
 $("open-settings").addEventListener("click", () => openSettings());
 $("close-settings").addEventListener("click", () => $("settings").close());
 $("settings").addEventListener("click", (event) => event.target === $("settings") && $("settings").close());
-$("open-list").addEventListener("click", () => {
-  const isOpen = document.body.classList.toggle("list-open");
-  set($("open-list"), { "aria-expanded": String(isOpen) });
+$("open-list").addEventListener("click", () => showSidebar(true));
+$("active").addEventListener("click", () => openSettings());
+$("reset").addEventListener("click", () => {
+  Object.assign(settings, structuredClone(store.DEFAULTS), { key: settings.key, theme: settings.theme });
+  chat.conversation.system = "";
+  showSettings();
+  settingsChanged();
 });
 $("shade").addEventListener("click", closeList);
 $("export").addEventListener("click", exportAll);
@@ -250,9 +280,7 @@ $("import-file").addEventListener("change", ({ target }) => {
 });
 $("system").addEventListener("change", ({ target }) => {
   chat.conversation.system = settings.system = target.value;
-  store.saveSettings(settings);
-  if (!chat.isEmpty) chat.save(chat.conversation);
-  changed();
+  settingsChanged();
 });
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -272,7 +300,8 @@ question.addEventListener("keydown", (event) => {
 for (const name of ["drop", "paste"]) addEventListener(name, refuseFiles);
 addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && chat.isRunning) chat.stop();
+  if (event.key === "Escape" && document.body.classList.contains("list-open")) (closeList(), $("open-list").focus());
+  else if (event.key === "Escape" && chat.isRunning) chat.stop();
   if (event.key.toLowerCase() === "o" && event.ctrlKey && event.shiftKey) {
     event.preventDefault();
     startNew();
@@ -281,7 +310,13 @@ addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", route);
 
-connectSettings(settings, connect);
+function settingsChanged() {
+  store.saveSettings(settings);
+  if (!chat.isEmpty) chat.save(chat.conversation);
+  changed();
+}
+
+const showSettings = connectSettings(settings, (name) => (settingsChanged(), name === "key" && connect()));
 if (location.hash.length > 1) await route();
 else startNew();
 showList();

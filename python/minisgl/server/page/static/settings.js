@@ -1,27 +1,27 @@
 // The settings: kept in the browser, sent with each request. An empty field is the server's default.
 
 import { $, h } from "./dom.js";
-import { saveSettings } from "./store.js";
 
 const NUMBERS = [
   ["temperature", "Temperature", 0, 2, 0.1],
   ["top_p", "Top-p", 0.01, 1, 0.05],
   ["top_k", "Top-k", 0, 1000000, 1],
   ["min_p", "Min-p", 0, 1, 0.05],
-  ["max_tokens", "Most tokens", 1, 1000000, 1],
+  ["max_tokens", "Max tokens", 1, 1000000, 1],
   ["seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1],
   ["presence_penalty", "Presence penalty", -2, 2, 0.1],
   ["frequency_penalty", "Frequency penalty", -2, 2, 0.1],
   ["repetition_penalty", "Repetition penalty", 0.1, 2, 0.05],
 ];
 
-/** changed: called after each change. Returns a function that fills the fields again. */
+/** changed: called after each change, with the name of the setting. Returns a function that fills the fields
+ *  again. */
 export function connectSettings(settings, changed) {
-  const keep = () => (saveSettings(settings), changed());
-  samplingFields($("sampling"), "sampling", settings, keep);
-  samplingFields($("second"), "second", settings, keep);
+  const fillSampling = ["sampling", "second"].map((group) =>
+    samplingFields($(group), group, settings, () => changed(group)),
+  );
   const bind = (id, name, read, write) => {
-    $(id).addEventListener("change", () => ((settings[name] = read($(id))), show(), keep()));
+    $(id).addEventListener("change", () => ((settings[name] = read($(id))), show(), changed(name)));
     return () => write($(id), settings[name]);
   };
   const text = [(field) => field.value, (field, value) => (field.value = value)];
@@ -47,8 +47,12 @@ export function connectSettings(settings, changed) {
     if (settings.theme) document.documentElement.dataset.theme = settings.theme;
     else delete document.documentElement.dataset.theme;
   }
-  show();
-  return show;
+  function showAll() {
+    for (const fill of fillSampling) fill();
+    show();
+  }
+  showAll();
+  return showAll;
 }
 
 /** Return the request's field for the form of the answer. Throws an Error if the schema is no JSON. */
@@ -78,7 +82,26 @@ export function toolFields({ toolList, toolChoice }) {
   return toolChoice ? { tools, tool_choice: toolChoice } : { tools };
 }
 
+/** Return what differs from the defaults, in a few words each. */
+export function activeOf(settings, { system }) {
+  const { sampling, n, compare, thinking, form, toolList } = settings;
+  const values = Object.entries(sampling);
+  return [
+    system.trim() && "system prompt",
+    ...(values.length < 3
+      ? values.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)
+      : [`${values.length} sampling settings`]),
+    n > 1 && `${n} answers`,
+    compare && "two settings",
+    thinking && `thinking ${thinking}`,
+    form && (form === "json" ? "JSON" : "JSON schema"),
+    toolList.trim() && "tools",
+  ].filter(Boolean);
+}
+
+/** Make the fields. Returns a function that fills them again. */
 function samplingFields(frame, group, settings, keep) {
+  const fields = {};
   for (const [name, label, min, max, step] of NUMBERS) {
     const field = h("input", {
       type: "number", min, max, step, placeholder: "default", inputmode: "decimal",
@@ -90,7 +113,7 @@ function samplingFields(frame, group, settings, keep) {
         keep();
       },
     });
-    field.value = settings[group][name] ?? "";
+    fields[name] = field;
     frame.append(h("label", {}, h("span", { text: label }), field));
   }
   const stop = h("input", {
@@ -101,6 +124,9 @@ function samplingFields(frame, group, settings, keep) {
       keep();
     },
   });
-  stop.value = settings[group].stop ?? "";
+  fields.stop = stop;
   frame.append(h("label", {}, h("span", { text: "Stop text" }), stop));
+  return () => {
+    for (const [name, field] of Object.entries(fields)) field.value = settings[group][name] ?? "";
+  };
 }

@@ -24,8 +24,8 @@ export function resultsForm(calls, done, before = []) {
         if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) (event.preventDefault(), send());
       },
     },
-    fields.map(([name, field]) => h("label", { class: "tall" }, h("span", { text: `What ${name} returns` }), field)),
-    h("button", { type: "submit", text: "Send the results" }),
+    fields.map(([name, field]) => h("label", { class: "tall" }, h("span", { text: `Result of ${name}` }), field)),
+    h("button", { type: "submit", class: "primary", text: "Send the results" }),
   );
 }
 

@@ -45,11 +45,14 @@ function seconds(context, from, to, x, height, colours) {
 }
 
 /** Steps: above the axis what the device computes, below it what the host does meanwhile. */
-export function drawSteps(canvas, steps, from, to, colours) {
-  const { context, width, height } = begin(canvas, 132);
+export function drawSteps(canvas, steps, from, to, now, colours) {
+  const { context, width, height } = begin(canvas, 150);
   const x = scale(from, to, width);
   const base = 100;
-  seconds(context, from, to, x, height, colours);
+  seconds(context, from, to, x, height - 18, colours);
+  const ago = (time) => (now - time < 0.05 ? "now" : `${(now - time).toFixed(now > to ? 1 : 0)} s ago`);
+  context.fillText(ago(from), 0, height - 3);
+  context.fillText(ago(to), width - context.measureText(ago(to)).width, height - 3);
   const most = steps.reduce((max, step) => Math.max(max, step.decodes + step.prompt), 1);
   const tall = (tokens) => (tokens ? 4 + (Math.log2(1 + tokens) / Math.log2(1 + most)) * (base - 12) : 0);
   for (const [name, colour] of [["prefill", colours.prefill], ["decode", colours.decode]]) {

@@ -4,6 +4,7 @@ const KEPT_S = 60;
 const MAX_STEPS = 40_000;
 const STALL_S = 0.25; // without a row in a step for so long, a running request stood still
 
+const CACHE = ["page_map", "pages_per_cell", "tree", "texts", "num_nodes"];
 const STEP = ["step", "start", "settle", "receive", "plan", "launch", "wait", "commit", "send", "decodes", "prompt", "output", "rows"];
 const REQUEST = ["uid", "state", "priority", "prompt", "cached", "computed", "output", "maxLen", "chunks", "retractions", "pages", "acceptedAge", "launchedAge", "firstAge"];
 
@@ -24,6 +25,9 @@ export class Model {
   /** Take a frame of the server, as parsed JSON. */
   add(frame) {
     if (frame.now_s < this.now) this.clear(); // another engine, or the recording begins again
+    const before = this.frames.at(-1);
+    // Pages and the tree are not in each frame.
+    if (!frame.tree && before) for (const name of CACHE) frame[name] = before[name];
     this.frames.push(frame);
     for (const values of frame.steps) this.addStep(named(STEP, values));
     const seen = new Set();

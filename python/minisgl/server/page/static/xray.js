@@ -1,6 +1,6 @@
 // The X-ray (`#xray`): reads the engine's frames while it is open, shows them, pauses and goes back.
 
-import { ApiError } from "./client.js";
+import { headers, send } from "./client.js";
 import { h, iconButton, set } from "./dom.js";
 import { drawPages, drawRequests, drawSteps, drawTree, palette, ROW } from "./xray-draw.js";
 import { Model, sentenceOf } from "./xray-model.js";
@@ -47,10 +47,7 @@ export class XRay {
   async read(signal) {
     while (!signal.aborted) {
       try {
-        const key = this.key();
-        const headers = key ? { Authorization: `Bearer ${key}` } : {};
-        const response = await fetch("xray/events", { headers, signal });
-        if (!response.ok) throw new ApiError(`The server answered ${response.status}.`);
+        const response = await send("xray/events", { headers: headers(this.key()), signal });
         this.say("");
         const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
         for (let text = ""; ; ) {
@@ -63,7 +60,7 @@ export class XRay {
         }
       } catch (error) {
         if (signal.aborted) return;
-        this.say(error instanceof ApiError ? error.message : "The server does not answer.");
+        this.say(error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
@@ -107,10 +104,12 @@ export class XRay {
     const from = to - WINDOW_S;
     const frame = model.frameAt(to);
     const colours = palette();
-    drawSteps(this.steps, model.stepsIn(from, to), from, to, colours);
+    drawSteps(this.steps, model.stepsIn(from, to), from, to, model.now, colours);
     this.shown = drawRequests(this.bars, model.requestsIn(from, to), from, to, this.selected, colours);
-    drawPages(this.pages, frame, colours);
-    this.showNode(frame, drawTree(this.tree, frame, colours));
+    if (frame.tree) {
+      drawPages(this.pages, frame, colours);
+      this.showNode(frame, drawTree(this.tree, frame, colours));
+    }
     this.showNumbers(frame, to);
     this.showSelected(to);
     const oldest = model.frames[0].now_s;
@@ -135,8 +134,7 @@ export class XRay {
     for (const [name, value] of Object.entries(values)) this.numbers[name].textContent = value;
     const { num_pages: pages, num_used_pages: used, num_cached_pages: cached } = frame;
     this.pagesNote.textContent =
-      `${whole(used)} used, ${whole(cached)} cached, ${whole(pages - used - cached)} free of ${whole(pages)} pages of ` +
-      `${frame.page_size} tokens${frame.pages_per_cell > 1 ? `; a square is ${frame.pages_per_cell} pages` : ""}`;
+      `${whole(used)} used and ${whole(cached)} cached of ${whole(pages)} pages of ${frame.page_size} tokens${frame.pages_per_cell > 1 ? `; a square is ${frame.pages_per_cell} pages` : ""}`;
     this.treeNote.textContent = frame.num_nodes
       ? `${whole(frame.num_nodes)} ${frame.num_nodes === 1 ? "prefix" : "prefixes"}; the number is its pages`
       : "nothing is cached yet";
@@ -193,7 +191,7 @@ export class XRay {
     };
     this.numbers = Object.fromEntries(Object.keys(NAMES).map((name) => [name, h("dd", { text: "–" })]));
     this.note = h("p", { class: "note error", role: "alert", hidden: true });
-    this.steps = canvas("Steps: what the device computed, and the host's work below");
+    this.steps = canvas("Steps: what the device computed, and the host's work below it");
     this.bars = canvas("Requests as bars from arrival to end", {
       tabindex: "0", role: "application",
       "aria-label": "Requests as bars from arrival to end. The arrow keys choose one.",
@@ -243,12 +241,12 @@ export class XRay {
       h("dl", { class: "numbers" }, Object.entries(NAMES).map(([name, text]) => h("div", {}, this.numbers[name], h("dt", { text })))),
       h("div", { class: "time" }, this.pauseButton, this.slider, this.ago,
         h("button", { type: "button", text: "Open a recording", onclick: () => file.click() }), file),
-      panel("Steps", h("span", { class: "quiet", text: `the ${WINDOW_S} s before; the height is the tokens` }),
+      panel("Steps", h("span", { class: "quiet", text: `the last ${WINDOW_S} s; a taller step computes more tokens` }),
         [key("decode", "decode"), key("prefill", "prompt"), key("queue", "host")], this.steps),
       panel("Requests", null, [key("queue", "waits"), key("prefill", "prompt"), key("decode", "decode")],
         this.sentence, h("div", { class: "bars" }, this.bars)),
       h("div", { class: "pair" },
-        panel("KV pages", this.pagesNote, [key("text", "shared"), key("quiet-key", "cached")], this.pages),
+        panel("KV pages", this.pagesNote, [key("uids", "a request's own"), key("text", "shared"), key("quiet-key", "cached"), key("free", "free")], this.pages),
         panel("Prefix tree", this.treeNote, [key("text", "shared"), key("decode", "in use"), key("quiet-key", "kept")], this.tree, this.nodeText)),
     );
   }

@@ -1,0 +1,74 @@
+"""The HTTP part of `cpu_formats`: streams of a server beside `LLM`, alone and with a neighbour.
+
+The server has the processes and flags of a user's, and random weights. The neighbour is one process
+that computes without a pause.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from minisgl.benchmark.checkpoint import write_checkpoint
+from minisgl.benchmark.client import Target
+from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.startup import wait_for_url
+from minisgl.benchmark.summary import Slo, summarize
+from minisgl.benchmark.workload import Session, Turn
+
+STOP_S: Final = 60.0
+PROMPT: Final = 8  # tokens
+
+
+class Served:
+    """Streams of one server."""
+
+    def __init__(self, url: str, vocab_size: int, output: int) -> None:
+        """output: tokens of each stream."""
+        self._target = Target(url=url, api="generate", extra={"temperature": 0.0})
+        self._vocab_size, self._output = vocab_size, output
+        self._rng = np.random.default_rng(0)
+
+    def run(self, streams: int) -> dict[str, Any]:
+        """All at once. Returns seconds, and milliseconds between tokens: p50 and p99."""
+        ids = self._rng.integers(1, self._vocab_size, (streams, PROMPT), dtype=np.int32)
+        sessions = [
+            Session(turns=(Turn(ids=row, max_tokens=self._output),), at_s=0.0) for row in ids
+        ]
+        records, _ = run_sharded(self._target, sessions, concurrency=None, processes=1)
+        summary = summarize(records, Slo())["summary"]
+        if summary["num_failed"]:
+            raise RuntimeError(f"{summary['num_failed']} streams failed: {records[0].error}")
+        itl = summary["itl_ms"]
+        return {"seconds": summary["duration_s"], "itl_p50": itl["p50"], "itl_p99": itl["p99"]}
+
+
+@contextmanager
+def served(folder: Path, values: dict[str, Any], output: int) -> Iterator[Served]:
+    write_checkpoint(folder, values, weights=False)
+    flags = ("--model", str(folder), "--dummy-weight", "--device", "cpu", "--num-pages", "512")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *flags], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield Served(wait_for_url(process), values["vocab_size"], output)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=STOP_S)
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

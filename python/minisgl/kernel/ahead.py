@@ -1,0 +1,78 @@
+"""C++ kernels that came with the package, compiled ahead for common instruction sets.
+
+`python -m minisgl.kernel.build --ahead` puts them into FOLDER, and a wheel that is built then has
+them, so that an installation needs no compiler. A file's name has its instruction set and the hash
+of the sources, so a changed source never meets an old file. Of those that a processor can run, the
+first in the order below is loaded; where there is none, the kernels are compiled as ever.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent / "prebuilt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionSet:
+    """flags: of the compiler. needs: what /proc/cpuinfo must name."""
+
+    flags: Sequence[str]
+    needs: frozenset[str]
+
+
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_VNNI = _V4 | {"avx512_vnni", "avx512vbmi"}
+_VNNI_FLAGS = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi")
+SETS: Final[Mapping[str, Mapping[str, InstructionSet]]] = {
+    "x86_64": {
+        "avx512bf16": InstructionSet(
+            flags=(*_VNNI_FLAGS, "-mavx512bf16"), needs=_VNNI | {"avx512_bf16"}
+        ),
+        "avx512vnni": InstructionSet(flags=_VNNI_FLAGS, needs=_VNNI),
+        "avx512": InstructionSet(flags=("-march=x86-64-v4",), needs=_V4),
+        "avx2": InstructionSet(flags=("-march=x86-64-v3",), needs=_V3),
+        "sse2": InstructionSet(flags=("-march=x86-64",), needs=frozenset()),
+    },
+    "aarch64": {
+        "neon": InstructionSet(flags=("-march=armv8-a",), needs=frozenset()),
+    },
+}
+"""By machine; the best first."""
+
+
+def flags_of_sets() -> dict[str, Sequence[str]]:
+    """The compiler's flags by instruction set, for this kind of machine."""
+    return {name: each.flags for name, each in SETS.get(platform.machine(), {}).items()}
+
+
+def path(name: str, sources: str) -> Path:
+    """Where the kernels for an instruction set are. sources: their hash."""
+    return FOLDER / f"minisgl_cpu-{platform.machine()}-{name}-{sources}.so"
+
+
+def library(sources: str) -> Path | None:
+    """The best file that this processor can run, or None."""
+    if not FOLDER.is_dir():
+        return None
+    for name, each in SETS.get(platform.machine(), {}).items():
+        if each.needs <= _features() and (found := path(name, sources)).is_file():
+            return found
+    return None
+
+
+@cache
+def _features() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    fields = (line.partition(":") for line in lines)
+    found = [set(rest.split()) for key, _, rest in fields if key.strip() in ("flags", "Features")]
+    return frozenset(set.intersection(*found)) if found else frozenset()

@@ -1,0 +1,104 @@
+"""Which weights `--quantization` quantises: all linear layers but routers and GATES.
+
+The LM head becomes int8 where the CPU's kernels multiply it, whatever the kind of the others: each
+step reads it, and it is 26 % of Qwen3-0.6B's bytes. A tied embedding is the same table. Elsewhere
+both stay plain, and so does an embedding that is not tied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.config import ROUTERS, grouped_format, scaled_format
+from minisgl.quantization.online import GROUP, UNITS, Kind, OnlineInt4, OnlineScaled
+from minisgl.quantization.packed import PackedWeight, rows_of_share
+from minisgl.quantization.parameter import Part
+from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.cpu import CpuOps
+    from minisgl.kernel.ops import Ops
+
+GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
+"""Of recurrent layers: a few rows that say how a state fades and what it takes."""
+HEAD: Final = "lm_head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineFormats(Formats):
+    format: Format
+
+    @classmethod
+    def of_kind(cls, kind: Kind) -> OnlineFormats:
+        if kind == "int4":
+            name = grouped_format("gptq", 4, GROUP, has_zero=False, act_order=False).name
+        else:
+            name = scaled_format(kind, UNITS[kind]).name
+        return cls(format=Format(name=name, weight=Online(kind=kind)))
+
+    @property
+    def names(self) -> Sequence[str]:
+        return (self.format.name,)
+
+    def of(self, modules: Sequence[str], target: Target) -> Format:
+        if target == "Embedding" or any(module.endswith(HEAD) for module in modules):
+            return TABLE
+        if any(ROUTERS.search(module) or GATES.search(module) for module in modules):
+            return PLAIN
+        return self.format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Online:
+    """The weight class of a kind."""
+
+    kind: Kind
+
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> Weight:
+        made = OnlineInt4 if self.kind == "int4" else OnlineScaled
+        return made(ops, dtype, parts, rows, stacked, self.kind)
+
+
+class IntTable(OnlineScaled):
+    """An LM head in int8, whose rows may also be embeddings."""
+
+    def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
+        assert self.panels, "a table that the kernels do not take"
+        return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
+
+
+def table(
+    ops: Ops,
+    dtype: torch.dtype,
+    parts: Sequence[Part],
+    rows: int | None = None,
+    stacked: int | None = None,
+) -> Weight:
+    """The weight class of an embedding, whose alias is the head's name if it is tied, or a head."""
+    (part,) = parts
+    if not ops.packs(dtype):
+        return PlainWeight(ops, dtype, parts, rows, stacked)
+    from minisgl.kernel.panels import takes
+
+    is_head = HEAD in part.name or HEAD in (part.alias or "")
+    held = len(part.share) if rows is None else rows
+    if is_head and takes(held, part.shape[1], 0, dtype, "int8"):
+        return IntTable(ops, dtype, parts, rows, stacked, "int8")
+    return PackedWeight(ops, dtype, parts, rows, stacked)
+
+
+TABLE = Format(weight=table)

@@ -1,0 +1,78 @@
+"""`--dry-run`: check a model and options, and say what memory they take, without weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minisgl.attention import create_attention_backend
+from minisgl.engine import EngineConfig
+from minisgl.engine.connect import connect, resolve_dtype
+from minisgl.engine.memory import plan_engine_memory
+from minisgl.kernel.ops import Ops
+from minisgl.kernel.registry import create_ops
+from minisgl.models import ModelConfig, build_model
+from minisgl.models.check import check_model
+from minisgl.quantization import UNQUANTISED
+from minisgl.utils.text import size_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.distributed import DistributedCommunicator
+
+
+def dry_run(config: EngineConfig) -> str:
+    """Check the checkpoint and the options without loading weights. Returns the memory table."""
+    device, comm = connect(config)
+    try:
+        model = ModelConfig.from_folder(config.folder, config.quantization)
+        dtype = resolve_dtype(config, model, device)
+        # What --quantization makes depends on the kernels; else nothing needs to be compiled.
+        ops = create_ops(device.torch_device) if config.quantization else Ops()
+        table = str(plan_engine_memory(config, model, dtype, device, comm, ops))
+        if config.attn != "auto":
+            create_attention_backend(
+                config.attn,
+                Ops(),
+                device.torch_device,
+                dtype=dtype,
+                head_dim=model.head_dim,
+                page_size=config.page_size,
+                needs=model.family.spec(model).attention,
+            )
+        if not config.dummy_weight:
+            check_model(
+                config.folder,
+                dtype=dtype,
+                ops=ops,
+                comm=comm,
+                expert_parallel=config.ep,
+                quantization=config.quantization,
+            )
+        if config.quantization:
+            table += _saved(config, model, dtype, comm, ops)
+        return table
+    finally:
+        device.close()
+        comm.close()
+
+
+def _saved(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    comm: DistributedCommunicator,
+    ops: Ops,
+) -> str:
+    """A line that says what --quantization saves."""
+    held, plain = (
+        build_model(
+            each, dtype=dtype, ops=ops, comm=comm, expert_parallel=config.ep
+        ).num_weight_bytes
+        for each in (model, replace(model, formats=UNQUANTISED))
+    )
+    return (
+        f"\n--quantization {config.quantization}: weights take {size_of(held)} instead of "
+        f"{size_of(plain)}"
+    )

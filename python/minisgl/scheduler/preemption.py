@@ -1,0 +1,70 @@
+"""Preemption: a waiting request takes the place of running requests of another key.
+
+Only of those that come after it by priority and tag (`minisgl.server.shares`), not by arrival. So
+no request is retracted for one that it could displace in turn, and a retracted request resumes
+before later ones. The choice is a pure function of the requests, as all planning is. Requests of
+one key do not displace each other, nor do requests without keys.
+
+A retracted request leaves with its last flight, one turn later when steps overlap. Until then no
+other is retracted for want of a place or of pages: those of the leaving one may suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minisgl.core.req import Req
+from minisgl.scheduler.planner import Planner
+from minisgl.scheduler.requests import Requests
+
+
+def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) -> None:
+    """Retract running requests so that the candidates can start in this step or the next.
+
+    candidates: waiting requests, in order.
+    """
+    if requests.leaving:
+        return
+    num_places = len(requests.free_table_idxs)
+    starting = [req for req in requests.running if req.num_known - req.num_computed > 1]
+    for req in candidates:
+        if planner.waits_for_prefix(req, starting):
+            continue
+        has_room = _has_room(planner, requests, req, starting)
+        if has_room is None:
+            continue
+        num_tokens = 0 if has_room else req.num_known + 1
+        victims = _victims(requests, req, num_tokens, num_places)
+        if victims is None:
+            return  # no later request starts before this one
+        for victim in victims:
+            requests.retract(victim)
+        num_places += len(victims) - 1
+        starting = [*(other for other in starting if other not in victims), req]
+
+
+def _has_room(planner: Planner, requests: Requests, req: Req, starting: list[Req]) -> bool | None:
+    """Return whether the pages suffice for `req` beside requests that start or go on; None if it
+    should wait for a longer prefix."""
+    if requests.cache.attach(req, planner.reusable_ids(req), requests.next_step) is None:
+        return None
+    try:
+        return planner.has_room(req, starting)
+    finally:
+        requests.cache.release(req)
+
+
+def _victims(requests: Requests, req: Req, num_tokens: int, num_places: int) -> list[Req] | None:
+    """Return the running requests to retract, the last in the order first, for a place and for the
+    pages of `num_tokens`; None if those after `req` do not suffice."""
+    victims: list[Req] = []
+    for victim in reversed(requests.running):
+        if num_places + len(victims) > 0 and num_tokens <= 0:
+            break
+        if victim.order[:2] <= req.order[:2]:
+            return None
+        if victim.order[3] == req.order[3]:
+            continue
+        victims.append(victim)
+        num_tokens -= victim.num_computed
+    return victims if num_places + len(victims) > 0 and num_tokens <= 0 else None

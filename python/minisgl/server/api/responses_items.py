@@ -1,0 +1,192 @@
+"""The items of a conversation in POST /v1/responses, and the messages of a chat that they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from minisgl.errors import InvalidRequest
+from minisgl.server.api.left_out import UNREADABLE, Omission
+from minisgl.server.api.messages import Message, ToolCall, ToolFunction
+from minisgl.server.api.response_tools import custom_arguments
+from minisgl.server.api.schema import Json, ignored, only
+
+HOSTED: Final = (
+    "web_search_call",
+    "tool_search_call",
+    "tool_search_output",
+    "image_generation_call",
+)
+"""What hosted tools of another server did in earlier turns: left out, with a warning."""
+
+
+class InputPart(Json, frozen=True, kw_only=True):
+    """Of an image or a file only that it was there is read, in what a tool returned."""
+
+    type: Literal[
+        "input_text",
+        "output_text",
+        "reasoning_text",
+        "summary_text",
+        "text",
+        "input_image",
+        "input_file",
+    ]
+    text: str | None = None
+    annotations: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
+    logprobs: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
+    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    parsed: Annotated[Any, ignored("Changes nothing.")] = None
+    image_url: Annotated[str | None, ignored("Images are not read.")] = None
+    detail: Annotated[str | None, ignored("Images are not read.")] = None
+    file_id: Annotated[str | None, ignored("Files are not read.")] = None
+    file_url: Annotated[str | None, ignored("Files are not read.")] = None
+    file_data: Annotated[str | None, ignored("Files are not read.")] = None
+    filename: Annotated[str | None, ignored("Files are not read.")] = None
+
+    @property
+    def is_unreadable(self) -> bool:
+        return self.type in ("input_image", "input_file")
+
+
+class InputItem(Json, frozen=True, kw_only=True):
+    """A message, a call, its output, or reasoning; items of an answer as they came."""
+
+    type: (
+        Literal[
+            "message",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "reasoning",
+            "web_search_call",
+            "tool_search_call",
+            "tool_search_output",
+            "image_generation_call",
+        ]
+        | None
+    ) = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    id: Annotated[str | None, ignored("Changes nothing.")] = None
+    status: Annotated[str | None, ignored("Changes nothing.")] = None
+    phase: Annotated[str | None, ignored("Changes nothing.")] = None
+    caller: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    encrypted_content: Annotated[
+        str | None, ignored("Reasoning of another server, which is left out.")
+    ] = None
+    namespace: str | None = None
+    # OpenAI's clients add these to the items of an answer.
+    parsed_arguments: Annotated[Any, ignored("Changes nothing.")] = None
+    async_: Annotated[bool | None, only(False, why="send the output with the call")] = None
+    # Of hosted tools' items, which are left out.
+    action: Annotated[Any, ignored("Of an item that is left out.")] = None
+    execution: Annotated[str | None, ignored("Of an item that is left out.")] = None
+    tools: Annotated[list[Any] | None, ignored("Of an item that is left out.")] = None
+    result: Annotated[Any, ignored("Of an item that is left out.")] = None
+    revised_prompt: Annotated[str | None, ignored("Of an item that is left out.")] = None
+
+    @property
+    def _is_encrypted(self) -> bool:
+        return bool(self.type == "reasoning" and self.encrypted_content) and not (
+            self.content or self.summary
+        )
+
+    def left_out(self, path: str) -> list[Omission]:
+        """What of the item is in no message."""
+        if self.type in HOSTED:
+            return [Omission(path, self.type)]
+        if self._is_encrypted:
+            return [Omission(path, "encrypted reasoning")]
+        parts = self.output if isinstance(self.output, list) else []
+        return [
+            Omission(f"{path}.output[{index}]", part.type)
+            for index, part in enumerate(parts)
+            if part.is_unreadable
+        ]
+
+    def message(self, path: str) -> Message | None:
+        """Of a chat; None if the item is left out. Raises InvalidRequest."""
+        self.refuse_unsupported(f"{path}.")
+        if self.type in HOSTED or self._is_encrypted:
+            return None
+        match self.type:
+            case "function_call" | "custom_tool_call":
+                return self._call(path)
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = _given(self.call_id, f"{path}.call_id")
+                output = _text(_given(self.output, f"{path}.output"), f"{path}.output", UNREADABLE)
+                return Message(role="tool", tool_call_id=call_id, content=output)
+            case "reasoning":
+                thoughts = _text(self.content or self.summary or "", f"{path}.content")
+                return Message(role="assistant", content="", reasoning_content=thoughts)
+        content = _text(_given(self.content, f"{path}.content"), f"{path}.content")
+        return Message(role=_given(self.role, f"{path}.role"), content=content)
+
+    def _call(self, path: str) -> Message:
+        name = _given(self.name, f"{path}.name")
+        if self.type == "custom_tool_call":
+            arguments = custom_arguments(_given(self.input, f"{path}.input"))
+        else:
+            arguments = _given(self.arguments, f"{path}.arguments")
+            if not isinstance(arguments, str):
+                param = f"{path}.arguments"
+                raise InvalidRequest(f"{param}: expected a string, got an object", param=param)
+        function = ToolFunction(
+            name=f"{self.namespace}.{name}" if self.namespace else name, arguments=arguments
+        )
+        call = ToolCall(id=_given(self.call_id, f"{path}.call_id"), function=function)
+        return Message(role="assistant", tool_calls=[call])
+
+
+def _given(value: Any, path: str) -> Any:
+    if value is None:
+        raise InvalidRequest(f"the field {path} is missing", param=path)
+    return value
+
+
+def _text(content: str | list[InputPart], path: str, unreadable: str = "") -> str:
+    """unreadable: stands for an image or a file; "" refuses them."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        if part.is_unreadable and not unreadable:
+            raise InvalidRequest(
+                f"{path}[{index}] is of type {part.type}, and this server reads text only",
+                param=f"{path}[{index}].type",
+            )
+        is_text = not part.is_unreadable
+        texts.append(_given(part.text, f"{path}[{index}].text") if is_text else unreadable)
+    return "".join(texts)
+
+
+def joined(messages: list[Message]) -> list[Message]:
+    """Join the items of one turn of the assistant: reasoning, text and calls are one message."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is None or last.role != "assistant" or message.role != "assistant":
+            joined.append(message)
+            continue
+        text = (last.content or "", message.content or "")
+        thoughts = (last.reasoning_content or "", message.reasoning_content or "")
+        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+        joined[-1] = Message(
+            role="assistant",
+            content="\n".join(filter(None, map(_text_of, text))) or (None if calls else ""),
+            reasoning_content="\n".join(filter(None, thoughts)) or None,
+            tool_calls=calls or None,
+        )
+    return joined
+
+
+def _text_of(content: Any) -> str:
+    assert isinstance(content, str)
+    return content

@@ -1,0 +1,29 @@
+"""What tests do with the page at `/`, in a tab of Playwright's."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+DONE = "article.answer[aria-busy=false]"
+
+
+def ask(tab: Any, text: str) -> None:
+    tab.fill("#question", text)
+    tab.press("#question", "Enter")
+
+
+def until(tab: Any, condition: str, wait_s: float = 60) -> None:
+    """Playwright's own wait_for_function needs eval, which the page's policy forbids."""
+    deadline = time.monotonic() + wait_s
+    while not tab.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.02)
+
+
+def answers(tab: Any) -> list[str]:
+    return [text.strip() for text in tab.locator(".answer .markdown").all_text_contents()]
+
+
+def wait_answers(tab: Any, count: int) -> None:
+    until(tab, f"document.querySelectorAll('{DONE}').length === {count}")

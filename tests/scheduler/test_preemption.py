@@ -1,0 +1,130 @@
+"""A waiting request takes the place of running requests of a key that was served more."""
+
+from __future__ import annotations
+
+from minisgl.core import Accepted, Plan, SamplingParams, StepResult, Token
+from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig
+
+HEAVY, LIGHT = 1, 2
+
+
+def make(*, num_pages: int = 64, max_running: int = 2, chunk: int = 64) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            num_pages=num_pages,
+            page_size=4,
+            max_seq_len=64,
+            vocab_size=100,
+            eos_ids=frozenset([99]),
+            max_prefill_tokens=chunk,
+            max_running=max_running,
+            watermark_tokens=0,
+        )
+    )
+
+
+def ask(
+    scheduler: Scheduler,
+    uid: int,
+    share: tuple[int, int],
+    num_prompt: int = 8,
+    num_output: int = 16,
+    priority: int = 0,
+) -> None:
+    sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
+    ids = ids_to_bytes([uid + 1] * num_prompt)
+    message = UserMsg(uid=uid, ids=ids, sampling=sampling, share=share, priority=priority)
+    assert isinstance(scheduler.add(message), Accepted)
+
+
+def settle(scheduler: Scheduler, plan: Plan | None) -> list[int]:
+    """Returns the uids that got a token."""
+    assert plan is not None
+    events = scheduler.commit(plan, StepResult(next_ids=[5] * len(plan.sample_rows)))
+    scheduler.check()
+    return [event.uid for event in events if isinstance(event, Token)]
+
+
+def test_it_takes_the_place_of_the_last_and_gives_it_back() -> None:
+    scheduler = make()
+    for uid in range(3):
+        ask(scheduler, uid, (100 * uid, HEAVY))
+    assert settle(scheduler, scheduler.plan()) == [0, 1]
+    ask(scheduler, 3, (50, LIGHT), num_output=4)
+    tokens = settle(scheduler, scheduler.plan())
+    assert tokens == [0, 3]
+    while 3 in tokens:
+        tokens = settle(scheduler, scheduler.plan())
+    assert tokens == [0, 1], "what was retracted comes before what had to wait"
+    assert scheduler.stats.num_retractions == 1
+
+
+def test_while_steps_overlap_it_starts_one_step_later() -> None:
+    scheduler = make(max_running=1)
+    ask(scheduler, 0, (100, HEAVY))
+    flight = scheduler.plan()
+    ask(scheduler, 1, (0, LIGHT))
+    assert scheduler.plan() is None, "the only place is that of a row in flight"
+    assert settle(scheduler, flight) == [0]
+    assert settle(scheduler, scheduler.plan()) == [1]
+
+
+def test_it_takes_as_many_pages_as_it_needs() -> None:
+    scheduler = make(num_pages=16, max_running=8)
+    for uid in range(5):
+        ask(scheduler, uid, (100 * uid, HEAVY), num_prompt=11)
+    assert settle(scheduler, scheduler.plan()) == [0, 1, 2, 3, 4]
+    ask(scheduler, 5, (50, LIGHT), num_prompt=30)
+    assert settle(scheduler, scheduler.plan()) == [0, 1, 5]
+    assert scheduler.stats.num_retractions == 3
+
+
+def test_nothing_is_retracted_in_vain() -> None:
+    scheduler = make(num_pages=16, max_running=8)
+    for uid, tag in enumerate((0, 10, 20, 30, 100)):
+        ask(scheduler, uid, (tag, HEAVY), num_prompt=11)
+    settle(scheduler, scheduler.plan())
+    ask(scheduler, 5, (50, LIGHT), num_prompt=30)  # one request after it has too few pages
+    assert settle(scheduler, scheduler.plan()) == [0, 1, 2, 3, 4]
+    assert scheduler.stats.num_retractions == 0
+
+
+def test_requests_of_one_key_and_those_without_keys_keep_their_places() -> None:
+    for key in (0, HEAVY):
+        scheduler = make()
+        for uid in range(2):
+            ask(scheduler, uid, (100 * (key > 0), key))
+        settle(scheduler, scheduler.plan())
+        ask(scheduler, 2, (0, key), priority=-1)
+        assert settle(scheduler, scheduler.plan()) == [0, 1]
+
+
+def test_a_less_urgent_request_takes_no_place() -> None:
+    scheduler = make()
+    for uid in range(2):
+        ask(scheduler, uid, (100, HEAVY))
+    settle(scheduler, scheduler.plan())
+    ask(scheduler, 2, (0, LIGHT), priority=1)
+    assert settle(scheduler, scheduler.plan()) == [0, 1]
+
+
+def test_a_request_alone_gives_up_its_duplicates_of_cached_pages() -> None:
+    """Prompt log-probabilities are computed again where the cache has the pages, so the request
+    holds them twice. The pool has no room for that, and would have no step to plan."""
+    scheduler = make(num_pages=16, chunk=16)
+    prompt = ids_to_bytes([1] * 56)
+    scheduler.add(UserMsg(uid=0, ids=prompt, sampling=SamplingParams(max_tokens=1)))
+    while scheduler.runnable:
+        settle(scheduler, scheduler.plan())
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    scheduler.add(UserMsg(uid=1, ids=ids_to_bytes([1] * 60), sampling=scored))
+    ends = []
+    while scheduler.runnable:
+        plan = scheduler.plan()
+        assert plan is not None
+        scores = [([0.0] * len(next_ids), [[]] * len(next_ids)) for _, next_ids, _ in plan.scored]
+        outcome = StepResult(next_ids=[5] * len(plan.sample_rows), scores=scores)
+        ends += scheduler.commit(plan, outcome)
+        scheduler.check()
+    assert ends[-1].uid == 1
