@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 def split_rows(ends: Sequence[int], most: int) -> list[slice]:
-    """Rows with contexts of so many tokens, in order, cut into runs of `most` tokens at most each;
-    a longer context is alone."""
+    """Split rows, in order, into runs whose contexts have at most `most` tokens together. A longer
+    context is alone. ends: the lengths of the contexts."""
     runs: list[slice] = []
     first = num_tokens = 0
     for row, end in enumerate(ends):
@@ -29,8 +29,8 @@ def split_rows(ends: Sequence[int], most: int) -> list[slice]:
 def context_slots(
     page_table: Tensor, table_idxs_E: Tensor, ends_E: Tensor, num_tokens: int, page_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the tokens of the contexts [0, ends) are in the cache, row after row: slots int64 [C].
-    And where each row begins among them, and the last ends: int32 [E + 1].
+    """Return the slots of the contexts [0, ends), row after row, int64 [C], and the index where
+    each row begins among them and the last ends, int32 [E + 1].
 
     page_table: int32 [rows, pages]. num_tokens: C, the sum of `ends_E`, which the host knows:
     nothing waits for the device.

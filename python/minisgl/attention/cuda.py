@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 
 
 SERVED = {"fa": (SINKS,)}
-"""Of what a model needs, what a package's kernels have. triton serves all."""
+"""The needs of models that a backend serves. triton serves all."""
 
 
 def create_cuda_backend(

@@ -24,11 +24,11 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
 HEAD_DIMS = (64, 128, 256)
-"""What is tested here; the package may hold more."""
+"""The sizes that are tested here; the package may take more."""
 MAX_JOINED_TOKENS = 4096
-"""In a step of no more, prompts that begin share one call with those that go on: a call took the
-host 46 us in a profile, which should be more than what reading k and v directly saves the device
-(not measured alone)."""
+"""Up to this many tokens of a step, prompts that begin share one call with those that go on. A call
+took the host 46 us in a profile, which should be more than what reading k and v directly saves the
+device (not measured alone)."""
 
 
 class FlashAttentionBackend(PagedAttnBackend):
@@ -43,8 +43,8 @@ class FlashAttentionBackend(PagedAttnBackend):
         head_dim: int,
         needs: Sequence[str] = (),
     ) -> None:
-        """needs: see `create_attention_backend`. Raises ConfigError where the package, the GPU or
-        the model does not do."""
+        """needs: see `create_attention_backend`. Raises ConfigError if the package is missing, or
+        the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] != 9:
             raise ConfigError(

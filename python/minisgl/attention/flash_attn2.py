@@ -1,8 +1,8 @@
 """FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks alone.
 
-It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values:
-those of a prompt that begins are at hand, contexts of the others are gathered from the pages, some
-at a time. That costs each layer a copy of these contexts, little beside attending to them.
+It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values.
+A prompt that begins has them; contexts of other rows are gathered from the pages, some rows at a
+time. So each layer copies these contexts, which takes little time beside attending to them.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -27,7 +27,8 @@ from minisgl.kernel.ops import Ops
 MAX_HEAD_DIM = 256
 MIN_ARCH = (8, 0)
 GATHERED_TOKENS = 16_384
-"""Of contexts at most at a time, unless one alone is longer: 64 MiB for 8 heads of 128 dims."""
+"""The most tokens of contexts that are gathered at a time, unless one context is longer: 64 MiB for
+8 heads of 128 dims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class FlashAttention2Backend(PagedAttnBackend):
     name = "fa2"
 
     def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-        """Raises ConfigError where torch, the GPU or the model does not do."""
+        """Raises ConfigError if torch, the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device) < MIN_ARCH:
             raise ConfigError(
@@ -138,6 +139,6 @@ def _gathered(group: Group, batch: PoolBatch) -> tuple[Tensor, Tensor, Tensor]:
 def _load() -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Since 2.12 torch wants to be told that heads share keys; before, it took that without a word.
+    # Since 2.12 torch needs a flag if heads share keys; before, it needed none.
     has_flag = "enable_gqa" in inspect.signature(varlen_attn).parameters
     return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn

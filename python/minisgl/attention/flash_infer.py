@@ -44,7 +44,7 @@ class FlashInferBackend(PagedAttnBackend):
     name = "fi"
 
     def __init__(self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-        """Raises ConfigError where the package, the GPU or the model does not do."""
+        """Raises ConfigError if the package is missing, or the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device) < MIN_ARCH:
             raise ConfigError("attention backend 'fi' needs an Ampere GPU or later; choose triton")
@@ -94,7 +94,7 @@ class FlashInferBackend(PagedAttnBackend):
         planned.run(q_TNH[first:], (pool.k, pool.v), out=out_TNH[first:])
 
     def _plan(self, window: int, layer: AttnLayer, batch: PoolBatch, q_TNH: Tensor) -> Any:
-        """The wrapper, planned for all layers of this window."""
+        """Return the wrapper, planned for all layers of this window."""
         metadata: FlashInferMetadata = batch.attn_metadata
         table = batch.context.page_table
         page_size = batch.context.kv_pool.layer(layer.layer_id).k.shape[1]
@@ -127,5 +127,5 @@ class FlashInferBackend(PagedAttnBackend):
 
 
 def _offsets(sizes: np.ndarray[Any, Any]) -> Tensor:
-    """Where each begins, and where the last ends."""
+    """Return where each begins, and where the last ends."""
     return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes)))).int()

@@ -1,11 +1,11 @@
-"""What `--attn` may say."""
+"""The values of `--attn`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
-"""Of the CPU. A GPU has auto and torch too, and those below, alone or two as prefill,decode."""
+"""On a CPU. A GPU has auto, torch and the names below, alone or two as prefill,decode."""
 CUDA_BACKENDS: Final = ("triton", "fa")
 PREFILL_BACKENDS: Final = ("fa2", "fi")  # for the first place of two
 DECODE_BACKENDS: Final = ("trtllm",)  # for the second place
@@ -13,5 +13,5 @@ DECODE_BACKENDS: Final = ("trtllm",)  # for the second place
 SINKS: Final = "sinks"
 SOFTCAP: Final = "softcap"
 SHARED: Final = "layer that reads another's keys and values"
-"""What some models' attention has, see `AttnLayer`: the backends of a CPU, torch and triton serve
-it, other backends only where `minisgl.attention.cuda` says so."""
+"""What the attention of some models needs (`AttnLayer`). The CPU's backends, torch and triton have
+all of it, other backends what `minisgl.attention.cuda.SERVED` lists."""

@@ -50,8 +50,9 @@ class DeltaLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpace:
-    """What Mamba2 has in the place of the delta rule (`minisgl.kernel.delta_rule`). bias_D: of the
-    convolution. skip_N: float32, multiplies a head's values, which are added to its output."""
+    """The parameters of Mamba2, which replaces the delta rule (`minisgl.kernel.delta_rule`).
+
+    bias_D: the convolution's. skip_N: float32; a head adds skip * values to its output."""
 
     bias_D: Tensor
     skip_N: Tensor
@@ -65,7 +66,7 @@ class RecurrentMetadata(BaseAttnMetadata):
 
 
 class RecurrentBackend(ABC):
-    """See `BaseAttnBackend`, of which this has what the engine asks for."""
+    """Has the methods of `BaseAttnBackend` that the engine calls."""
 
     name: str
     graph_safe = False

@@ -28,7 +28,7 @@ class ConvMetadata(BaseAttnMetadata):
 
 
 class ShortConvBackend:
-    """See `BaseAttnBackend`, of which this has what the engine asks for."""
+    """Has the methods of `BaseAttnBackend` that the engine calls."""
 
     name = "conv"
     graph_safe = True
@@ -49,7 +49,7 @@ class ShortConvBackend:
         layer: ConvLayer,
         batch: PoolBatch,
     ) -> Tensor:
-        """Store x and convolve each channel with its taps, the last of which is the token's own.
+        """Store x and convolve each channel with its taps. The last tap is for the token itself.
         Returns [T, D] in x's dtype, rounded once."""
         layer.inputs[batch.slots.long()] = x_TD  # -1 is the last entry
         metadata: ConvMetadata = batch.attn_metadata

@@ -22,7 +22,7 @@ from minisgl.kernel.ops import Ops
 
 PAGE_SIZES = (16, 32, 64, 128)
 HEAD_DIMS = (64, 128)
-"""What is tested here; XQA may take more."""
+"""The sizes that are tested here; XQA may take more."""
 ARCHS = (9, 10, 12)  # majors of compute capability
 WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation asks for; zero before the first use
 

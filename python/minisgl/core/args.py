@@ -29,7 +29,7 @@ Quantization = Literal["fp8", "int8", "int4"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a value of an option must be.
+    """The values that an option may have.
 
     words: completes the sentence "NAME must be ...". accepts: whether a value is allowed. parse:
     makes a value of a flag's text; raises ValueError. choices: the allowed values, if they are few.
@@ -69,7 +69,7 @@ SWITCH: Final = Rule(words="True or False", accepts=lambda value: isinstance(val
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a field says of itself, beside its name, type and default.
+    """The description of an option, beside its name, type and default.
 
     group: the heading in `--help`. help: one phrase, without the default. unset: the words for a
     default of None. metavar: instead of the rule's. nodes: with several nodes, whether all must

@@ -23,7 +23,7 @@ from typing import Literal
 from minisgl.errors import ConfigError
 
 STATE_TOKENS = 512
-"""For a state that running requests hold, the memory plan expects so many of their tokens."""
+"""The memory plan expects one state page per this many tokens of running requests."""
 GroupKind = Literal["full", "window", "state", "rows"]
 
 

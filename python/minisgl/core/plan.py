@@ -1,4 +1,4 @@
-"""What a step computes, as host integers, and its outcome.
+"""A step as host integers: what it computes, and its outcome.
 
 Row ``i`` of a plan computes the KV of positions [starts[i], ends[i]) of request ``uids[i]``, whose
 page table and last token are row ``table_idxs[i]`` of the engine's tables::

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
 
 MAX_BYTES: Final = 128 * 1024
-"""Of a schema, regex, grammar or list of choices. It bounds the work before compiling, which has a
-bound of its own."""
+"""The most bytes of a schema, regex, grammar or list of choices. It bounds the work before
+compiling, which has a bound of its own."""
 MAX_LEVELS: Final = 100
-"""Objects and lists in one another. llguidance reads 128 levels of JSON, some of them its own."""
+"""The most levels of nested objects and lists. llguidance reads 128, some of which it adds
+itself."""
 OPTION: Final = "structured_outputs"
 KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 

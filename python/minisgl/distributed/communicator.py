@@ -77,7 +77,7 @@ class DistributedCommunicator(ABC):
 
     @abstractmethod
     def exchange(self, x_SV: Tensor) -> Tensor:
-        """All-to-all: each rank gives its columns of all rows [S, V] and gets all columns of its
+        """All-to-all: each rank has its columns of all rows [S, V] and gets all columns of its
         share of the rows [S / size, size * V]. S is a positive multiple of the size."""
 
     def add_norm(

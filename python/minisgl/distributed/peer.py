@@ -37,9 +37,9 @@ MAX_SHARE_BYTES = 2 << 20
 64 registers a thread at 8 ranks) runs at once. Each of N ranks allocates 8 N times as much."""
 MAX_ROWS = 1024  # the most rows that `add_norm` sends in one trip
 SECOND_TRIP_BYTES = 256 << 10
-"""What a GPU sends over NVLink in the time of a second trip. `one_shot` is chosen if it sends at
-most this much more than `two_shot`. Four H200s, in a graph: one trip takes 4.6 us for 128 KB and
-7.5 us for 256 KB, two trips take 5.3 and 5.9."""
+"""The bytes that a GPU sends over NVLink in the time of a second trip. `one_shot` is chosen if it
+sends at most this much more than `two_shot`. Four H200s, in a graph: one trip takes 4.6 us for 128
+KB and 7.5 us for 256 KB, two trips take 5.3 and 5.9."""
 
 
 def choose_algorithm(num_bytes: int, size: int, share_bytes: int) -> str | None:

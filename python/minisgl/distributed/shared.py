@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 
 
 class SharedMemory(Protocol):
-    """Of one rank. handle: what the others open it with; equally long on each."""
+    """Memory of one rank that the others open by its `handle`, of equal length on all ranks."""
 
     @property
     def handle(self) -> bytes: ...
@@ -33,9 +33,9 @@ Memory = TypeVar("Memory", bound=SharedMemory)
 
 
 def connect(host: GlooCommunicator, make: Callable[[], Memory], *, otherwise: str) -> Memory | None:
-    """What `make` gives, connected on all ranks; or None on all, and the log says why.
+    """Return the result of `make`, connected on all ranks; or None on all, and the log says why.
 
-    make: raises JitUnavailable or RuntimeError where it cannot. otherwise: what is then the case.
+    make: may raise JitUnavailable or RuntimeError. otherwise: for the log, what is used instead.
     """
     memory, error = None, ""
     if len(set(_gather(host, _machine()))) > 1:

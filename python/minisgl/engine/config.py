@@ -1,4 +1,4 @@
-"""What one rank's engine is built from."""
+"""The settings of one rank's engine."""
 
 from __future__ import annotations
 

@@ -74,8 +74,9 @@ class CpuDevice(Device):
             return EagerRunner()  # ranks also exchange their sums, which are no calls
         from minisgl.engine.replay import Places, RecordingRunner
 
-        self._place = Places().place
-        return RecordingRunner(ops.calls, max_graph_rows)
+        places = Places()
+        self._place = places.place
+        return RecordingRunner(ops.calls, max_graph_rows, places)
 
     def set_threads(self, count: int) -> None:
         """Set the number for the stream's thread only: OpenMP keeps it per thread. The number of

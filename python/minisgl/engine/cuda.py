@@ -39,7 +39,8 @@ WARM_UP_ROWS = sorted({*SIZES, *range(3, 16), 20, 22, 28, 30, 40, 56, 60, 320, 5
 """Numbers of decode rows among which are all whose kernels differ, on every GPU that is tested for:
 padded ones, and more of them for engines that do not pad."""
 MIN_CAPABILITY = (8, 0)
-"""Of a GPU: since Ampere multiprocessors copy asynchronously, and have the shared memory for it."""
+"""The oldest GPU is an Ampere: its multiprocessors copy asynchronously, and have shared memory for
+it."""
 MAX_VIEWS = 512  # layouts that are remembered: 16 sizes of graphs, 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.executor import Flight
 from minisgl.core.masker import Mask
@@ -60,29 +58,13 @@ class ForwardOutput(Flight):
 
 
 def _result(plan: Plan, values: list[int]) -> StepResult:
-    """values: S ids; if a row asks for log-probabilities, the bits of S float32; if M rows ask for
-    the K most likely tokens, ids [M, K] and the bits of float32 [M, K]."""
+    """values: the output of `Sampler.sample`, on the host."""
     if plan.scored:
         from minisgl.engine.prompt_scores import scored_result
 
         return scored_result(plan, values, _result)
-    if not plan.logprob_rows:
-        return StepResult(next_ids=values)
-    num_samples = len(plan.sample_rows)
-    logprobs = _floats(values[num_samples : 2 * num_samples])
-    return StepResult(
-        next_ids=values[:num_samples],
-        logprobs={index: logprobs[index] for index in plan.logprob_rows},
-        tops=_tops(plan.top_rows, values[2 * num_samples :]) if plan.top_rows else {},
-    )
+    if plan.logprob_rows:
+        from minisgl.engine.logprobs import result_with_logprobs
 
-
-def _tops(rows: list[int], values: list[int]) -> dict[int, list[tuple[int, float]]]:
-    num_top, half = len(values) // (2 * len(rows)), len(values) // 2
-    pairs = list(zip(values[:half], _floats(values[half:]), strict=True))
-    return {row: pairs[i * num_top : (i + 1) * num_top] for i, row in enumerate(rows)}
-
-
-def _floats(bits: list[int]) -> list[float]:
-    floats: list[float] = np.array(bits, np.int32).view(np.float32).tolist()
-    return floats
+        return result_with_logprobs(plan, values)
+    return StepResult(next_ids=values)

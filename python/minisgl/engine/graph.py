@@ -2,7 +2,7 @@
 
 A graph remembers kernels with their addresses, so a padded step finds its inputs where an earlier
 step of its shape found them (`Device.upload`), and works in memory that all graphs share: they
-run one after another. What it gives stays each graph's own: ids, or what the head takes.
+run one after another. The output of each graph has its own memory: ids, or inputs of the LM head.
 
 A shape is captured lazily: its first step runs as it is, its second is captured and replayed. Both
 moments depend on the plans alone, so every rank reaches them at the same step. Probe steps reach
@@ -114,9 +114,9 @@ class GraphRunner(Runner):
 
 @contextlib.contextmanager
 def captured(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[None]:
-    """What is launched within, on the current stream, becomes the graph's instead of running.
+    """Capture the kernels that the body launches on the current stream; they do not run.
 
-    pool: of memory. mode: which calls of CUDA are errors within, as `capture_begin` names it.
+    pool: the graphs' memory. mode: which CUDA calls are errors meanwhile (`capture_begin`).
     """
     graph.capture_begin(pool=pool, capture_error_mode=mode)
     try:

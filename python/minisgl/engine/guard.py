@@ -126,7 +126,7 @@ class PageGuard:
             self._saw_nan.zero_()
             if not self._follows_a_failed_one:
                 raise EngineError(
-                    f"step {plan.step}: NaN in the logits: a row read a slot that nobody wrote, or "
+                    f"step {plan.step}: NaN in the logits: a row read a slot that no row wrote, or "
                     "the model computes NaN by itself"
                 )
 

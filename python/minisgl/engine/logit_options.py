@@ -146,7 +146,7 @@ class LogitOptions:
         )
 
     def _forbidden_words(self, plan: Plan, index: int, row: _Row, words: _BadWords) -> Tensor:
-        """What is added to the logits of a row, float32 [V]. Only the output's tokens count."""
+        """Return the summand of a row's logits, float32 [V]. Only the output's tokens count."""
         end = row.num_prompt + plan.output_idxs[index]
         longest = words.prefixes.shape[1]
         first = max(end - longest, 0)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl.core import Plan, StepResult
 from minisgl.engine.inputs import SampleTensors
 from minisgl.kernel.ops import Ops
 
@@ -35,3 +37,25 @@ def with_logprobs(
     top_ids_MK, top_MK = ops.top_logprobs(logits_RV[inputs.top_rows], inputs.num_top)
     parts = (ids_S, logprobs_S, top_ids_MK.flatten(), top_MK.view(torch.int32).flatten())
     return torch.cat(parts)
+
+
+def result_with_logprobs(plan: Plan, values: list[int]) -> StepResult:
+    """Return the result of a step from the output of `with_logprobs`, on the host."""
+    num_samples = len(plan.sample_rows)
+    logprobs = _floats(values[num_samples : 2 * num_samples])
+    return StepResult(
+        next_ids=values[:num_samples],
+        logprobs={index: logprobs[index] for index in plan.logprob_rows},
+        tops=_tops(plan.top_rows, values[2 * num_samples :]) if plan.top_rows else {},
+    )
+
+
+def _tops(rows: list[int], values: list[int]) -> dict[int, list[tuple[int, float]]]:
+    num_top, half = len(values) // (2 * len(rows)), len(values) // 2
+    pairs = list(zip(values[:half], _floats(values[half:]), strict=True))
+    return {row: pairs[i * num_top : (i + 1) * num_top] for i, row in enumerate(rows)}
+
+
+def _floats(bits: list[int]) -> list[float]:
+    floats: list[float] = np.array(bits, np.int32).view(np.float32).tolist()
+    return floats

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from minisgl.models import BaseLLMModel
 
 LOGIT_BYTES = 2**26
-"""Of the float32 logits at a time: 110 rows of 152,000. The memory plan has room for three times
-the logits of all running requests."""
+"""The most bytes of float32 logits at a time: 110 rows of 152,000. The memory plan has room for
+three times the logits of all running requests."""
 MIN_ROWS = 16
 
 Indices = npt.NDArray[np.int64]

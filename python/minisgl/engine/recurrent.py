@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def recurrent_context(engine: Engine, pool: PoolSpec, attn: str) -> Context:
-    """attn: the name that `--attn` gives."""
+    """Allocate the pool, and choose the backend of its layers. attn: the value of `--attn`."""
     groups, tables = engine.memory.groups, engine._tables
     if isinstance(pool, ConvPoolSpec):
         return Context(

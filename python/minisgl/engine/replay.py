@@ -23,7 +23,7 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 MOST_ROWS = 64
-"""Of a recorded step. Beyond, the calls take so long that what is between them hardly counts."""
+"""The most rows of a recorded step. With more rows the time between calls hardly counts."""
 
 
 UPLOAD_BYTES = 1 << 20
@@ -32,12 +32,19 @@ small."""
 
 
 class Places:
-    """Where a step's arrays are: arrays of equal sizes are at the places of those before them."""
+    """Fixed addresses of a step's arrays: arrays of equal sizes always have the same. Mutable.
+
+    are_needed: False once no step is recorded. Arrays then stay where they are.
+    """
 
     def __init__(self) -> None:
+        self.are_needed = True
         self._bytes = np.zeros(UPLOAD_BYTES, np.uint8)
 
     def place(self, arrays: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+        if not self.are_needed:
+            yield from arrays
+            return
         at = 0
         for array in arrays:
             place = np.ascontiguousarray(array)
@@ -53,8 +60,9 @@ class RecordingRunner(Runner):
 
     samples = False
 
-    def __init__(self, calls: Calls, max_rows: int) -> None:
+    def __init__(self, calls: Calls, max_rows: int, places: Places) -> None:
         self._calls = calls
+        self._places = places
         self._max_rows = min(max_rows, MOST_ROWS)
         self._recordings: dict[tuple[int, int], Recording | None] = {}
 
@@ -77,5 +85,5 @@ class RecordingRunner(Runner):
         output, self._recordings[key] = self._calls.record(compute)
         if not self._recordings[key]:
             logger.debug("decode steps are not replayed: the model has ops of torch")
-            self._max_rows = 0
+            self._max_rows, self._places.are_needed = 0, False
         return output

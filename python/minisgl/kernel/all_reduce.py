@@ -1,4 +1,4 @@
-"""What the hosts know of `csrc/cuda/all_reduce.cu`: how to compile it, constants, arguments."""
+"""The host side of `csrc/cuda/all_reduce.cu`: how to compile it, constants, arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl.kernel.jit import load_cubin
 THREADS = 128
 """In a block, each with a pack: 10 KB, a row of Qwen3-32B, is then on 5 multiprocessors."""
 ROW_THREADS = 640
-"""In a block that has a row, at most: one row of Qwen3-32B gives each a pack."""
+"""The most threads of a block that has a row: a row of Qwen3-32B is one pack for each."""
 ROW_ITEMS = 4  # packs of a row that a thread holds, at most
 PACK_BYTES = 16  # the widest that one thread loads or stores
 EMPTY = 0xFFFFFFFF  # a word of the shared memory where nothing has arrived

@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 EPS = 1e-6
-"""Of the norm of queries and keys, as in Hugging Face."""
+"""Added in the norm of queries and keys, as in Hugging Face."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a state needs to know of the tokens since it. keys: [J, K, H] as the convolution returns
-    them. updates: float32 [J, N, V]. decays: float32 [J, N], the sums of the log decays."""
+    """The tokens since a state, as the next token needs them. keys: [J, K, H] as the convolution
+    returns them. updates: float32 [J, N, V]. decays: float32 [J, N], the sums of the log decays."""
 
     keys: Tensor
     updates: Tensor

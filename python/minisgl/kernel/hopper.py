@@ -23,7 +23,7 @@ TYPES = (torch.bfloat16, torch.float16)
 
 
 def multiply_source(columns: int, dtype: torch.dtype) -> str:
-    """`multiply`, the matrix instruction for so many columns, an operand for each of its sums."""
+    """Return `multiply`, the matrix instruction of `columns` columns, an operand for each sum."""
     name = "bf16" if dtype == torch.bfloat16 else "f16"
     count = columns // 2
     names = ", ".join(f"%{i}" for i in range(count))
@@ -41,7 +41,7 @@ def multiply_source(columns: int, dtype: torch.dtype) -> str:
 def load_gemm(
     name: str, dtype: torch.dtype, columns: Iterable[int], numbers: Mapping[str, int]
 ) -> bytes:
-    """The cubin of `csrc/cuda/NAME.cu` with matrix instructions of so many columns.
+    """Return the cubin of `csrc/cuda/NAME.cu` with matrix instructions of these columns.
 
     Raises JitUnavailable.
     """
@@ -100,7 +100,7 @@ class Kernels(Generic[Kind]):
         return self._made[kind]
 
     def weight_map(self, address: int, rows: int, inputs: int, box: int) -> bytes:
-        """A description of [rows, inputs] there, of which a copy brings `box` rows."""
+        """Return the description of [rows, inputs] there. A copy brings `box` rows."""
         key = (address, rows, inputs, box)
         if key not in self._weight_maps:
             self._weight_maps[key] = bytes(self.library.tensor_map(*key))
@@ -108,9 +108,9 @@ class Kernels(Generic[Kind]):
 
 
 def on_hopper(make: Callable[[], Products], otherwise: str) -> Products | None:
-    """What `make` gives, if the current device is a Hopper GPU and something compiles.
+    """Return the result of `make`, or None if this is no Hopper GPU or nothing compiles.
 
-    otherwise: what the log says where nothing does.
+    otherwise: for the log, what is used instead.
     """
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return None

@@ -3,7 +3,7 @@
 This class is the specification of every op, the fallback on every machine, and the oracle of the
 fast twins (`kernel.cpu`, `kernel.cuda`). These subclass it and override the ops that they compute
 faster. Layers get an `Ops` when they are built. Rounding follows Hugging Face transformers step by
-step, so that a bfloat16 model gives the same tokens.
+step, so that a bfloat16 model samples the same tokens.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim, F intermediate size, D hidden size,
 V vocabulary, L rows of it on a rank, S rows that sample, P positions, R rotary dim.
@@ -146,9 +146,9 @@ class Ops:
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
         """Each token's experts: (weights float32 [T, top_k], ids int32 [T, top_k]), largest first.
 
-        The weights are those of a softmax over all E, which `renormalise` scales to a sum of 1.
-        Of equal logits the first goes first. They stay float32 (transformers rounds them to the
-        logits' dtype in some families). Both are contiguous.
+        The weights are those of a softmax over all E, which `renormalise` scales to a sum of 1. If
+        logits are equal, the first expert goes first. Weights stay float32 (transformers rounds
+        them to the logits' dtype in some families). Both are contiguous.
         """
         sorted_TE, ids_TE = logits_TE.float().sort(dim=-1, descending=True, stable=True)
         weights_TK = sorted_TE.softmax(-1)[:, :top_k]

@@ -25,8 +25,8 @@ MAX_ROWS, MAX_FP8_ROWS = 8, 4
 """A layer of 14B in fp8 with 4 rows takes 115.0 us here and 120.3 by Triton, with 8 rows 139.4 and
 122.2 (one H200). int4 and int8 win with 8 rows, too."""
 MAX_PAIRS, MAX_8_BIT_TOKENS = 64, 1
-"""Of experts. In fp8 Qwen3-30B-A3B's take 26.5 us for one token and 41.3 by Triton, for 8 tokens
-178.9 and 78.2; not measured between."""
+"""The most pairs of experts, and the most tokens with 8 bits. In fp8 Qwen3-30B-A3B's take 26.5 us
+for one token and 41.3 by Triton, for 8 tokens 178.9 and 78.2; not measured between."""
 WARPS = 8
 KINDS = {"int4": 0, "fp4": 1, "fp8": 2, "int8": 3}
 SCALES = {
@@ -42,12 +42,13 @@ MAX_SIDES = 4
 BESIDE_BYTES = {False: 512, True: 3072}
 """For sums of squares, and for which experts the pairs chose."""
 ALONE_BYTES = 116 << 10
-"""Of a block that multiplies by a single matrix, at least: a multiprocessor holds one. Where it
-held two, a small kernel between two GEMMs decided which multiprocessors got two blocks of the next
-GEMM and which got none: a layer of int4 took 99.6 us with a norm in between, and 71.6 so
-(docs/decisions/0036)."""
+"""The least shared memory of a block that multiplies by a single matrix, so that a multiprocessor
+holds one. If it held two, a small kernel between two GEMMs decided which multiprocessors got two
+blocks of the next GEMM and which got none: a layer of int4 took 99.6 us with a norm in between, and
+71.6 so (docs/decisions/0036)."""
 PAIR_BYTES = 113 << 10
-"""Of a block of experts: two share a multiprocessor, so that one waits while the other reads."""
+"""The shared memory of a block of experts: a multiprocessor holds two, so one reads while the other
+waits."""
 MOST_STAGES, EXPERT_STAGES, LEAST_STAGES = 6, 4, 3
 
 Experts = Literal[0, 1, 2]

@@ -28,7 +28,7 @@ class Panels:
     """A matrix, or matrices of equal shape one after another: value = (number - zero) * scale.
 
     numbers: packed. group: inputs of a scale. scales: float, or for fp4 exponents + 127 as uint8.
-    zeros: uint8, of which `middle` stands for no offset. Both as `pack_rows` leaves them.
+    zeros: uint8, where `middle` stands for no offset. Both as `pack_rows` leaves them.
     outputs, inputs: of one matrix.
     """
 

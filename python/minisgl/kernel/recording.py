@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 LEAST_BYTES = 64
 READS_ON_HOST = {torch.ops.aten.resolve_conj.default}
-"""What `Tensor.numpy` and `Tensor.tolist` call first."""
+"""The first call of `Tensor.numpy` and `Tensor.tolist`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Calls:
                 self._recorder.add(function, args)
             return function(*args)
 
+        setattr(self, name, call)  # the next access finds it without this method
         return call
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:

@@ -18,7 +18,7 @@ class BaseCacheHandle(ABC):
 
     @abstractmethod
     def pages(self) -> list[int]:
-        """The pages from the first token to this position."""
+        """Return the pages from the first token to this position."""
 
 
 class BasePrefixCache(ABC):
@@ -43,13 +43,13 @@ class BasePrefixCache(ABC):
 
     @abstractmethod
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
-        """Return the number of tokens that `match` would find. The LRU order stays."""
+        """Return the number of tokens that `match` would find. Does not change the LRU order."""
 
     @abstractmethod
     def differs_at(self, ids: IdArray, namespace: str = "") -> int | None:
-        """Return the first position at which `ids` differ from the branch that has most of them.
+        """Return the first position at which `ids` differ from the branch with the longest match.
 
-        Returns None if they do not: one of the two ends there, or nothing is cached.
+        Returns None if they do not differ: the ids or the branch end there, or nothing is cached.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Page bookkeeping of requests whose model has window and state groups.
 
-Such a group (a *tail* group) needs only the pages near the end of what is computed, so a request
-lets go of the others while it runs (`minisgl.kvcache.grouped_tree` has a drawing).
+Such a group (a *tail* group) needs only the pages near the last computed token, so a request
+releases the others while it runs (`minisgl.kvcache.grouped_tree` has a drawing).
 
 Where a request resumes, the full group may have cached more tokens than the others. They are
 computed again for the other groups, and the pages of the full group are not written again
@@ -26,10 +26,11 @@ from minisgl.kvcache.tails import NO_PAGE, NoPages, Tail
 
 @dataclass(slots=True, kw_only=True)
 class _GroupedHolding(Holding):
-    """Mutable. position: the end of what is locked. cursor: the end of what the request has shared,
-    at or before it. tails: for each tail group, the page at each page index of the request,
-    `NO_PAGE` where it holds none. firsts: below these indices it holds none. num_cached: tokens
-    before the position where it resumed. has_run: whether it has been planned since.
+    """Mutable. position: the end of the locked prefix. cursor: the end of the prefix that the
+    request has published, at or before `position`. tails: for each tail group, the page at each
+    page index of the request, `NO_PAGE` where it holds none. firsts: below these indices it holds
+    none. num_cached: tokens before the position where it resumed. has_run: whether it has been
+    planned since.
     """
 
     cursor: RadixHandle
@@ -43,7 +44,7 @@ class GroupedCacheManager(CacheManager):
     """Page bookkeeping of a model with tail groups. Mutable."""
 
     def __init__(self, tree: GroupedPrefixCache, chunk: int) -> None:
-        """chunk: prompt tokens of a step at most."""
+        """chunk: the most prompt tokens of a step."""
         super().__init__(tree.full.num_pages if tree.full else 0, tree)
         if tree.full is None:
             self._allocator = NoPages()
@@ -110,7 +111,7 @@ class GroupedCacheManager(CacheManager):
         return True
 
     def chunk_end(self, req: Req, start: int, end: int) -> int:
-        if self._saves_states:  # where prompts part
+        if self._saves_states:  # where prompts diverge
             holding: _GroupedHolding = req.handle
             parting = holding.position.num_tokens // self._multiple * self._multiple
             if start < parting < end:
@@ -131,9 +132,9 @@ class GroupedCacheManager(CacheManager):
             ]
 
     def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
-        """Also lets go of the tail pages that no token from `start` on reads. Steps in flight may
-        read them: whoever gets such a page writes it in a later step, or in the one that is being
-        planned, and these run after them."""
+        """Also release the tail pages that no token from `start` on reads. Steps in flight may read
+        them. Their next owner writes them in the step that is being planned, or in a later one, and
+        these run after the steps in flight."""
         holding: _GroupedHolding = req.handle
         num_pages = self.pages_for(end)
         if not holding.has_run:  # a request that did not get room has used nothing

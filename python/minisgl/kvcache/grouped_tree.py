@@ -1,7 +1,7 @@
 """The prefix tree of a model with window and state groups: pages that may be missing.
 
 A full group's pages cover a prefix without holes. A window or state group (a *tail* group) needs
-only the pages near the end of what is computed, so a node of the tree may lack its pages::
+only the pages near the last computed token, so a node of the tree may lack its pages::
 
     ids          |=== node ===|=== node ========|
     full         | 0  1  2  3 | 4  5  6  7  8  9|
@@ -45,8 +45,8 @@ class GroupedPrefixCache(RadixPrefixCache):
         self.tails = [Tail(index, column, group) for column, (index, group) in enumerate(tails)]
 
     def find(self, ids: IdArray, namespace: str, step: int) -> tuple[RadixHandle, RadixHandle, int]:
-        """Three positions on the path of `ids`: the end of the full group's match, where a row of
-        `step` can resume, and the number of tokens where a row of a later step could."""
+        """Return three positions on the path of `ids`: the end of the full group's match, where a
+        row of `step` can resume, and the number of tokens where a row of a later step could."""
         parts = list(self._follow(ids, namespace))
         now, later = self._resume(parts, step), self._resume(parts, None)
         end = self.match(ids, namespace)
@@ -56,8 +56,8 @@ class GroupedPrefixCache(RadixPrefixCache):
         return self._resume(list(self._follow(ids, namespace)), None)
 
     def _resume(self, parts: list[tuple[_Node, int]], step: int | None) -> int:
-        """The largest number of tokens after which every group has the pages that come next are
-        read from. A state that `step` or a later one writes does not count."""
+        """Return the largest number of tokens after which every group has the pages that the next
+        token reads. A state that `step` or a later step writes does not count."""
         page_size = self.page_size
         index = sum(num_tokens for _, num_tokens in parts) // page_size
         columns = []
@@ -91,7 +91,8 @@ class GroupedPrefixCache(RadixPrefixCache):
         ]
 
     def tail_pages(self, position: RadixHandle, tail: Tail) -> list[int]:
-        """The group's pages from the first token to a position, `NO_PAGE` where one is missing."""
+        """Return the group's pages from the first token to a position, `NO_PAGE` where one is
+        missing."""
         parts: list[list[int]] = []
         node: _Node | None = position.node
         while node is not None and node.parent is not None:
@@ -102,8 +103,8 @@ class GroupedPrefixCache(RadixPrefixCache):
     def insert_tails(
         self, end: RadixHandle, columns: list[list[int]], step: int, num_cached: int
     ) -> None:
-        """Give the tree the tail pages of the tokens before `end`, a list for each group: it takes
-        those that it lacks, and the caller holds them. num_cached: where the caller resumed."""
+        """Offer the tree the tail pages of the tokens before `end`, a list for each group. It takes
+        those that it lacks; the caller still holds them. num_cached: where the caller resumed."""
         at = len(columns[0])
         before = end.num_tokens // self.page_size - at
         num_cached //= self.page_size
@@ -127,7 +128,7 @@ class GroupedPrefixCache(RadixPrefixCache):
         assert at == 0, "the pages start inside a node"
 
     def take(self, tail: Tail, count: int) -> list[int]:
-        """Allocate tail pages. The tree loses idle ones where too few are free."""
+        """Allocate tail pages. Evicts idle pages of the tree if too few are free."""
         while tail.allocator.num_free < count:
             self._blank(tail, tail.first_to_evict())
         pages = tail.allocator.allocate(count)

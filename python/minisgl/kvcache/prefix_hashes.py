@@ -1,4 +1,4 @@
-"""Hashes of prefixes: what a replica says of its prefix tree, and what a prompt is looked up by.
+"""Hashes of prefixes, by which a router finds the replica that has a prompt's prefix cached.
 
 The hash of a prefix is a sum, modulo 2**64, of one mixed number for each token and its position,
 and of one for the namespace. So the hash of a longer prefix goes on from that of a shorter one, and
@@ -26,10 +26,11 @@ from minisgl.kvcache.radix import RadixPrefixCache, _Node
 Hashes = npt.NDArray[np.uint64]
 
 MAX_HASHES: Final = 2048
-"""Of a tree that are told: 16 KB, some 400 long prompts."""
+"""The most hashes that a replica reports: 16 KB, some 400 long prompts."""
 
 MAX_OF_EDGE: Final = 16
-"""Of an edge, where states or windows decide where a request can resume."""
+"""The most hashes of an edge, in models whose states or windows decide where a request can
+resume."""
 
 
 def prompt_hashes(ids: IdArray, page_size: int, namespace: str = "") -> Hashes:
@@ -38,15 +39,15 @@ def prompt_hashes(ids: IdArray, page_size: int, namespace: str = "") -> Hashes:
 
 
 class TreeHashes:
-    """The hashes of a tree, made on each call. Mutable: it remembers those of the edges that have
-    not changed since the last call, so a call costs time for what is new.
+    """The hashes that a replica reports of its tree, made on each call. Mutable: it remembers those
+    of edges that have not changed since the last call.
 
-    A branch is the edges from one fork of the tree to the next, or to a leaf. Of each branch they
-    are of its end, and of the prefixes that end 1, 4, 16, 64, ... pages before it. So a prompt that
-    leaves the tree n pages before the end of a branch, as a chat does whose last answer is written
-    otherwise, finds all but 3 n pages of what it shares at least. Where it has left is a fork then.
-    Of a model with states or windows they are of the last prefixes of each edge after which a
-    request can resume.
+    A branch is the edges from one fork of the tree to the next, or to a leaf. A branch reports the
+    hash of its end, and those of the prefixes that end 1, 4, 16, 64, ... pages before it. A prompt
+    may leave the tree n pages before the end of a branch, as a chat does whose last answer is
+    written otherwise. It then finds at least all but 3 n pages of the common prefix, and the place
+    becomes a fork. In a model with states or windows, each edge reports its last prefixes after
+    which a request can resume.
     """
 
     def __init__(self, cache: BasePrefixCache, limit: int = MAX_HASHES) -> None:
@@ -65,10 +66,10 @@ class TreeHashes:
         edges: dict[int, tuple[IdArray, Hashes]] = {}
         branches: dict[int, list[Hashes]] = {}  # by the node's id(): edges since the last fork
         ends: dict[int, tuple[int, np.uint64]] = {}  # by the node's id(): pages, hash
-        told: list[Hashes] = []
-        num_told = 0
+        reported: list[Hashes] = []
+        num_reported = 0
         for node in nodes:
-            if num_told >= self._limit:
+            if num_reported >= self._limit:
                 break
             parent = node.parent
             assert parent is not None
@@ -82,16 +83,16 @@ class TreeHashes:
             ends[id(node)] = start + len(hashes), hashes[-1]
             branch = [*branches.get(id(parent), ()), hashes]
             if isinstance(cache, GroupedPrefixCache):
-                told.append(hashes[_resumable(cache, node)])
+                reported.append(hashes[_resumable(cache, node)])
             elif len(node.children) == 1:
                 branches[id(node)] = branch
                 continue
             else:
                 whole = np.concatenate(branch)
-                told.append(whole[np.array(told_lengths(len(whole))) - 1])
-            num_told += len(told[-1])
+                reported.append(whole[np.array(told_lengths(len(whole))) - 1])
+            num_reported += len(reported[-1])
         self._edges = edges
-        return np.concatenate(told)[: self._limit] if told else np.empty(0, np.uint64)
+        return np.concatenate(reported)[: self._limit] if reported else np.empty(0, np.uint64)
 
 
 def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:
@@ -106,7 +107,7 @@ def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:
 
 
 def told_lengths(num_pages: int) -> list[int]:
-    """Return the lengths, in pages, of the prefixes by which `num_pages` are told."""
+    """Return the lengths, in pages, of the prefixes that a branch of `num_pages` reports."""
     lengths, before = [num_pages], 1
     while before < num_pages:
         lengths.append(num_pages - before)

@@ -38,7 +38,7 @@ from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 
 MAX_BRANCHES = 64
-"""Of a node, the newest, with which a prompt is compared to say where it differs."""
+"""The most branches of a node, the newest, that `differs_at` compares with a prompt."""
 
 
 class _Node:

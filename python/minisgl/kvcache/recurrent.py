@@ -5,8 +5,9 @@ is initialised: a step writes before a later one reads.
 
 A token's convolution reads the inputs of the W - 1 tokens before it, so a page of the rows group
 keeps the last inputs alone, in a ring: the token at index i of page p has entry p * R + i % R. A
-row of a step writes those of its last W - 1 tokens. W tokens in a row have entries of their own, so
-a token that is computed again, or too much, overwrites no input that the row before it needs.
+row of a step writes the inputs of its last W - 1 tokens. W consecutive tokens have different
+entries, so a token that is computed again, or one too many, overwrites no input that earlier tokens
+need.
 
 Axes: P state pages, L pages of the rows group, S its slots, R entries of a ring, N local value
 heads, K local key heads, H key dim, V value dim, D = 2 K H + N V inputs of the convolution, W its
@@ -23,7 +24,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentShape:
-    """Of one layer on one rank. dtype: of the activations."""
+    """The sizes of one layer on one rank. dtype: that of the activations."""
 
     num_heads: int
     num_key_heads: int
@@ -42,7 +43,7 @@ class RecurrentShape:
 
     @property
     def state_bytes(self) -> int:
-        """Of a state page in one layer."""
+        """The bytes of a state page in one layer."""
         matrix = 4 * self.num_heads * self.key_dim * self.value_dim
         return matrix + (self.taps - 1) * self.conv_width * self.dtype.itemsize
 
@@ -51,7 +52,7 @@ class RecurrentShape:
         return min(page_size, self.taps)
 
     def page_bytes(self, page_size: int) -> int:
-        """Of a page of rows in one layer."""
+        """The bytes of a page of rows in one layer."""
         row = 4 * self.num_heads * (self.value_dim + 1) + self.key_width * self.dtype.itemsize
         return page_size * row + self.ring(page_size) * self.conv_width * self.dtype.itemsize
 

@@ -1,15 +1,15 @@
 """The pages of a window or state group that the prefix tree keeps, and which it loses first.
 
-A window group loses the page that was let go first. States differ in what they save, so a state
-group has an order that weighs them, GreedyDual-Size-Frequency (Cherkasova, 1998) for pages of one
-size: a page that is let go gets the rank
+A window group loses the page that was released first. States save different amounts of work, so a
+state group weighs them, by GreedyDual-Size-Frequency (Cherkasova, 1998) for pages of one size: a
+page that is released gets the rank
 
     floor + tokens * uses
 
 and the lowest rank is lost first; `floor` is the rank of the last page that was lost, so that pages
-age. *tokens* is how many tokens the request that wrote the state had computed to get there, which
-is what the state saves. *uses* counts the requests that resumed there, and one more where a prompt
-ends or prompts part: a later prompt rarely leaves another one elsewhere. (Marconi, Pan et al.,
+age. *tokens* counts the tokens that the request had computed when it wrote the state: the work that
+the state saves. *uses* counts the requests that resumed there, and one more where a prompt ends or
+prompts diverge, because later prompts rarely diverge elsewhere. (Marconi, Pan et al.,
 MLSys 2025, also weighs states by the work that they save, and keeps those at such positions.)
 """
 
@@ -24,7 +24,7 @@ from minisgl.kvcache.radix import _Node
 
 NO_PAGE = -1
 MOST_USES = 4
-"""That count: a prefix that was popular once is lost in the end."""
+"""The most uses that count, so that a prefix that was popular once is lost in the end."""
 
 
 class NoPages(PageAllocator):
@@ -44,7 +44,7 @@ class NoPages(PageAllocator):
 class Entry:
     """A page of the tree. Mutable. step: the step that wrote it. saved: pages of tokens that the
     request which wrote it computed up to its end. holders, uses: requests. rank: see the module;
-    the second number is the time when it was last let go."""
+    the second number is the time of its last release."""
 
     node: _Node
     step: int
@@ -76,7 +76,7 @@ class Tail:
         entry.holders += 1
 
     def let_go(self, page: int) -> None:
-        """A request gives up its own page, or its share in one of the tree's."""
+        """Note that a request no longer holds the page, which is its own or the tree's."""
         entry = self.entries.get(page)
         if entry is None:
             self.allocator.free([page])

@@ -66,7 +66,7 @@ class StateLessOP(BaseOP):
 
 
 class Identity(StateLessOP):
-    """Returns its input: takes the place of a layer that a family does not have."""
+    """Returns its input, in place of a layer that a family does not have."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x

@@ -1,4 +1,4 @@
-"""What layers with a causal convolution of a few taps share.
+"""The base of layers with a causal convolution of a few taps.
 
 Axes: T tokens, D channels of this rank, W taps.
 """

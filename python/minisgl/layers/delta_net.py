@@ -1,6 +1,6 @@
 """A gated delta net (Yang et al., 2024) in the place of attention, as in Qwen3-Next.
 
-One projection gives queries, keys, values and an output gate z; another gives beta and the decay.
+One projection makes queries, keys, values and an output gate z; another makes beta and the decay.
 Queries, keys and values go through a short convolution and the gated delta rule
 (`minisgl.attention.recurrent`), which read the layer's pool. The output is normed per head, gated,
 and projected.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Projections:
     """The parts of the two projections, whatever tensors a checkpoint has for them.
 
-    All are rows [from, to) of a tensor, of which a rank takes those of its heads.
+    Each is rows [from, to) of a tensor. A rank takes the rows of its heads.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Projections:
         return [self._rows(name, self.num_heads, self.heads.q) for name in names]
 
     def conv(self) -> tuple[range, range, range]:
-        """This rank's channels among those of the queries, the keys and the values."""
+        """Return this rank's channels among those of the queries, the keys and the values."""
         keys = times(self.heads.kv, self.key_dim)
         return keys, keys, times(self.heads.q, self.value_dim)
 

@@ -1,4 +1,4 @@
-"""Attention whose output is multiplied by a sigmoid gate, which the query projection gives too.
+"""Attention whose output is multiplied by a sigmoid gate. The query projection makes the gate too.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """

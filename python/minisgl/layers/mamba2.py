@@ -1,6 +1,6 @@
 """A Mamba2 mixer (Dao & Gu, 2024) in the place of attention, or beside it.
 
-One projection gives the inputs of a short convolution (C, B and x, in the places of queries, keys
+One projection makes the inputs of a short convolution (C, B and x, in the places of queries, keys
 and values), an output gate z and the time steps. The state of a head fades by exp(A dt) and gets
 dt B x^T; the output C^T S + D x is gated, normed per group, and projected.
 

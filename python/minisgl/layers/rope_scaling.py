@@ -36,7 +36,7 @@ def _dynamic(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
 
 
 def _llama3(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """Long waves are stretched, short ones are not, those between are blended (Llama 3.1)."""
+    """Long waves are stretched, short waves are not, and waves between are blended (Llama 3.1)."""
     inv_freq = plain(config.theta, config.rotary_dim)
     wavelen = 2 * math.pi / inv_freq
     low, high = config.low_freq_factor, config.high_freq_factor
@@ -110,7 +110,7 @@ def _proportional(config: RotaryConfig, num_positions: int) -> tuple[Tensor, flo
 
 
 def _none(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """No rotation at all: cosines of 1 and sines of 0, so that no kernel needs to know."""
+    """No rotation: cosines of 1 and sines of 0, so that kernels need no special case."""
     return torch.zeros(config.rotary_dim // 2), 1.0
 
 

@@ -1,6 +1,6 @@
 """A gated short convolution in the place of attention, as in LFM2.
 
-One projection gives b, c and x. b * x goes through a causal convolution of a few taps, channel by
+One projection makes b, c and x. b * x goes through a causal convolution of a few taps, channel by
 channel; its output times c is projected.
 
 Channels are split over ranks in units of a head.

@@ -63,7 +63,7 @@ class ChatPrompt(Record, frozen=True, kw_only=True):
 
     template_args: further variables for the template, for example `enable_thinking`. tools: in
     OpenAI's form. tool_choice: "auto", "required", or a tool's name. is_split: split the answer
-    into reasoning, content and tool calls. thinking_budget: tokens of reasoning at most.
+    into reasoning, content and tool calls. thinking_budget: the most tokens of reasoning.
     """
 
     messages: list[dict[str, Any]]
@@ -116,8 +116,8 @@ class AbortMsg(Record, frozen=True, kw_only=True):
 
 
 class PingMsg(Record, frozen=True, kw_only=True):
-    """Passes through all processes. Each rank of node 0 answers with a `PongMsg`, which shows that
-    its loop makes progress."""
+    """A message through all processes. Each rank of node 0 answers with a `PongMsg`, which shows
+    that its loop makes progress."""
 
     seq: int
 
@@ -130,8 +130,8 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
 
 
 class WatchMsg(Record, frozen=True, kw_only=True):
-    """Let rank 0 send `WatchReply`s for so many seconds (`minisgl.scheduler.xray`). With `seq`: let
-    it send one, with the state of the replica (`minisgl.message.replica`), and the same seq."""
+    """Let rank 0 send `WatchReply`s for `seconds` (`minisgl.scheduler.xray`). With `seq` it sends
+    one, with the state of the replica (`minisgl.message.replica`) and the same seq."""
 
     seconds: float = 0.0
     seq: int | None = None
@@ -242,7 +242,7 @@ class ProfileReply(Record, frozen=True, kw_only=True):
 
 
 class WatchReply(Record, frozen=True, kw_only=True):
-    """frame: JSON, which goes to those who watch as it is. seq: see `WatchMsg`."""
+    """frame: JSON, sent to watching clients unchanged. seq: see `WatchMsg`."""
 
     frame: bytes
     seq: int | None = None
@@ -285,8 +285,8 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
 
     logprobs, tokens: one for each of `token_ids`; none unless the request asks for them. prompt:
-    the next tokens of the prompt, if their log-probabilities are asked for. parts: of an answer
-    that is split, (kind, text) as in `minisgl.tokenizer.parse.answer`; `text` has the content.
+    the next tokens of the prompt, if their log-probabilities are asked for. parts: (kind, text)
+    of an answer that is split, as in `minisgl.tokenizer.parse.answer`; `text` has the content.
     """
 
     uid: Uid

@@ -1,4 +1,4 @@
-"""What the API server sends and receives: its unions, and the records that run no model."""
+"""The messages of the API server: its unions, and the records that run no model."""
 
 from __future__ import annotations
 

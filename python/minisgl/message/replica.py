@@ -1,4 +1,4 @@
-"""What a replica says of itself to a router (`minisgl.router`): its load and its prefixes."""
+"""The reports of a replica to a router (`minisgl.router`): its load and its prefixes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prompt is looked up by in the hashes of replicas. JSON of an answer to a request with
-    the header `X-Minisgl-Prefix: 1`.
+    """The hashes by which a router looks up a prompt. JSON of an answer to a request with the
+    header `X-Minisgl-Prefix: 1`.
 
-    num_tokens: of all prompts of the request. hashes: of the first prompt's prefixes of 1, 2, 3,
-    ... whole pages, little-endian uint64.
+    num_tokens: those of all prompts of the request. hashes: those of the first prompt's prefixes of
+    1, 2, 3, ... whole pages, little-endian uint64.
     """
 
     num_tokens: int

@@ -36,7 +36,7 @@ MAX_HEAD_DIM = 1024
 """The limit of the C++ kernels (`kernel/csrc/rows.h`)."""
 MODELOPT = "hf_quant_config.json"
 MAX_LAYERS = 1024
-"""More are taken for a typo, which would take long to build."""
+"""A larger number is refused as a typo, because it would take long to build."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ LM_HEAD = "lm_head.weight"
 
 
 class BaseLLMModel(BaseOP, ABC):
-    """What the engine needs from a model."""
+    """The interface of a model to the engine."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

@@ -57,8 +57,8 @@ def module_of(architecture: str) -> str:
 
 
 def get_model_class(architecture: str) -> Family:
-    """Returns the family that builds `architecture`. Raises UnsupportedModel with the names of
-    those that there are."""
+    """Return the family that builds `architecture`. Raises UnsupportedModel with the names of all
+    architectures."""
     if architecture not in _MODULES:
         from minisgl.models.wrapper import unsupported
 

@@ -1,4 +1,4 @@
-"""What makes one decoder differ from another, as data.
+"""The differences between decoders, as data.
 
 A value that differs between families is a field of `ModelSpec`. A value that differs between the
 layers of a model is a field of `LayerSpec`. The decoder reads them and never asks for the family.
@@ -32,9 +32,8 @@ class LayerSpec:
     prefix: of its tensors' names in the checkpoint. window: the keys that a query sees, itself
     included; None is all. num_heads, num_kv_heads, head_dim: of all ranks together. rope: the
     rotation of queries and keys. scale: multiplies q @ k; None is head_dim ** -0.5. block: the
-    class to build; None is `decoder.Block`. shares: the layer whose keys and values it reads,
-    in place of its own. recurrent: of a layer without attention, which then says what the heads
-    are.
+    class to build; None is `decoder.Block`. shares: the layer whose keys and values it reads, in
+    place of its own. recurrent: the sizes of a layer without attention, whose heads it describes.
     """
 
     prefix: str
@@ -74,7 +73,7 @@ class LayerSpec:
 def layers_of(
     config: ModelConfig, windows: Sequence[int | None] | None = None
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their window at most. windows: None for a model without any."""
+    """Layers that differ only in their window, if at all. windows: None for a model without any."""
     return tuple(
         LayerSpec(
             prefix=f"model.layers.{index}",
@@ -115,8 +114,8 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Where the layers of a model cache. groups: the full one first. places: for each layer the
-    number of its pool, and its index in it."""
+    """Where the layers of a model cache. groups: the full group first. places: for each layer the
+    number of its pool, and its index in that pool."""
 
     groups: tuple[CacheGroup, ...]
     pools: tuple[PoolSpec, ...]
@@ -141,11 +140,11 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder to build: what `config` says, and what its family adds.
+    """A decoder to build: the sizes in `config`, and what its family adds.
 
-    qk_norm: queries and keys are normed per head before they are rotated. attention: what it has
-    that not every attention backend serves, of `minisgl.attention.names`. decoder: what to build;
-    None is `decoder.Decoder`.
+    qk_norm: queries and keys are normed per head before they are rotated. attention: the needs
+    (`minisgl.attention.names`) that not every backend serves. decoder: the class to build; None is
+    `decoder.Decoder`.
     """
 
     config: ModelConfig
@@ -160,7 +159,7 @@ class ModelSpec:
 
     @property
     def mlp_width(self) -> int:
-        """Elements that a token takes between a block's norm and its sum, at most."""
+        """The most elements of a token between a block's norm and its sum."""
         widths = [3 * self.config.intermediate_size]
         if self.moe:
             pair = 2 * self.moe.inner_size + max(self.moe.inner_size, self.config.hidden_size)
@@ -172,7 +171,7 @@ class ModelSpec:
 class Family:
     """How to read the config.json of some architectures.
 
-    defaults: what a field means that is not in the file, as in Hugging Face's config class.
+    defaults: the values of fields that are not in the file, as in Hugging Face's config class.
     renames: the family's own name of a field -> the name here. layer_ropes: `rope_parameters` may
     have one object for each type of layer; `ModelConfig.rope` is that of full attention.
     view: makes the tensors that the layers declare from those in the files; None takes them as they

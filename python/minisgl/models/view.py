@@ -62,8 +62,9 @@ class CheckpointView(Checkpoint):
         self.names = set(self._places)
 
     def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
-        """Show each linear layer called `fused` as layers `names` of so many outputs. A plain one
-        of another size stays as it is. Raises ConfigError where blocks of outputs would be cut."""
+        """Show each linear layer called `fused` as layers `names`, which have `sizes` outputs. A
+        plain one of another size stays whole. Raises ConfigError if a block of outputs would be
+        split."""
         total = sum(sizes)
         for whole in [name for name in self.names if f".{fused}." in name]:
             suffix, shape = whole.rpartition(".")[2], self.shape(whole)
@@ -89,8 +90,8 @@ class CheckpointView(Checkpoint):
         return self
 
     def renamed(self, names: Mapping[str, str]) -> CheckpointView:
-        """Show tensors under other names. names: parts of them -> what is there instead, each
-        applied to what the ones before have made."""
+        """Show tensors under other names. names: parts of names -> their replacements, applied one
+        after another."""
         places = {}
         for name, place in self._places.items():
             for part, new in names.items():
@@ -143,12 +144,12 @@ def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
 
 
 def text_alone(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """For files that have other parts beside the text model, which the view has left out."""
+    """Leave out other parts of the files than the text model."""
     return view
 
 
 def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """For files that have q, k and v, or gate and up, as one linear layer."""
+    """Split q, k and v, or gate and up, that files have as one linear layer."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     view.split("qkv_proj", ("q_proj", "k_proj", "v_proj"), (q_rows, kv_rows, kv_rows))
     return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)

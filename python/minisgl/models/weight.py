@@ -37,19 +37,20 @@ QUANTISED = {
     torch.uint8: "U8",
     torch.int32: "I32",
 }
-"""A tensor of such a dtype is read as it is; any other is converted."""
+"""Tensors of these dtypes are read as they are; others are converted."""
 # Old exports saved the rotary table, which is computed here. Scales of a KV cache are read by
 # `minisgl.models.kv_scales`, if they are needed.
 _NO_PARAMETER = re.compile(
     r"\.rotary_emb\.inv_freq$|\.self_attn\.([qkv]_proj\.)?([qkv]_scale|output_scale)$"
 )
-MAX_TOLD = 30  # misfitting tensors that an error names
+MAX_NAMED = 30  # misfitting tensors that an error names
 
 READERS = 4
 """Threads that read. On 2 cores, 2 and 4 threads loaded 1.2 GB in less than half the time of one:
 0.5 instead of 1.5 s unconverted, 1.1 instead of 2.3 s converted to float32."""
 STAGING_BYTES = 16 << 20
-"""Pinned memory of each reader. Copying so much to a GPU takes 0.3 ms, launching the copy 0.01."""
+"""Bytes of pinned memory of each reader. Copying them to a GPU takes 0.3 ms, launching the copy
+0.01."""
 
 
 class Checkpoint:
@@ -257,7 +258,7 @@ def join_names(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str,
             names[part.name] = found
     problems += [f"extra: {name} {list(checkpoint.shape(name))}" for name in sorted(extra)]
     if problems:
-        lines = problems[:MAX_TOLD]
+        lines = problems[:MAX_NAMED]
         if more := len(problems) - len(lines):
             lines.append(f"and {more:,} more")
         raise CheckpointError(

@@ -63,7 +63,7 @@ class Experts:
 
     @property
     def is_plain(self) -> bool:
-        """SiLU without biases: what every kernel has."""
+        """Whether the activation is SiLU and there are no biases, which every kernel computes."""
         return self.activation == "silu" and self.gate_up_bias is None and self.down_bias is None
 
     @property
@@ -72,7 +72,7 @@ class Experts:
 
     @property
     def gate_up_LGD(self) -> Tensor:
-        """Contiguous, for kernels that read plain weights."""
+        """Make the weights contiguous, for kernels that read plain weights."""
         return self.gate_up.dense()
 
     @property
@@ -115,7 +115,7 @@ class TorchMoeBackend(BaseMoeBackend):
 
 
 def _expert(x_MD: Tensor, experts: Experts, index: int) -> Tensor:
-    """What expert `index` of this rank gives for M tokens."""
+    """Return the output of expert `index` of this rank for M tokens."""
     up_bias, down_bias = (
         None if bias is None else bias[index] for bias in (experts.gate_up_bias, experts.down_bias)
     )

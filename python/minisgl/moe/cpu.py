@@ -8,8 +8,9 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.moe.base import BaseMoeBackend, Experts, TorchMoeBackend
 
 FEW_TOKENS = {2: 3, 4: 16}
-"""Of an expert, on average, by the bytes of a number. With more the loop is faster, as torch's
-products keep tiles of weights and tokens in the caches: benchmarks/results/moe-cpu.json."""
+"""Tokens of an expert, on average, by the bytes of a number. With more the loop over experts is
+faster, because torch's GEMMs keep tiles of weights and tokens in the caches:
+benchmarks/results/moe-cpu.json."""
 
 
 class CpuMoeBackend(BaseMoeBackend):
@@ -25,7 +26,7 @@ class CpuMoeBackend(BaseMoeBackend):
 
 
 class CppMoeBackend(BaseMoeBackend):
-    """All in C++."""
+    """Compute all experts in C++."""
 
     def __init__(self, ops: CpuOps) -> None:
         super().__init__(ops)

@@ -27,12 +27,12 @@ logger = get_logger(__name__)
 
 TUNED = Path(__file__).parent / "tuned.json"
 FEW_TOKENS = 2
-"""Up to so many, a program reads an expert's weights for one token alone."""
+"""With at most this many tokens, a program reads an expert's weights for one token alone."""
 FEWEST_GROUPED = 32
 """Pairs of an expert, on average. From here on our GEMMs for Hopper are faster."""
 
 Tiles = tuple[Tile, Tile]
-"""Of the GEMM with gate and up, and of that with down; both hold the same pairs."""
+"""Tiles of the GEMM with gate and up, and of that with down; both hold the same pairs."""
 Tuned = tuple[tuple[float, Tiles], ...]
 """(most tokens that an expert gets on average, tiles), ascending; the last also for more."""
 
@@ -137,7 +137,8 @@ def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:
 
 
 def load_tiles(hidden: int, inner: int, device: torch.device) -> Tuned:
-    """What was measured for experts of [inner, hidden] on such a device, or `DEFAULT`."""
+    """Return the tiles that were tuned for experts of [inner, hidden] on this device, or
+    `DEFAULT`."""
     if device.type == "cpu":
         return DEFAULT  # Triton's interpreter
     name, size = torch.cuda.get_device_name(device), f"{hidden}x{inner}"

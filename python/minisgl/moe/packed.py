@@ -48,7 +48,7 @@ class PackedMoeBackend(BaseMoeBackend):
 
 
 def choose_tile(weight: Packed, mean: float) -> TileConfig:
-    """For so many pairs of an expert, on average."""
+    """Return the tiles for `mean` pairs of an expert, on average."""
     k = weight.group if 32 <= weight.group <= 128 else 128
     m = next((m for m in (16, 32, 64) if mean <= m // 2), 64)
     return TileConfig(m=m, n=64, k=k)

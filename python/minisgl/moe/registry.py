@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def create_moe_backend(
     ops: Ops, dtype: torch.dtype, weight: type[Weight] = PlainWeight
 ) -> BaseMoeBackend:
-    """The fastest backend for `ops` and for experts of this kind of weight.
+    """Return the fastest backend for `ops` and for experts of this kind of weight.
 
     dtype: of the activations; the backend computes others, too.
     """

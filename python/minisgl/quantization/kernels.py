@@ -69,7 +69,7 @@ class QuantisedWeight(PanelledWeight):
 
 
 def is_size(inputs: int, group: int, *, is_4_bit: bool) -> bool:
-    """Whether kernels read rows of so many inputs, with a scale for each `group` (0: for all)."""
+    """Whether kernels read rows of `inputs`, with a scale for each `group` (0: for all)."""
     least = 16 if is_4_bit else 32
     is_group = group == 0 or (group >= least and group & (group - 1) == 0)
     chunk = min(32, group or 32) if is_4_bit else 16

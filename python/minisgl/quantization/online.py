@@ -46,7 +46,8 @@ Kind = Literal["fp8", "int8", "int4"]
 
 @dataclass(slots=True)
 class Loss:
-    """What quantising took and lost, of the tensors of one weight. Mutable, several threads add."""
+    """The time and the error of quantising the tensors of one weight. Mutable: several threads
+    add."""
 
     name: str
     seconds: float = 0.0

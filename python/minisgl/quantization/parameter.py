@@ -35,7 +35,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A checkpoint tensor, of which this rank holds `share` along `axis`.
+    """A checkpoint tensor. This rank holds `share` of it along `axis`.
 
     shape: in the checkpoint. alias: another name under which a file may hold the tensor. stack: its
     place in files that hold it inside a larger tensor. unread: names of tensors that a file may
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of this rank's share in the parameter."""
+        """The shape of this rank's share in the parameter."""
         shape = (*self.shape[: self.axis], len(self.share), *self.shape[self.axis + 1 :])
         if self.rearrange:
             return tuple(self.rearrange(torch.empty(shape, dtype=self.stored, device="meta")).shape)
@@ -114,8 +114,8 @@ class TensorOwner:
     ) -> None:
         """Declare attribute `attr`: `parts` one after another along axis 0.
 
-        rows: pad to so many with zeros. stacked: view as so many equal matrices [stacked, rows of
-        one, ...].
+        rows: pad with zeros to this many. stacked: view as this many equal matrices [stacked, rows
+        of one, ...].
         """
         filled = sum(part.local_shape[0] for part in parts)
         shape = (filled if rows is None else rows, *parts[0].local_shape[1:])

@@ -1,7 +1,7 @@
 """Numbers of 8 bits with a float32 scale for each unit of the matrix: value = number * scale.
 
 The numbers are fp8 (e4m3, Micikevicius et al. 2022) or int8. The unit is the matrix, a row (an
-output channel) or a block, of which the last in a row or column may be smaller::
+output channel) or a block; the last block of a row or column may be smaller::
 
     unit        tensor [O, I]                        scale
     matrix      |===== q =====|= k =|= v =|          [3]
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from minisgl.kernel.triton.packed import Packed
 
 UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
-"""Scales of activations and of a KV cache, both of which stay in the model's dtype."""
+"""Scales of activations and of a KV cache. Both stay in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

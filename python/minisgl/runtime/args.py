@@ -40,7 +40,7 @@ _HANG_TIMEOUT: Final = Rule(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeArgs(EngineArgs):
-    """What the supervisor and the ranks read, checked one by one. Raises ConfigError.
+    """The options that the supervisor and the ranks read, checked one by one. Raises ConfigError.
 
     model: a folder, once the supervisor has fetched it. offline: set by an `LLM`, which sends all
     requests at once and whose tokens no client reads as they come: no queue limit, no stall limit.

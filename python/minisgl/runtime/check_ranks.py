@@ -1,4 +1,4 @@
-"""What config.json says about the ranks, checked before any process starts: there may be hundreds.
+"""Checks of the number of ranks against config.json, before any process starts.
 
 Only the small JSON file is read, without torch. The engine checks what depends on the model's sizes
 or tensors.

@@ -189,7 +189,7 @@ def watch(
     send: Callable[[bytes], None],
     text_of: Callable[[list[int]], str] | None,
 ) -> None:
-    """Let `send` have frames of what the loop does, for so many seconds from now."""
+    """Send frames of the loop's steps with `send` for `seconds` from now."""
     from minisgl.scheduler.xray import XRay
 
     if not isinstance(meter.watcher, XRay):

@@ -21,8 +21,7 @@ CHECK_S: Final = HEARTBEAT_S
 """How often a supervisor calls `HangWatch.check`."""
 
 STALL_S: Final = 2.0
-"""After so long a worker that gives no sign of life is not ready; heartbeats may be a second
-late."""
+"""After this time without a heartbeat a worker is not ready; heartbeats may be a second late."""
 
 LOOP_EXTRA_S: Final = 2.0
 """A rank that is stopped makes the loops of the others wait. It is silent before they are overdue,

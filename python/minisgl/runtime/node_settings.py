@@ -1,4 +1,4 @@
-"""What must be the same on all nodes of one server."""
+"""The settings that all nodes of one server must share."""
 
 from __future__ import annotations
 

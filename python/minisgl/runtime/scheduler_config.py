@@ -1,4 +1,4 @@
-"""What the scheduler gets from the engine and the checkpoint: its settings, and maskers."""
+"""The scheduler's settings and maskers, from the engine and the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tells the heartbeat thread of a rank what the scheduler's loop does.
+"""Lets the heartbeat thread of a rank see the progress of the scheduler's loop.
 
-A turn of the loop waits for the steps that are in flight. It may take `SLACK` times as long as the
-model of a step's time says (`StepTimes.step_s`), so a long prefill on a slow CPU is no hang.
+A turn of the loop waits for the steps that are in flight. It may take `SLACK` times the time that
+the model of step times predicts (`StepTimes.step_s`), so a long prefill on a slow CPU is no hang.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Worker:
     status: Connection
 
     def death(self) -> WorkerDied:
-        """The error that says how a worker ended whose sentinel shows that it is gone."""
+        """Return the error that says how the worker ended. Its sentinel shows that it is gone."""
         self.process.join(1.0)  # the sentinel can be ahead of the exit code
         return WorkerDied(self.name, self.process.exitcode)
 

@@ -50,7 +50,7 @@ class Workers:
         self.reset()
 
     def reset(self) -> None:
-        """Be as new: forget workers that have ended, so that others can start."""
+        """Forget the workers that have ended, so that others can start."""
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what the workers reported when they were ready
@@ -239,7 +239,7 @@ class Workers:
 
 
 def _cause(deaths: list[WorkerDied]) -> WorkerDied:
-    """The death that the others followed from: a signal (negative) rather than an error."""
+    """Return the death that caused the others: a signal (negative) rather than an error."""
     return min(deaths, key=lambda death: death.exit_code or 0)
 
 

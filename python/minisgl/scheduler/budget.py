@@ -6,7 +6,7 @@ from minisgl.scheduler.config import SchedulerConfig
 
 
 class PromptBudget:
-    """What is left of one step's prompt budget. Mutable and short-lived.
+    """The rest of one step's prompt budget. Mutable and short-lived.
 
     A step has at most `max_prefill_tokens` prompt tokens.
     """

@@ -22,7 +22,7 @@ def check_books(requests: Requests) -> None:
     assert sorted(table_idxs) == list(range(len(table_idxs)))
     needs = requests.needs
     with_needs = needs.late | needs.with_logprobs | needs.with_options | needs.tops.keys()
-    assert held.issuperset(with_needs), "a row that nobody has needs something"
+    assert held.issuperset(with_needs), "a row of no request needs something"
     for req in everyone:
         assert req.num_computed <= req.num_known <= req.max_len, req
         assert req.num_tokens <= req.num_known or req.ended, req

@@ -1,4 +1,4 @@
-"""What each request cost: device time and energy, its share of the steps that it was in.
+"""The cost of each request: its share of the device time and energy of its steps.
 
 A step's device time goes from its launch, or from the end of the step before if that is later, to
 its end, as the host sees both. Its energy is that time times the device's power. Both are divided
@@ -40,7 +40,7 @@ class Ledger:
         self._free_at = 0.0
 
     def launched(self, plan: Plan) -> float:
-        """Return when."""
+        """Note the launch of the step. Returns its time."""
         if not self._num_flights:
             self._power.busy()
         self._num_flights += 1

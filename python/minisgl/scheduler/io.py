@@ -18,13 +18,13 @@ from minisgl.message import (
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 Control = ProfileMsg | WatchMsg
-"""What is for the engine's process and not for the scheduler."""
+"""Messages for the engine's process that the scheduler does not see."""
 Message = SchedulerMsg | Control
 Report = StatusReply | ProfileReply | WatchReply
 
 
 class Source(Protocol):
-    """Where an inbox has its messages from: a `PullQueue`, or what rank 0 passes on."""
+    """The source of an inbox's messages: a `PullQueue`, or rank 0's broadcasts."""
 
     def get(self, timeout_s: float | None) -> Sequence[Message]: ...
 
@@ -55,7 +55,7 @@ class SourceInbox:
 
 
 class ZmqInbox(SourceInbox):
-    """Of a scheduler that is alone."""
+    """The outbox of a scheduler without other ranks."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         super().__init__(PullQueue(endpoints.scheduler, Message))
@@ -75,7 +75,7 @@ class ZmqOutbox:
         self._queue.put([DetokenizeMsg(events=[], pings=[seq])])
 
     def pass_on(self, reply: Report) -> None:
-        """To the API server, behind the events that were sent before."""
+        """Send records to the API server, after the events that were sent before."""
         self._queue.put([DetokenizeMsg(events=[], pass_on=[reply])])
 
     def close(self) -> None:
@@ -83,15 +83,15 @@ class ZmqOutbox:
 
 
 class FollowerOutbox(ZmqOutbox):
-    """Of a rank that follows: rank 0 has sent the same events, but each rank has its own news, and
-    says that it lives."""
+    """The outbox of a follower. It sends no events, which rank 0 sends, but its own status and
+    heartbeats."""
 
     def send(self, events: list[Event]) -> None:
         pass
 
 
 class NoOutbox:
-    """Of a rank on another machine than the detokenizer."""
+    """The outbox of a rank on another machine than the detokenizer: it sends nothing."""
 
     def send(self, events: list[Event]) -> None:
         pass

@@ -58,7 +58,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """What looks at each step while somebody watches (`minisgl.scheduler.xray`)."""
+    """Called for each step while a client watches (`minisgl.scheduler.xray`)."""
 
     def settled(self, record: StepRecord, plan: Plan) -> None: ...
 
@@ -70,7 +70,7 @@ class LoopMeter(Meter):
     """Sums the times. Mutable. The loop calls `begin`, a `lap` after each part, and `end`.
 
     on_report: called with a `StatusReply` every `REPORT_EVERY_S`. on_step: called with the record
-    of each step. peak_memory_bytes: called for each report. watcher: None while nobody watches.
+    of each step. peak_memory_bytes: called for each report. watcher: None while no client watches.
     epoch: the zero of the records' clock on `time.perf_counter`.
     """
 
@@ -118,7 +118,7 @@ class LoopMeter(Meter):
 
     def settled(self, plan: Plan, scheduler: Scheduler) -> None:
         if not self._launches or self._launches[0][0] != plan.step:
-            return  # nobody watched when it was launched
+            return  # no client watched when it was launched
         _, start, receive, plan_s, launch = self._launches.popleft()
         wait, commit, send = self._turn_s[WAIT:]
         num_output_tokens = scheduler.stats.num_output_tokens

@@ -1,4 +1,4 @@
-"""`--record FILE`: the flight recorder, a ring on disk of what the engine was asked and did.
+"""`--record FILE`: the flight recorder, a ring on disk of the engine's requests and steps.
 
 JSON lines, each an object with one key:
 

@@ -1,4 +1,4 @@
-"""A replica's state for a router, made when it is asked for: nothing is paid otherwise."""
+"""A replica's state for a router, made only when the router asks for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.scheduler import Scheduler
 
 SHARE: Final = 0.01
-"""Of the loop's time that the hashes may take; more often asked, they are those of the last time.
-What the router has sent since then it knows itself."""
+"""The part of the loop's time that making hashes may take. If asked more often, it sends the last
+hashes again. The router itself knows which prompts it has sent since."""
 
 LEAST_S: Final = 0.2
-"""A rate is measured over so many seconds of the loop's time at least."""
+"""A rate is measured over at least this many seconds of the loop's time."""
 
 
 class ReplicaReport:

@@ -81,7 +81,8 @@ class StepLog:
             self._give_up(error)
 
     def flush(self, report: StatusReply) -> None:
-        """With each report, so that the file is complete when the loop is idle."""
+        """Write out the buffer with each report, so that the file is complete when the loop is
+        idle."""
         self._flush()
 
     def close(self) -> None:

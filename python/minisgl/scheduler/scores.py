@@ -13,10 +13,10 @@ from minisgl.core.req import ALL, Req
 def report_scores(
     plan: Plan, outcome: StepResult, rows: Sequence[Req], events: list[Event]
 ) -> list[Req]:
-    """Append a `PromptLogprobs` for each row that has some which are not reported yet.
+    """Append a `PromptLogprobs` for each row with values that are not reported yet.
 
-    A request that was retracted computes some of them again. Where they are not numbers, the id
-    that the row has sampled becomes -1; returns the requests of such rows that sample none.
+    A request that was retracted computes some values again. If values of a row are not numbers, its
+    sampled id becomes -1; the requests of such rows that sample none are returned.
     """
     damaged = []
     for (row, _, _), (logprobs, tops) in zip(plan.scored, outcome.scores, strict=True):

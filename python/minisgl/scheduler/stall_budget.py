@@ -10,8 +10,7 @@ class StallBudget(PromptBudget):
     """The prompt budget of a step with decode rows, if there is a stall bound.
 
     The step's prompts must also add at most `max_stall_s` to a step of the decode rows alone, as
-    `step_times` predicts both. The first chunk of a step may have one page of tokens however short
-    the time is.
+    `step_times` predicts both. The first chunk of a step may always have one page of tokens.
     """
 
     def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:

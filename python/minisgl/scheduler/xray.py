@@ -1,4 +1,4 @@
-"""What the X-ray shows: frames of the steps, the requests, the pages and the prefix tree.
+"""The frames of the X-ray: steps, requests, pages and the prefix tree.
 
 A frame is sent every `EVERY_S`, or as much later as keeps the time that frames take at `SHARE`
 of the loop's. It has the steps since the frame before, the newest `MAX_STEPS`; the rest is as it is
@@ -42,7 +42,7 @@ MAX_CELLS: Final = (
 )
 
 FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
-"""Owners of a page: nobody; the prefix cache alone; several requests; uid + `FIRST_UID`."""
+"""Owners of a page: none; the prefix cache alone; several requests; uid + `FIRST_UID`."""
 
 Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
 """step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
@@ -109,8 +109,8 @@ class XRay:
         record: Callable[[bytes], None] | None = None,
         text_of: Callable[[list[int]], str] | None = None,
     ) -> None:
-        """epoch: of the meter's records. record: gets all frames, also while nobody watches.
-        text_of: of token ids; None if frames have no texts."""
+        """epoch: that of the meter's records. record: gets all frames, also while no client
+        watches. text_of: returns the text of token ids; None if frames have no texts."""
         self._send, self._epoch, self._record = send, epoch, record
         self._steps: deque[tuple[StepRecord, Plan]] = deque(maxlen=MAX_STEPS)
         self._num_skipped = 0

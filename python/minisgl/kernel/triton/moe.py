@@ -169,9 +169,8 @@ def grouped_gemm(
 ) -> None:
     """out [pairs, N] = scales [pairs] * x times each pair's expert's weight [L, N, K], in place.
 
-    x has a row for each pair, or for each token. Without scales weight is [L, 2N, K], gate then
-    up, and out what `gate` makes of them; for a squared `gate` weight is [L, N, K], up alone. bias:
-    of weight's rows, added before that.
+    x has a row for each pair, or for each token. Without scales weight is [L, 2N, K], gate then up,
+    and `gate` is applied; for a squared `gate` weight is [L, N, K]. bias: added before the gate.
     """
     (num_held, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
     # Each expert's last tile may be short; none has more pairs than there are tokens.

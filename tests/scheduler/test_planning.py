@@ -1,0 +1,256 @@
+"""Planning, rule by rule, on plans that a person can check."""
+
+from __future__ import annotations
+
+from helpers.scheduling import add, make, settle, spans
+from minisgl.core import (
+    Finished,
+    SamplingParams,
+    Token,
+)
+from minisgl.core.step_times import StepTimes
+from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.scheduler.budget import prompt_budget
+
+TIMES = StepTimes(prompt_us=((8, 1000), (1024, 102_600)), decode_us=500, row_us=0, attend_ns=10_000)
+"""Steps with prompts take 0.2 ms and 0.1 ms a token, and decode steps 0.5 ms."""
+
+
+def test_decodes_come_first_and_on_top_of_the_budget() -> None:
+    scheduler = make(max_prefill_tokens=8)
+    add(scheduler, 0, [1, 2, 3])
+    assert spans(scheduler.plan()) == [(0, 0, 3)]
+    add(scheduler, 1, [7] * 20)
+    assert spans(scheduler.plan()) == [(0, 3, 4), (1, 0, 8)]
+    assert spans(scheduler.plan()) == [(0, 4, 5), (1, 8, 16)]
+
+
+def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
+    scheduler = make(max_prefill_tokens=10)
+    add(scheduler, 0, [1] * 6)
+    add(scheduler, 1, [2] * 9)
+    plan = scheduler.plan()
+    assert spans(plan) == [(0, 0, 6), (1, 0, 4)]
+    assert plan is not None
+    assert plan.sample_rows == [0]
+    assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
+
+
+def test_a_stall_bound_counts_only_beside_decode_rows() -> None:
+    """A step of 3 decode rows and n tokens takes 0.2 + 0.1 (n + 3) ms; 0.5 of them without."""
+    scheduler = make(max_prefill_tokens=32, max_stall_s=1.6e-3, step_times=TIMES)
+    add(scheduler, 0, [0] * 64)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    assert spans(scheduler.plan()) == [(0, 32, 64)]
+    add(scheduler, 1, [1] * 40)
+    # 16 tokens add 1.6 ms; the next ones also attend to those, at 0.16 ms each.
+    assert spans(scheduler.plan())[1:] == [(1, 0, 16)]
+    assert spans(scheduler.plan())[1:] == [(1, 16, 20)]
+
+
+def test_a_bound_that_nothing_fits_leaves_a_page_to_a_step() -> None:
+    scheduler = make(max_stall_s=1e-6, step_times=TIMES)
+    add(scheduler, 0, [0] * 4)
+    scheduler.plan()
+    add(scheduler, 1, [1] * 10)
+    ends = [spans(scheduler.plan())[1:] for _ in range(3)]
+    assert ends == [[(1, 0, 4)], [(1, 4, 8)], [(1, 8, 10)]]
+
+
+def test_attention_of_a_chunk_counts_against_the_next() -> None:
+    """A chunk that reads a long context takes more of the stall bound than one that reads none."""
+    config = make(max_prefill_tokens=1024, max_stall_s=0.02, step_times=TIMES).config
+    fitting = []
+    for start in (0, 1000):
+        budget = prompt_budget(config, num_decodes=1)
+        budget.take(start, 1)
+        fitting.append(budget.fitting(0, 1024))
+    assert 0 < fitting[1] < fitting[0]
+
+
+def test_short_prompts_share_the_budget_with_a_long_one() -> None:
+    """Half of it, the shortest first, while the long one needs more than a step."""
+    scheduler = make(max_prefill_tokens=32, num_pages=128)
+    add(scheduler, 0, [0] * 150)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    add(scheduler, 1, [1] * 12)
+    add(scheduler, 2, [2] * 8)
+    assert spans(scheduler.plan()) == [(2, 0, 8), (1, 0, 8), (0, 32, 48)]
+    assert spans(scheduler.plan()) == [(2, 8, 9), (1, 8, 12), (0, 48, 76)]
+    assert spans(scheduler.plan())[2:] == [(0, 76, 108)]
+    # What needs no more than one step is not held up.
+    for _ in range(1):
+        assert spans(scheduler.plan())[2:] == [(0, 108, 140)]
+    add(scheduler, 3, [3] * 5)
+    assert spans(scheduler.plan())[2:] == [(0, 140, 150), (3, 0, 5)]
+
+
+def test_a_longer_prompt_and_a_less_urgent_one_wait_for_the_first() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=128)
+    add(scheduler, 0, [0] * 60)
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    add(scheduler, 1, [1] * 80)
+    add(scheduler, 2, [2] * 4, priority=1)
+    assert spans(scheduler.plan()) == [(0, 16, 32)]
+    add(scheduler, 3, [3] * 4, priority=-1)
+    assert spans(scheduler.plan()) == [(3, 0, 4), (0, 32, 44)]
+
+
+def test_what_is_cached_of_a_prompt_does_not_make_it_long() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=128)
+    add(scheduler, 0, [0] * 61, max_tokens=1)
+    while scheduler.runnable:
+        settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [1] * 60)
+    assert spans(scheduler.plan()) == [(1, 0, 16)]
+    add(scheduler, 2, [0] * 60 + [5] * 4)
+    assert spans(scheduler.plan()) == [(2, 60, 64), (1, 16, 28)]
+
+
+def test_the_first_token_of_a_short_prompt_comes_within_four_steps() -> None:
+    """And the prompt of 100,000 tokens ends at most 5 % later."""
+
+    def steps_to_first_tokens(*others: int) -> dict[int, int]:
+        scheduler = make(num_pages=8000, page_size=16, max_seq_len=110_000, max_prefill_tokens=2048)
+        add(scheduler, 0, [0] * 100_000, max_tokens=2)
+        steps: dict[int, int] = {}
+        for step in range(1, 60):
+            if step == 10:
+                for uid in others:
+                    add(scheduler, uid, [uid] * 100, max_tokens=2)
+            if (plan := scheduler.plan()) is None:
+                break
+            for event in settle(scheduler, plan):
+                if isinstance(event, Token):
+                    steps.setdefault(event.uid, step)
+        return steps
+
+    alone, beside = steps_to_first_tokens(), steps_to_first_tokens(1, 2, 3)
+    assert all(beside[uid] - 10 < 4 for uid in (1, 2, 3))
+    assert beside[0] <= 1.05 * alone[0]
+
+
+def test_prompts_with_a_common_prefix_compute_it_once_while_others_go_on() -> None:
+    """The second waits for the pages that the first computes; a third, which shares none, does
+    not."""
+    scheduler = make(max_prefill_tokens=16, num_pages=256)
+    common = list(range(40))
+    add(scheduler, 0, common + [50] * 30)
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    add(scheduler, 1, common + [51] * 4)
+    add(scheduler, 2, [7] * 6)
+    assert spans(scheduler.plan()) == [(2, 0, 6), (0, 16, 24)]
+    assert spans(scheduler.plan())[1:] == [(0, 24, 40)]
+    # Now all 40 are there, and 4 are left of the second.
+    assert spans(scheduler.plan())[1:] == [(1, 40, 44), (0, 40, 52)]
+
+
+def test_a_more_urgent_prompt_does_not_wait_for_a_common_prefix() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=256)
+    add(scheduler, 0, list(range(60)))
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    add(scheduler, 1, list(range(60)), priority=-1)
+    assert spans(scheduler.plan()) == [(1, 16, 32)]
+
+
+def test_requests_of_two_namespaces_do_not_wait_for_each_other() -> None:
+    scheduler = make(max_prefill_tokens=16, num_pages=256)
+    add(scheduler, 0, list(range(60)))
+    assert spans(scheduler.plan()) == [(0, 0, 16)]
+    message = UserMsg(
+        uid=1, ids=ids_to_bytes(list(range(20))), sampling=SamplingParams(), namespace="other"
+    )
+    scheduler.add(message)
+    assert spans(scheduler.plan()) == [(1, 0, 8), (0, 16, 24)]
+
+
+def test_a_prefix_that_arrives_twice_is_computed_once() -> None:
+    scheduler = make(max_prefill_tokens=8)
+    prompt = list(range(18))
+    add(scheduler, 0, prompt)
+    add(scheduler, 1, prompt)
+    assert spans(scheduler.plan()) == [(0, 0, 8)]
+    assert spans(scheduler.plan()) == [(0, 8, 16)]
+    # The second starts in the step that finishes the first, with its four full pages.
+    assert spans(scheduler.plan()) == [(0, 16, 18), (1, 16, 18)]
+
+
+def test_a_prompt_whose_last_token_is_left_alone_is_computed_once_too() -> None:
+    """It goes with the decodes; its page is full, and its tokens took two steps."""
+    scheduler = make(max_prefill_tokens=3)
+    add(scheduler, 0, list(range(8)), max_tokens=1)
+    for span in ((0, 3), (3, 4), (4, 7)):
+        plan = scheduler.plan()
+        assert spans(plan) == [(0, *span)]
+        settle(scheduler, plan)
+    last = scheduler.plan()
+    assert spans(last) == [(0, 7, 8)]
+    add(scheduler, 1, [*range(8), 9], max_tokens=1)
+    assert spans(scheduler.plan()) == [(1, 8, 9)]
+    *_, end = settle(scheduler, last)
+    assert isinstance(end, Finished)
+    assert end.num_chunks == 4
+
+
+def test_one_token_is_left_to_compute_of_a_cached_prompt() -> None:
+    scheduler = make()
+    for uid in range(2):
+        add(scheduler, uid, list(range(16)), max_tokens=1)
+        plan = scheduler.plan()
+        assert spans(plan) == [(uid, 12 if uid else 0, 16)]
+        settle(scheduler, plan)
+
+
+def test_only_requests_of_one_namespace_share_a_prefix() -> None:
+    scheduler = make()
+    for uid, namespace in enumerate(["alice", "bob", "", "alice"]):
+        add(scheduler, uid, [1] * 12, namespace=namespace)
+    assert spans(scheduler.plan()) == [(0, 0, 12), (1, 0, 12), (2, 0, 8)]
+    assert spans(scheduler.plan())[2:] == [(2, 8, 12), (3, 8, 12)]
+
+
+def test_priority_then_arrival() -> None:
+    scheduler = make(max_running=1)
+    for uid, priority in enumerate([0, 1, -1, 0]):
+        add(scheduler, uid, [uid + 1], priority=priority, max_tokens=1)
+    order = []
+    while plan := scheduler.plan():
+        order += plan.uids
+        settle(scheduler, plan)
+    assert order == [2, 0, 3, 1]
+
+
+def test_the_last_in_the_order_gives_its_pages() -> None:
+    scheduler = make(num_pages=6, page_size=1, max_seq_len=6)
+    add(scheduler, 0, [1, 2], max_tokens=4)
+    settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [3], max_tokens=5)
+    uids = set()
+    retracted = False
+    while plan := scheduler.plan():
+        uids |= set(plan.uids)
+        retracted |= scheduler.stats.num_retractions > 0
+        settle(scheduler, plan)
+    assert uids == {0, 1}
+    assert scheduler.stats.num_finished == 2
+
+
+def test_a_small_request_does_not_overtake_one_that_lacks_pages() -> None:
+    scheduler = make(num_pages=8, watermark_tokens=4)
+    add(scheduler, 0, [1] * 12)
+    assert spans(scheduler.plan()) == [(0, 0, 12)]
+    add(scheduler, 1, [2] * 20)  # it needs 6 pages, and 4 are free
+    add(scheduler, 2, [3])
+    assert spans(scheduler.plan()) == [(0, 12, 13)]
+    assert [req.uid for req in scheduler.requests.waiting] == [1, 2]
+    scheduler.check()
+
+
+def test_pages_that_unfinished_prompts_will_need_are_not_given_away() -> None:
+    scheduler = make(num_pages=8, max_prefill_tokens=8, watermark_tokens=4)
+    add(scheduler, 0, [1] * 24)  # 7 pages in the end
+    assert spans(scheduler.plan()) == [(0, 0, 8)]
+    add(scheduler, 1, [2] * 8)
+    assert spans(scheduler.plan()) == [(0, 8, 16)]
+    assert [req.uid for req in scheduler.requests.waiting] == [1]
+    scheduler.check()
