@@ -26,6 +26,7 @@ DTYPES = {  # as DLPack numbers them
     torch.uint8: (1, 8),
     torch.float16: (2, 16),
     torch.float32: (2, 32),
+    torch.float64: (2, 64),
     torch.bfloat16: (4, 16),
     torch.bool: (6, 8),
     torch.float8_e4m3fn: (10, 8),
