@@ -60,7 +60,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--stream", type=natural, default=32, help="tokens of a server's stream")
     add_json(parser)
     args = parser.parse_args(argv)
-    load, values = machine_load(), SHAPES[args.shape]
+    values = SHAPES[args.shape]
+    head = {"load_before": machine_load(), "threads": torch.get_num_threads(), "shape": args.shape}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = stack.enter_context(ours(folder, values))
@@ -87,7 +88,18 @@ def main(argv: list[str]) -> None:
                     seconds.setdefault(name, {}).setdefault(key, []).append(round(value, 4))
             for key, run in streams.items() if index else ():
                 http.setdefault(key, []).append(run)
+            if index:
+                result = _result(seconds, http, floor, args)
+            if index and args.json:
+                write_json(args.json, head | result, is_whole=index == args.rounds)
             print(f"round {index} of {args.rounds}", flush=True)
+    for name, of_pair in result["ratios"].items():
+        print(f"{name}:", ", ".join(f"{key} {value:.2f}" for key, value in of_pair.items()))
+
+
+def _result(
+    seconds: Seconds, http: dict[str, list[dict[str, Any]]], floor: Floor, args: argparse.Namespace
+) -> dict[str, Any]:
     rates = {name: _rates(of_engine, args) for name, of_engine in seconds.items()}
     rates["floor"] = floor.rates(seconds["floor"], args.batch, args.prompt)
     ratios = {
@@ -95,14 +107,8 @@ def main(argv: list[str]) -> None:
         for a, b in PAIRS
         if b in rates
     }
-    if http:
-        ratios |= _http_ratios(http)
-    for name, of_pair in ratios.items():
-        print(f"{name}:", ", ".join(f"{key} {value:.2f}" for key, value in of_pair.items()))
-    if args.json:
-        result = {"load_before": load, "threads": torch.get_num_threads(), "shape": args.shape}
-        result |= {"rates": rates, "ratios": ratios, "seconds": seconds, "http": http}
-        write_json(args.json, result)
+    ratios |= _http_ratios(http) if http else {}
+    return {"rates": rates, "ratios": ratios, "seconds": seconds, "http": http}
 
 
 class Floor:

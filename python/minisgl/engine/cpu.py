@@ -23,6 +23,9 @@ from torch import Tensor
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.utils.text import counted
 
+CGROUP = Path("/sys/fs/cgroup")
+NODE_1 = Path("/sys/devices/system/node/node1")  # there where memory has several nodes (NUMA)
+
 
 class _CpuPending:
     def __init__(self, future: Future[Tensor]) -> None:
@@ -51,8 +54,12 @@ class CpuDevice(Device):
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
         self._num_sharing = num_sharing
         self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
-        self.num_threads = max(torch.get_num_threads() // num_sharing, 1)
-        if num_sharing > 1:
+        self.num_threads = max(min(torch.get_num_threads(), _cgroup_cores()) // num_sharing, 1)
+        if NODE_1.exists():
+            from minisgl.engine.numa import interleave
+
+            interleave()  # before the stream's thread starts: threads inherit it
+        if self.num_threads < torch.get_num_threads():
             self.set_threads(self.num_threads)
 
     def peak_memory_bytes(self) -> int:
@@ -60,8 +67,7 @@ class CpuDevice(Device):
         return peak if sys.platform == "darwin" else peak * 1024  # KiB on other systems
 
     def free_bytes(self) -> int:
-        free = min(psutil.virtual_memory().available, _cgroup_free_bytes())
-        return free // self._num_sharing
+        return min(psutil.virtual_memory().available, _cgroup_free_bytes()) // self._num_sharing
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in self._place(arrays)]
@@ -87,23 +93,19 @@ class CpuDevice(Device):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         # torch's CPU allocator has no exception class of its own.
-        return isinstance(error, MemoryError) or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-        )
+        return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
     def describe(self) -> str:
-        if self._num_sharing == 1:
-            return "CPU"  # `engine.startup.threads` logs on how many threads
-        return f"CPU, {counted(self.num_threads, 'thread')} a rank"
+        # Of one rank `engine.startup.threads` logs on how many threads.
+        threads = f", {counted(self.num_threads, 'thread')} a rank"
+        return "CPU" + (threads if self._num_sharing > 1 else "")
 
     def close(self) -> None:
         self._stream.shutdown()
 
     def release(self) -> None:
         """Have malloc return what is free, where it can (glibc): it keeps some for each thread."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim:
-            trim(0)
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def _inference(work: Callable[[], Tensor]) -> Tensor:
@@ -111,13 +113,20 @@ def _inference(work: Callable[[], Tensor]) -> Tensor:
         return work()
 
 
+def _cgroup(name: str) -> str:
+    """A file of a container's limits (cgroup v2), or nothing."""
+    path = CGROUP / name
+    return path.read_text().strip() if path.is_file() else ""
+
+
 def _cgroup_free_bytes() -> int:
-    """Return the bytes left of a container's memory limit (cgroup v2); 2**62 without a limit."""
-    unlimited = 1 << 62
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return unlimited
-    return unlimited if limit == "max" else max(int(limit) - used, 0)
+    """Return the bytes left of a container's memory limit; 2**62 without a limit."""
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    return max(int(limit) - int(used), 0) if limit.isdigit() and used.isdigit() else 1 << 62
+
+
+def _cgroup_cores() -> int:
+    """Return the whole cores of a container's CPU limit, at least 1; 2**62 without a limit. More
+    threads than that would all stop for the rest of a period when its time is used up."""
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    return max(int(quota) // int(period), 1) if quota.isdigit() and period.isdigit() else 1 << 62

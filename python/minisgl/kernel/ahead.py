@@ -41,6 +41,9 @@ SETS: Final[Mapping[str, Mapping[str, InstructionSet]]] = {
         "sse2": InstructionSet(flags=("-march=x86-64",), needs=frozenset()),
     },
     "aarch64": {
+        "neon-bf16": InstructionSet(
+            flags=("-march=armv8.2-a+bf16",), needs=frozenset({"asimd", "bf16"})
+        ),
         "neon": InstructionSet(flags=("-march=armv8-a",), needs=frozenset()),
     },
 }

@@ -61,7 +61,7 @@ struct IntRows {
         const VF shifted = min(v * inverse, splat(32767.0f)) + 0x1.8p23f;  // rounds
         const VI whole = bit_cast<VI>(shifted) - 0x4b400000;
         total += whole;
-        for (int l = 0; l < W && j + l < n; l++) numbers[at + j + l] = int16_t(whole[l]);
+        store_until(numbers.data() + at, j, n, whole);
       });
       scales[i] = scale + sum(finite);  // NaN where an input is infinite or NaN
       sums[i] = sum(__builtin_convertvector(total, VF)) * scale;

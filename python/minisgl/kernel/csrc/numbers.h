@@ -11,6 +11,18 @@
 
 #include "panels.h"
 
+// The low halves of v's lanes: p[i:n], at most W of them.
+INLINE void store_until(int16_t* p, int i, int n, VI v) {
+#if defined(__AVX512F__)  // GCC 12 narrows in several steps
+  const __m256i h = _mm512_cvtepi32_epi16((__m512i)v);
+#else
+  typedef int16_t VS __attribute__((vector_size(W * 2)));
+  const VS h = __builtin_convertvector(v, VS);
+#endif
+  if (i + W <= n) std::memcpy(p + i, &h, sizeof(h));
+  else std::memcpy(p + i, &h, (n - i) * sizeof(int16_t));
+}
+
 // Two int16 times two int16, added to an int32.
 struct Int16Pairs {
   using Sum = VI;

@@ -90,6 +90,32 @@ struct Bf16 : Bf16Pairs {
   static INLINE Fetched fetch(const uint8_t* at) {
     return {{{(__m512bh)_mm512_loadu_si512(at)}}};
   }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+struct Bf16Pairs {
+  using Sum = VF;
+  using X = bf16;
+  using Inputs = bfloat16x8_t;
+  using Vector = bfloat16x8_t;
+  static constexpr int PARTS = 1;
+  struct Weights {
+    Vector parts[PARTS][NV];
+  };
+  static INLINE Inputs broadcast(const X* x, int) {
+    uint32_t pair;
+    std::memcpy(&pair, x, 4);
+    return vreinterpretq_bf16_u32(vdupq_n_u32(pair));
+  }
+  static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) {
+    sum = (VF)vbfdotq_f32((float32x4_t)sum, w, x);
+  }
+};
+struct Bf16 : Bf16Pairs {
+  using Fetched = Weights;
+  static INLINE Fetched fetch(const uint8_t* at) {
+    Weights w;
+    for (int v = 0; v < NV; v++) w.parts[0][v] = vld1q_bf16((const bfloat16_t*)at + v * 2 * W);
+    return w;
+  }
 #else
 struct Bf16 : FloatPairs {
   using Fetched = Weights;
