@@ -59,7 +59,7 @@ def record(
     outbox = RecordedOutbox(kept, keeper)
     run(scheduler, executor, RecordedInbox(inbox, keeper), outbox, meter=meter)
     assert meter.watcher
-    meter.watcher._due = 0  # type: ignore[attr-defined]
+    meter.watcher._due = 0  # type: ignore[attr-defined]  # a watcher here is an XRay
     meter.watcher.turn_ended(scheduler)  # the last steps
     keeper.close()
 

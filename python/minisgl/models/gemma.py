@@ -9,29 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.layers import RMSNorm, RMSNormFused
-from minisgl.layers.norm import _Norm
+from minisgl.layers.base import BaseOP
 from minisgl.models.decoder import Block
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
     from minisgl.models.config import ModelConfig
 
 
-<<<<<<< HEAD
-class _PlusOne(_Norm):
-    """Checkpoints hold a norm's weight minus 1. The sum stays float32: in bfloat16 it would lose
-    what the file has, and logits would be up to 1.1 times as far from float32."""
-
-    def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
-        super().__init__(replace(build, dtype=torch.float32), size=size, eps=eps, name=name)
-=======
 class _PlusOne(BaseOP):
     """Checkpoints hold a norm's weight minus 1."""
 
     weight: torch.Tensor
->>>>>>> parent of e5ffed5 (kernel, models: norms round once, and 1 + weight stays float32)
 
     def init_buffers(self, device: torch.device) -> None:
         self.weight = (self.weight.float() + 1).to(self.weight.dtype)
