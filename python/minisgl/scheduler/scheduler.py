@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from copy import copy
 
 import numpy as np
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.masker import Mask, Masker
@@ -84,11 +83,12 @@ class Scheduler:
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=len(self.requests.waiting)
             )
+            seed = message.sampling.seed
+            sampling = replace(
+                message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
+            )
         except RequestError as error:
             return Failed.of(message.uid, error)
-        sampling = copy(message.sampling)  # not checked again
-        force_setattr(sampling, "max_tokens", max_tokens)
-        force_setattr(sampling, "seed", message.uid if sampling.seed is None else sampling.seed)
         stop_ids = frozenset(sampling.stop_token_ids)
         self._arrivals += 1
         req = Req(
