@@ -54,7 +54,7 @@ def make_backend(
             name,
             CudaOps(),
             device,
-            dtype=model.norm.weight.dtype,
+            dtype=model.embedding.weight.dtype,
             head_dim=model.config.head_dim,
             page_size=page_size,
             needs=model.spec.attention,

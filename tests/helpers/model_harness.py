@@ -135,7 +135,7 @@ class Runner:
                     page_size=page_size,
                     num_kv_heads=pool.num_kv_heads,
                     head_dim=pool.head_dim,
-                    dtype=kv_dtype or model.norm.weight.dtype,
+                    dtype=kv_dtype or model.embedding.weight.dtype,
                     device=device,
                 ),
                 page_table=self.page_table,
@@ -145,7 +145,7 @@ class Runner:
         ]
 
     def _recurrent(self, pool: PoolSpec) -> Context:
-        dtype = self.model.norm.weight.dtype
+        dtype = self.model.embedding.weight.dtype
         if isinstance(pool, ConvPoolSpec):
             return Context(
                 kv_pool=ConvPool(

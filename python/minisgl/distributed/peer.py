@@ -170,7 +170,7 @@ class PeerAllReduce:
         self._row_packs = packs
         rows = Rows(
             x_TD.data_ptr(), residual_TD.data_ptr(), weight.data_ptr(), count, packs,
-            has_residual, eps,
+            has_residual, weight.dtype != x_TD.dtype, eps,
         )  # fmt: skip
         items = -(-packs // ROW_THREADS)
         threads = -(-packs // (32 * items)) * 32

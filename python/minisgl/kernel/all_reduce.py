@@ -21,7 +21,7 @@ TYPES = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "F
 
 class Rows(ctypes.Structure):
     """struct Rows: addresses of x, residual and weight; rows, packs in each, whether there is a
-    residual; eps."""
+    residual, and whether the weight is float32 where x is not; eps."""
 
     _fields_ = (
         ("x", ctypes.c_int64),
@@ -30,6 +30,7 @@ class Rows(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("packs", ctypes.c_int64),
         ("has_residual", ctypes.c_int64),
+        ("float_weight", ctypes.c_int64),
         ("eps", ctypes.c_float),
     )
 

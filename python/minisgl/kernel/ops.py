@@ -78,11 +78,12 @@ class Ops:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of the last axis (Zhang & Sennrich 2019), of any leading shape.
 
-        The statistics are float32; the normed value is rounded to x's dtype before `weight`.
+        weight: of x's dtype or float32. Computed in float32 and rounded once. Hugging Face also
+        rounds before it multiplies by the weight, in many families.
         """
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-        return weight * normed.to(x.dtype)
+        return (normed * weight.float()).to(x.dtype)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float

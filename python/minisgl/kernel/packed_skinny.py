@@ -77,7 +77,16 @@ class _Task(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("eps", "alpha", "limit")),
         *(
             (name, ctypes.c_int32)
-            for name in ("rows", "outputs", "inputs", "pairs", "top_k", "first", "count")
+            for name in (
+                "rows",
+                "outputs",
+                "inputs",
+                "pairs",
+                "top_k",
+                "first",
+                "count",
+                "float_norm",
+            )
         ),
     )
 
@@ -193,7 +202,8 @@ class PackedSkinny:
             return None
         out_MF = torch.empty((len(x_MD), outputs), dtype=x_MD.dtype, device=x_MD.device)
         total_MD = x_MD if residual_MD is None else torch.empty_like(x_MD)
-        task = _Task(eps=eps, rows=len(x_MD))
+        is_float = norm_weight is not None and norm_weight.dtype == torch.float32
+        task = _Task(eps=eps, rows=len(x_MD), float_norm=is_float)
         _fill(task, x=x_MD, residual=residual_MD, norm=norm_weight, bias=bias, total=total_MD)
         self._launch(task, config, weight, out_MF)
         return out_MF, total_MD

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.layers import RMSNorm, RMSNormFused
-from minisgl.layers.base import BaseOP
+from minisgl.layers.norm import _Norm
 from minisgl.models.decoder import Block
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
+    from minisgl.layers.base import BuildContext
     from minisgl.models.config import ModelConfig
 
 
-class _PlusOne(BaseOP):
-    """Checkpoints hold a norm's weight minus 1."""
+class _PlusOne(_Norm):
+    """Checkpoints hold a norm's weight minus 1. The sum stays float32: in bfloat16 it would lose
+    what the file has, and logits would be up to 1.1 times as far from float32."""
 
-    weight: torch.Tensor
+    def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
+        super().__init__(replace(build, dtype=torch.float32), size=size, eps=eps, name=name)
 
     def init_buffers(self, device: torch.device) -> None:
-        self.weight = (self.weight.float() + 1).to(self.weight.dtype)
+        self.weight += 1
 
 
 class GemmaNorm(_PlusOne, RMSNorm):

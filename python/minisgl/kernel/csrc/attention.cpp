@@ -559,6 +559,9 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
 }
 
 bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype().bits == 32; }
+bool is_float32(const TensorView& x) {
+  return x.dtype().code == kDLFloat && x.dtype().bits == 32;
+}
 
 using Scales = tvm::ffi::Optional<TensorView>;
 
@@ -672,13 +675,19 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
             cos_sin.dtype().code == kDLFloat && cos_sin.dtype().bits == 32,
         "attention: positions must be int32, cosines and sines float32, packed");
   for (const auto& weight : {q_weight, k_weight})
-    CHECK(!weight || ((*weight).numel() == H && (*weight).dtype() == qkv.dtype()),
-          "attention: norm weights must be one per head dim, of the dtype of qkv");
+    CHECK(!weight || ((*weight).numel() == H && (*weight).IsContiguous() &&
+                      ((*weight).dtype() == qkv.dtype() || is_float32(*weight))),
+          "attention: norm weights must be one per head dim, of the dtype of qkv or float32");
   check_rotary(H, R);
   with_dtype(qkv.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const T* weights[] = {q_weight ? data<T>(*q_weight) : nullptr,
-                          k_weight ? data<T>(*k_weight) : nullptr};
+    float weights[2][MAX_HEAD_DIM];  // of queries and keys
+    for (int i = 0; i < 2; ++i) {
+      const auto& weight = i ? k_weight : q_weight;
+      const auto copy = [&](VF v, int h) { store_until(weights[i], h, int(H), v); };
+      if (weight && is_float32(*weight)) each(data<float>(*weight), H, copy);
+      else if (weight) each(data<T>(*weight), H, copy);
+    }
     with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
       using P = std::remove_pointer_t<decltype(pool_type)>;
       auto s = make_step<T, P>(qkv.size(0), N, H, k_pool, v_pool, k_scales, v_scales, slots,
@@ -689,8 +698,8 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
         for (int64_t head = 0; head < (keys ? N + K : N); head++) {
           const T* from = row + head * H;
           T* to = head < N ? s.out + (t * N + head) * H : keys + (head - N) * H;
-          if (const T* weight = weights[head >= N]) {
-            norm_row(from, weight, to, H, eps);
+          if (head < N ? bool(q_weight) : bool(k_weight)) {
+            norm_row(from, weights[head >= N], to, H, eps);
             from = to;
           }
           rotate_row(from, angles, to, H);

@@ -61,38 +61,47 @@ void gate(const TensorView& gate_up, const TensorView& out, int64_t num_threads,
   });
 }
 
+// Calls f with the weight of a norm, which has the type of x or is float32.
+template <class T, class F>
+void with_weight(const TensorView& x, const TensorView& weight, F f) {
+  if (weight.dtype().code == kDLFloat && weight.dtype().bits == 32) return f(data<float>(weight));
+  check_same(x, weight, "a norm's weight");
+  f(data<T>(weight));
+}
+
 }  // namespace
 
 void rms_norm(TensorView x, TensorView weight, TensorView out, double eps, int64_t num_threads) {
-  check_same(x, weight, "rms_norm");
   with_dtype(x.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Rows<T> from(x), to(out);
     CHECK(weight.numel() == from.width, "rms_norm: " << weight.numel() << " weights for rows of "
                                                      << from.width);
-    const T* w = data<T>(weight);
-    parallel(from.count, from.width, num_threads,
-             [&](int64_t i) { norm_row(from[i], w, to[i], from.width, eps); });
+    with_weight<T>(x, weight, [&](auto* w) {
+      parallel(from.count, from.width, num_threads,
+               [&](int64_t i) { norm_row(from[i], w, to[i], from.width, eps); });
+    });
   });
 }
 
 // total = x + residual; out = rms_norm(total)
 void add_rms_norm(TensorView x, TensorView residual, TensorView weight, TensorView out,
                   TensorView total, double eps, int64_t num_threads) {
-  for (const TensorView& other : {residual, weight}) check_same(x, other, "add_rms_norm");
+  check_same(x, residual, "add_rms_norm");
   with_dtype(x.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     Rows<T> a(x), b(residual), to(out), sums(total);
     const int n = a.width;
     CHECK(b.count == a.count && b.width == n && weight.numel() == n, "add_rms_norm: shapes differ");
-    const T* w = data<T>(weight);
-    parallel(a.count, n, num_threads, [&](int64_t row) {
-      const T* y = b[row];
-      T* t = sums[row];
-      each(a[row], n, [&](VF v, int i) {
-        store_until(t, i, n, v + (i + W <= n ? load(y + i) : load_first(y + i, n - i)));
+    with_weight<T>(x, weight, [&](auto* w) {
+      parallel(a.count, n, num_threads, [&](int64_t row) {
+        const T* y = b[row];
+        T* t = sums[row];
+        each(a[row], n, [&](VF v, int i) {
+          store_until(t, i, n, v + (i + W <= n ? load(y + i) : load_first(y + i, n - i)));
+        });
+        norm_row(t, w, to[row], n, eps);
       });
-      norm_row(t, w, to[row], n, eps);
     });
   });
 }

@@ -7,14 +7,14 @@
 
 constexpr int MAX_HEAD_DIM = 1024;
 
-template <class T>
-INLINE void norm_row(const T* x, const T* weight, T* out, int n, float eps) {
+template <class T, class U>
+INLINE void norm_row(const T* x, const U* weight, T* out, int n, float eps) {
   VF squares = {};
   each(x, n, [&](VF v, int) { squares += v * v; });
   float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
   each(x, n, [&](VF v, int i) {
     VF w = i + W <= n ? load(weight + i) : load_first(weight + i, n - i);
-    store_until(out, i, n, w * round_to<T>(v * scale));
+    store_until(out, i, n, v * scale * w);
   });
 }
 

@@ -128,10 +128,10 @@ def decode(
         )  # fmt: skip
     merge_g, merge_p = merge_sizes(group, block_h)
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
-    normed = False
+    normed, weights = False, (q_BNH, q_BNH)
     if rotation is not None:
-        normed = rotation.q_weight is not None
-        weights = (rotation.q_weight, rotation.k_weight) if normed else (q_BNH, q_BNH)
+        if rotation.q_weight is not None and rotation.k_weight is not None:
+            normed, weights = True, (rotation.q_weight, rotation.k_weight)
         fused = (rotation.qkv, rotation.slots, rotation.cos_sin, *weights, rotation.eps)
     _launch_decode(
         (num_kv_heads, splits.num_splits, 1),  # unused splits come last
@@ -147,7 +147,7 @@ def decode(
             rotation is not None, normed,
             config == LIGHT and splits.splits_each > 0 and has_pdl(),
         ),
-        dtype=dtypes, num_warps=config.warps, num_stages=config.stages,
+        dtype=(*dtypes, weights[0].dtype), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     constants = (x_MD.stride(0), size, power_of_2(size), False)
     _launch_norm(
         (len(x_MD), 1, 1), (x_MD, x_MD, weight, out, out, eps), constants,
-        dtype=x.dtype, num_warps=_warps(size),
+        dtype=(x.dtype, weight.dtype), num_warps=_warps(size),
     )  # fmt: skip
     return out
 
@@ -35,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x), torch.empty_like(x)
     _launch_norm(
         (x.numel() // size, 1, 1), (x, residual, weight, out, total, eps),
-        (size, size, power_of_2(size), True), dtype=x.dtype, num_warps=_warps(size),
+        (size, size, power_of_2(size), True), dtype=(x.dtype, weight.dtype), num_warps=_warps(size),
     )  # fmt: skip
     return out, total
 
@@ -79,7 +79,7 @@ def normed(x, weight, eps, SIZE: tl.constexpr):
     """x [BLOCK], zero past SIZE -> weight * its RMS norm."""
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, 0) / SIZE + eps)
-    return weight * (x32 * scale).to(x.dtype)
+    return (x32 * scale * weight.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit

@@ -125,7 +125,7 @@ def _norm(
     z = tl.load(z_row + column, mask=mask, other=0.0).to(tl.float32)
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, 1) / SIZE + eps)[:, None]
-    normed = (weight * (x32 * scale).to(x.dtype).to(tl.float32)).to(x.dtype).to(tl.float32)
+    normed = (x32 * scale * weight).to(x.dtype).to(tl.float32)
     y = normed * (z / (1.0 + tl.exp(-z)))
     tl.store(out_ptr + row * SIZE + column, y.to(x.dtype), mask=mask)
 

@@ -66,7 +66,8 @@ def norm_linear(
             outputs, inputs, width, rest, len(x_MD), block, residual_MD is not None,
             norm_weight is not None, bias is not None, bool(gate), gate == "silu",
         ),
-        dtype=x_MD.dtype, num_warps=4 if row_bytes <= 32 << 10 else 8,
+        dtype=(x_MD.dtype, None if norm_weight is None else norm_weight.dtype),
+        num_warps=4 if row_bytes <= 32 << 10 else 8,
     )  # fmt: skip
     return out_MF, total_MD
 
@@ -115,9 +116,9 @@ def _held_kernel(
             if REST:
                 square += tl.sum(x_b.to(tl.float32) * x_b.to(tl.float32), 0)
             scale = tl.rsqrt(square / D + eps)
-            x_a = norm_a * (x_a.to(tl.float32) * scale).to(x_a.dtype)
+            x_a = (x_a.to(tl.float32) * scale * norm_a.to(tl.float32)).to(x_a.dtype)
             if REST:
-                x_b = norm_b * (x_b.to(tl.float32) * scale).to(x_b.dtype)
+                x_b = (x_b.to(tl.float32) * scale * norm_b.to(tl.float32)).to(x_b.dtype)
         y = _dot(weight_a, x_a)
         if REST:
             y += _dot(weight_b, x_b)

@@ -74,12 +74,12 @@ class Launcher:
         args: tuple[Any, ...],
         constants: tuple[Any, ...],
         *,
-        dtype: torch.dtype | tuple[torch.dtype, ...],
+        dtype: torch.dtype | tuple[torch.dtype | None, ...],
         num_warps: int,
         num_stages: int = 3,
     ) -> None:
-        """dtype: that of all tensors whose dtype varies, or all of these. The last constant, PDL,
-        is added here."""
+        """dtype: that of all tensors whose dtype varies, or all of these; None for one that is
+        absent. The last constant, PDL, is added here."""
         pdl = has_pdl()
         constants = (*constants, pdl)
         device = 0 if INTERPRET else torch.cuda.current_device()

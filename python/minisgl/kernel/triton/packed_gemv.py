@@ -68,7 +68,8 @@ def norm_linear(
             norm_weight is not None, bias is not None, bool(gate), gate == "silu",
             *weight.constants,
         ),
-        dtype=(x_MD.dtype, *weight.key), num_warps=4 if inputs <= 20480 else 8,
+        dtype=(x_MD.dtype, None if norm_weight is None else norm_weight.dtype, *weight.key),
+        num_warps=4 if inputs <= 20480 else 8,
     )  # fmt: skip
     return out_MF, total_MD
 
@@ -219,9 +220,9 @@ def _row(
         if REST:
             square += tl.sum(tl.sum(x_b.to(tl.float32) * x_b.to(tl.float32), 1), 0)
         scale = tl.rsqrt(square / D + eps)
-        x_a = norm_a * (x_a.to(tl.float32) * scale).to(x_a.dtype)
+        x_a = (x_a.to(tl.float32) * scale * norm_a.to(tl.float32)).to(x_a.dtype)
         if REST:
-            x_b = norm_b * (x_b.to(tl.float32) * scale).to(x_b.dtype)
+            x_b = (x_b.to(tl.float32) * scale * norm_b.to(tl.float32)).to(x_b.dtype)
     y = _sums(n_a, s_a, z_a, x_a, KIND, MIDDLE)
     if REST:
         y += _sums(n_b, s_b, z_b, x_b, KIND, MIDDLE)

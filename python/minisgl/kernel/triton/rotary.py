@@ -76,7 +76,7 @@ def norm_rope_store(
             num_q_heads, num_kv_heads, head_dim, rotary_dim, kind_of(pool), normed, keep, heads,
             half, power_of_2(max(head_dim - rotary_dim, 1)),
         ),
-        dtype=(qkv.dtype, pool.k.dtype),
+        dtype=(qkv.dtype, pool.k.dtype, q_weight.dtype if q_weight is not None else None),
         num_warps=min(max(heads * half // 512, 1), 8),
     )  # fmt: skip
     return q_TNH, k_TKH, v_TKH
@@ -117,13 +117,13 @@ def _norm_rope_store(
         weight_high = _head_weight(
             q_weight_ptr, k_weight_ptr, is_q, is_k, R // 2 + dim, dim < R // 2
         )
-        low = tl.where(is_v, low, weight_low * (low32 * scale).to(dtype))
-        high = tl.where(is_v, high, weight_high * (high32 * scale).to(dtype))
+        low = tl.where(is_v, low, (low32 * scale * weight_low.to(tl.float32)).to(dtype))
+        high = tl.where(is_v, high, (high32 * scale * weight_high.to(tl.float32)).to(dtype))
         if R < H:
             weight_rest = _head_weight(
                 q_weight_ptr, k_weight_ptr, is_q, is_k, rest_dim, rest_dim < H
             )
-            rest = tl.where(is_v, rest, weight_rest * (rest32 * scale).to(dtype))
+            rest = tl.where(is_v, rest, (rest32 * scale * weight_rest.to(tl.float32)).to(dtype))
     cos = tl.load(cos_sin_ptr + position * R + dim, mask=dim < R // 2, other=0.0).to(dtype)
     sin = tl.load(cos_sin_ptr + position * R + R // 2 + dim, mask=dim < R // 2, other=0.0)
     sin = sin.to(dtype)
@@ -217,8 +217,8 @@ def rotated(
     if NORM:
         x32, y32 = x.to(tl.float32), y.to(tl.float32)
         scale = tl.rsqrt(tl.sum(x32 * x32, 1)[:, None] / H + eps)
-        x = weight[0] * (x32 * scale).to(dtype)
-        y = weight[1] * (y32 * scale).to(dtype)
+        x = (x32 * scale * weight[0].to(tl.float32)).to(dtype)
+        y = (y32 * scale * weight[1].to(tl.float32)).to(dtype)
     cos, sin = cos.to(dtype), sin.to(dtype)
     crossed = (y * sin).to(dtype)
     return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)

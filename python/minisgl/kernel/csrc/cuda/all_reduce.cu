@@ -225,8 +225,8 @@ constexpr int ITEMS = 4;  // packs of a row that a thread holds, at most
 struct Rows {
   Pack* x;               // the ranks' parts of a sum; then the normed rows
   Pack* residual;        // of this rank's rows: added if `has_residual`; then the sum with it
-  const Pack* weight;    // of the norm
-  long long count, packs, has_residual;  // rows, packs in each
+  const Pack* weight;    // of the norm; float32 if `float_weight`
+  long long count, packs, has_residual, float_weight;  // rows, packs in each
   float eps;
 };
 
@@ -252,18 +252,26 @@ __device__ float squares(Pack x) {
   return total;
 }
 
-// weight * (x * scale), where each product is rounded.
+// x * scale * weight, rounded once.
 template <class T>
 __device__ Pack scaled(Pack x, float scale, Pack weight) {
   for (int w = 0; w < 4; ++w) {
     float value[2] = {0, 0}, factor[2] = {0, 0};
     T::add(value, x.words[w]);
-    for (float& v : value) v *= scale;
-    unsigned normed = T::round(value);
-    value[0] = value[1] = 0;
-    T::add(value, normed);
     T::add(factor, weight.words[w]);
-    for (int i = 0; i < 2; ++i) value[i] *= factor[i];
+    for (int i = 0; i < 2; ++i) value[i] = value[i] * scale * factor[i];
+    x.words[w] = T::round(value);
+  }
+  return x;
+}
+
+// The same, with as many float32 weights as a pack has numbers.
+template <class T>
+__device__ Pack scaled(Pack x, float scale, const float* weight) {
+  for (int w = 0; w < 4; ++w) {
+    float value[2] = {0, 0};
+    T::add(value, x.words[w]);
+    for (int i = 0; i < T::COUNT; ++i) value[i] = value[i] * scale * weight[w * T::COUNT + i];
     x.words[w] = T::round(value);
   }
   return x;
@@ -291,7 +299,7 @@ struct Before {
       const int p = threadIdx.x + k * blockDim.x;
       if (p >= packs) break;
       if (rows.has_residual) residual[k] = from[p];
-      weight[k] = rows.weight[p];
+      if (!rows.float_weight) weight[k] = rows.weight[p];
     }
   }
 };
@@ -314,7 +322,11 @@ __device__ void add_norm(Pack (&row)[ITEMS], const Rows& rows, const Before& bef
 #pragma unroll
   for (int k = 0; k < ITEMS; ++k) {
     const int p = threadIdx.x + k * blockDim.x;
-    if (p < packs) row[k] = scaled<T>(row[k], scale, before.weight[k]);
+    if (p >= packs) break;
+    row[k] = rows.float_weight
+                 ? scaled<T>(row[k], scale,
+                             reinterpret_cast<const float*>(rows.weight) + p * 4 * T::COUNT)
+                 : scaled<T>(row[k], scale, before.weight[k]);
   }
 }
 

@@ -38,6 +38,7 @@ struct Task {
   int rows;             // of x: M, T, or pairs
   int outputs, inputs;  // of a matrix, gate and up counted once
   int pairs, top_k, first, count;  // EXPERTS: those of this rank
+  int float_norm;       // whether the norm's weights are float32
 };
 
 // An expert that some pairs have chosen: its index on this rank, and each token's pair or -1.
@@ -98,6 +99,16 @@ __device__ uint4 map(uint4 x, uint4 y, Function function) {
           map_2(x.w, y.w, function)};
 }
 
+// x * scale * weights, for eight permuted numbers and their float32 weights in the first order.
+__device__ uint4 normed(uint4 x, float scale, const float* weights) {
+  constexpr int FAR = IS_BYTE ? 2 : 4, THIRD = IS_BYTE ? 4 : 2;
+  const auto two = [=](u32 word, int i) {
+    return round(number(word & 0xffff) * scale * weights[i],
+                 number(word >> 16) * scale * weights[i + FAR]);
+  };
+  return {two(x.x, 0), two(x.y, 1), two(x.z, THIRD), two(x.w, THIRD + 1)};
+}
+
 template <class Function>
 __device__ float sum(uint4 x, Function function) {
   float total = 0;
@@ -116,7 +127,7 @@ struct Staging {
 
   __device__ Staging(const Task& task, const Places& places)
       : task(task), places(places), vectors(places.chunks * CHUNK / 8), lane(threadIdx.x % 32) {
-    load(norms, task.norm, 0);
+    if (!task.float_norm) load(norms, task.norm, 0);
   }
 
   // A thread's vectors of a batch. Those behind the end are zeros.
@@ -198,14 +209,19 @@ struct Staging {
       const float scale = rsqrtf(square / task.inputs + task.eps);
       for (int batch = 0; batch < batches; ++batch) {
         uint4 norm[BATCH];
-        if (batch > 0) load(norm, task.norm, batch);
+        if (batch > 0 && !task.float_norm) load(norm, task.norm, batch);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
           const int v = (batch * BATCH + i) * THREADS + threadIdx.x;
           if (v - lane >= vectors) break;
           const uint4 x = v < vectors ? load_16(place(row, v)) : uint4{};
+          if (task.float_norm) {
+            const auto* weights = reinterpret_cast<const float*>(task.norm) + v * 8;
+            finish(row, v, v * 8 < task.inputs ? normed(x, scale, weights) : x);
+            continue;
+          }
           finish(row, v, map(x, permuted(batch > 0 ? norm[i] : norms[i]),
-                             [scale](float a, float b) { return rounded(a * scale) * b; }));
+                             [scale](float a, float b) { return a * scale * b; }));
         }
       }
     }
