@@ -1,13 +1,15 @@
-"""Compares `LLM.generate` of two checkouts in interleaved rounds.
+"""Compares two checkouts in interleaved rounds, through `LLM.generate` or through HTTP.
 
-`paired OLD NEW`: each checkout gets a process with one `LLM` that lives to the end. A round gives
-both the same fresh ids, one after the other; odd rounds swap the order. A workload's result is the
-geometric mean of the rounds' ratios new/old (below 1 the new one is faster) with a bootstrap
-confidence interval of 95 %. On a GPU it compares wall seconds. On a CPU it compares CPU seconds of
-the process, because wall seconds change with other load. The first round is not counted.
+`paired OLD NEW`: each checkout gets a process with one `LLM`, or a server, that lives to the end. A
+round gives both the same fresh ids, one after the other; odd rounds swap the order. A workload's
+result is the geometric mean of the rounds' ratios new/old (below 1 the new one is faster) with a
+bootstrap confidence interval of 95 %. On a GPU it compares wall seconds. On a CPU it compares CPU
+seconds of the checkout's processes, because wall seconds change with other load. The first round is
+not counted. Over HTTP both are asked by this checkout's client.
 
-The exit status is 1 if the greedy ids of a few prompts differ. For each workload it also prints how
-many answers are equal: other chunk sizes may round near ties in another way.
+The exit status is 1 if the greedy answers to a few prompts differ. For each workload of
+`LLM.generate` it also prints how many answers are equal: other chunk sizes may round near ties in
+another way.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ import argparse
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
+from benchmarks.paired_server import server_worker
 from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.lengths import Workload, offline_workloads
@@ -38,6 +43,8 @@ WORKER = Path(__file__).parent / "paired_worker.py"
 SIDES = ("old", "new")
 PAGE_SIZE = 16
 NUM_RESAMPLES = 10_000
+LLM_WORKLOADS = "throughput,single,prefill,shared"
+HTTP_WORKLOADS = "throughput,streams,single,mixed"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +53,11 @@ def main(argv: Sequence[str]) -> int:
     add("old", type=_root, help="root of the checkout to compare with")
     add("new", type=_root, help="root of the other checkout")
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="shape of the model")
-    add("--workloads", default="throughput,single,prefill,shared", help="with commas")
+    add("--door", choices=("llm", "http"), default="llm", help="LLM.generate, or a server")
+    add(
+        "--workloads",
+        help=f"with commas (default: {LLM_WORKLOADS}, over HTTP {HTTP_WORKLOADS})",
+    )
     add("--rounds", type=natural, default=8, help="counted rounds, after one to warm up")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
     add("--clock", choices=("auto", "wall", "cpu"), default="auto", help="auto: cpu on a CPU")
@@ -55,10 +66,15 @@ def main(argv: Sequence[str]) -> int:
     add("--max-prefill-length", type=natural, default=None, help="default: each checkout's own")
     add("--threads", type=natural, default=None, help="OMP_NUM_THREADS (default: each chooses)")
     add("--dummy-weight", action="store_true", help="each makes its own weights; no file of them")
+    add("--new-flags", default="", metavar="FLAGS", help="http: more flags for NEW's server alone")
+    add("--client-processes", type=natural, default=4, help="http: processes of the client")
     add_json(parser)
     args = parser.parse_args(argv)
+    if args.new_flags and args.door == "llm":
+        parser.error("--new-flags are a server's: add --door http")
     scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)
-    works = [work.scaled(scale) for work in offline_workloads(args.workloads.split(","))]
+    names = args.workloads or (LLM_WORKLOADS if args.door == "llm" else HTTP_WORKLOADS)
+    works = [work.scaled(scale) for work in offline_workloads(names.split(","))]
     # Pages, not memory_ratio: it is a share of what is free, which the first LLM leaves less of.
     pages = args.num_pages or num_pages(works)
     settings = {"dtype": args.dtype, "page_size": PAGE_SIZE, "num_pages": pages}
@@ -71,22 +87,34 @@ def main(argv: Sequence[str]) -> int:
     values, load = SHAPES[args.shape], machine_load()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         write_checkpoint(Path(folder), values, weights=not args.dummy_weight)
-        workers = {
-            side: stack.enter_context(worker(side, root, Path(folder), settings, args.threads))
-            for side, root in roots.items()
-        }
+        workers: dict[str, Worker] = {}
+        for side, root in roots.items():
+            opened = _open(side, root, Path(folder), settings, args)
+            workers[side] = stack.enter_context(opened)
         clock = args.clock
         if clock == "auto":
-            clock = "wall" if workers["new"].on_gpu else "cpu"
+            clock = "wall" if torch.cuda.is_available() else "cpu"
         equal = _greedy_equal(workers, values["vocab_size"])
         rows = measure(workers, works, args.rounds, f"{clock}_s", values["vocab_size"])
-    print(f"greedy ids of {len(GREEDY.requests)} prompts: {'equal' if equal else 'DIFFERENT'}")
+    same = "equal" if equal else "DIFFERENT"
+    print(f"greedy answers to {len(GREEDY.requests)} prompts: {same}")
     if args.json:
         result = {"load_before": load, "shape": args.shape, "clock": clock, "scale": scale}
-        result |= {"door": "LLM.generate", "settings": settings, "greedy_equal": equal}
+        result |= {"door": args.door, "settings": settings, "greedy_equal": equal}
+        result |= {"new_flags": args.new_flags} if args.new_flags else {}
         commits = {side: _commit(root) for side, root in roots.items()}
         write_json(args.json, {**result, "commits": commits, "rows": rows})
     return 0 if equal else 1
+
+
+def _open(
+    side: str, root: Path, folder: Path, settings: Mapping[str, Any], args: argparse.Namespace
+) -> AbstractContextManager[Worker]:
+    environment = _environment(root, args.threads)
+    if args.door == "llm":
+        return llm_worker(side, root, folder, settings, environment)
+    flags = shlex.split(args.new_flags) if side == "new" else []
+    return server_worker(environment, folder, [*_flags(settings), *flags], args.client_processes)
 
 
 def _root(text: str) -> Path:
@@ -108,13 +136,22 @@ def num_pages(works: Sequence[Workload]) -> int:
     return math.ceil(max(tokens) / PAGE_SIZE) + 1
 
 
-class Worker:
+class Worker(Protocol):
+    """One checkout, through one door."""
+
+    def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
+        """Returns {"wall_s", "cpu_s"} and what else the door shows."""
+
+    def answers(self, work: Workload, prompts: list[list[int]]) -> Any:
+        """Returns all answers, to compare."""
+
+
+class LLMWorker:
     """A process with the `LLM` of one checkout."""
 
     def __init__(self, side: str, process: subprocess.Popen[str]) -> None:
         self._side, self._process = side, process
-        hello = self._reply()
-        self.package, self.on_gpu = Path(hello["package"]), bool(hello["on_gpu"])
+        self.package = Path(self._reply()["package"])
 
     def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
         """Returns {"wall_s", "cpu_s", "ids"}. Raises ConfigError if the process has ended."""
@@ -124,6 +161,9 @@ class Worker:
         with suppress(BrokenPipeError):  # _reply raises the error
             print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._reply()
+
+    def answers(self, work: Workload, prompts: list[list[int]]) -> Any:
+        return self.run(work, prompts)["ids"]
 
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout
@@ -139,13 +179,10 @@ class Worker:
 
 
 @contextmanager
-def worker(
-    side: str, root: Path, folder: Path, settings: dict[str, Any], threads: int | None
-) -> Iterator[Worker]:
+def llm_worker(
+    side: str, root: Path, folder: Path, settings: Mapping[str, Any], environment: dict[str, str]
+) -> Iterator[LLMWorker]:
     """Start the process of a checkout. Raises ConfigError if it does not start."""
-    environment = {**os.environ, "PYTHONPATH": _python_path(root)}
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
     process = subprocess.Popen(
         # -P: the modules beside the worker must not hide those of the standard library.
         [sys.executable, "-P", str(WORKER), str(folder), json.dumps(settings)],
@@ -155,7 +192,7 @@ def worker(
         text=True,
     )
     try:
-        started = Worker(side, process)
+        started = LLMWorker(side, process)
         if root not in started.package.parents:
             raise ConfigError(f"the {side} checkout is {root}, but Python found {started.package}")
         yield started
@@ -164,21 +201,31 @@ def worker(
         process.communicate()
 
 
-def _python_path(root: Path) -> str:
-    """Return the checkout's package, then the entries of PYTHONPATH that hold no minisgl."""
+def _environment(root: Path, threads: int | None) -> dict[str, str]:
+    """Return the environment of a checkout's process: PYTHONPATH is its package, then the entries
+    that hold no minisgl."""
     others = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     kept = [path for path in others if not (Path(path) / "minisgl").exists()]
-    return os.pathsep.join([str(root / "python"), *kept])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "python"), *kept])}
+    return environment | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
 
 
-def _greedy_equal(workers: dict[str, Worker], vocab_size: int) -> bool:
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return a server's flags for keywords of `LLM`."""
+    flags = []
+    for name, value in settings.items():
+        flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return flags
+
+
+def _greedy_equal(workers: Mapping[str, Worker], vocab_size: int) -> bool:
     prompts = GREEDY.prompts(vocab_size, seed=1 << 31)
-    old, new = (workers[side].run(GREEDY, prompts)["ids"] for side in SIDES)
+    old, new = (workers[side].answers(GREEDY, prompts) for side in SIDES)
     return bool(old == new)
 
 
 def measure(
-    workers: dict[str, Worker],
+    workers: Mapping[str, Worker],
     works: Sequence[Workload],
     num_rounds: int,
     clock: str,
@@ -187,6 +234,9 @@ def measure(
     """Run the rounds. clock: "wall_s" or "cpu_s". Returns a row for each workload."""
     times: dict[str, list[tuple[float, float]]] = {work.name: [] for work in works}
     equal = dict.fromkeys(times, 0)
+    latencies: dict[str, dict[str, list[Any]]] = {
+        name: {side: [] for side in SIDES} for name in times
+    }
     for number in range(num_rounds + 1):
         order = SIDES if number % 2 else SIDES[::-1]
         for work in works:
@@ -194,14 +244,25 @@ def measure(
             replies = {side: workers[side].run(work, prompts) for side in order}
             old, new = (replies[side] for side in SIDES)
             times[work.name].append((old[clock], new[clock]))
-            equal[work.name] += sum(map(list.__eq__, old["ids"], new["ids"]))
+            if "ids" in new:
+                equal[work.name] += sum(map(list.__eq__, old["ids"], new["ids"]))
+            elif number:
+                for side in SIDES:
+                    latencies[work.name][side].append(replies[side]["latencies"])
     rows = []
     for work in works:
         (first_old, first_new), *counted = times[work.name]
         ratio, low, high = interval([new / old for old, new in counted])
         per_token = 1e6 / work.tokens
         medians = np.median(counted, axis=0)
-        answers = len(work.requests) * (num_rounds + 1)
+        shown: dict[str, Any]
+        if latencies[work.name]["new"]:
+            shown = {side: _medians(latencies[work.name][side]) for side in SIDES}
+            text = f"ms {shown}"
+        else:
+            answers = len(work.requests) * (num_rounds + 1)
+            shown = {"equal_answers": equal[work.name], "answers": answers}
+            text = f"{equal[work.name]} of {answers} answers equal"
         rows.append(
             {
                 "workload": work.name,
@@ -214,18 +275,21 @@ def measure(
                 "first_s": [round(first_old, 4), round(first_new, 4)],
                 "old_s": [round(old, 4) for old, _ in counted],
                 "new_s": [round(new, 4) for _, new in counted],
-                "equal_answers": equal[work.name],
-                "answers": answers,
+                **shown,
             }
         )
         print(
             f"{work.name:<12} new/old {ratio:.4f} [{low:.4f}, {high:.4f}], {verdict(low, high)}; "
             f"{clock} a token {medians[0] * per_token:.2f} and {medians[1] * per_token:.2f} us; "
-            f"first {first_old:.3f} and {first_new:.3f} s; {equal[work.name]} of {answers} answers "
-            "equal",
+            f"first {first_old:.3f} and {first_new:.3f} s; {text}",
             flush=True,
         )
     return rows
+
+
+def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each number over the runs."""
+    return {name: round(float(np.median([run[name] for run in runs])), 3) for name in runs[0]}
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:

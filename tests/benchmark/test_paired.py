@@ -62,7 +62,7 @@ def test_other_greedy_ids_are_an_error(
     flags = ["--shape", "tiny", "--workloads", "single", "--rounds", "1"]
     assert main(["paired", *roots, *flags], "benchmarks") == 1
     out = capsys.readouterr().out
-    assert "greedy ids of 4 prompts: DIFFERENT" in out
+    assert "greedy answers to 4 prompts: DIFFERENT" in out
     assert "0 of 2 answers equal" in out
 
 
@@ -77,9 +77,10 @@ def test_a_worker_that_dies_is_named(
 
 def test_another_package_than_the_checkouts_is_refused(tmp_path: Path, roots: list[str]) -> None:
     (tmp_path / "worker.py").write_text(FAKE.replace('root + "/minisgl"', '"/other/minisgl"'))
+    root = Path(roots[0])
     with (
         pytest.raises(ConfigError, match="but Python found /other/minisgl"),
-        paired.worker("old", Path(roots[0]), tmp_path, {}, None),
+        paired.llm_worker("old", root, tmp_path, {}, paired._environment(root, None)),
     ):
         pytest.fail("it started")
 
@@ -119,3 +120,15 @@ def test_a_checkout_against_itself(tmp_path: Path) -> None:
     result = json.loads(path.read_text())
     assert result["greedy_equal"]
     assert all(row["equal_answers"] == row["answers"] for row in result["rows"])
+
+
+def test_a_checkout_against_itself_through_http(tmp_path: Path) -> None:
+    path = tmp_path / "paired.json"
+    flags = ["--door", "http", "--shape", "tiny", "--scale", "0.05", "--workloads", "streams"]
+    flags += ["--rounds", "1", "--threads", "1", "--client-processes", "1"]
+    paths = [str(ROOT), str(ROOT), *flags, "--new-flags=--max-stall-ms 9", "--json", str(path)]
+    assert main(["paired", *paths], "benchmarks") == 0
+    result = json.loads(path.read_text())
+    assert result["greedy_equal"]
+    (row,) = result["rows"]
+    assert all(row[side]["itl_max"] > 0 < row[side]["ttft_p50"] for side in paired.SIDES)

@@ -85,10 +85,14 @@ def ordinary_ids(vocab_size: int) -> tuple[int, int]:
 
 
 def offline_workloads(names: Sequence[str]) -> list[Workload]:
-    """Return the workloads of `benchmark offline` by name. Raises ConfigError."""
+    """Return workloads by name, as `benchmark offline` has them. Raises ConfigError."""
     known = {
-        name: Workload(name=name, requests=tuple(lengths_of(name)), temperature=temperature)
-        for name, temperature in (("throughput", 0.6), ("single", 0.0), ("prefill", 0.0))
+        name: Workload(
+            name=name,
+            requests=tuple(lengths_of(name)),
+            temperature=0.6 if name == "throughput" else 0.0,
+        )
+        for name in ("throughput", "streams", "single", "mixed", "prefill")
     }
     known["shared"] = Workload(
         name="shared", requests=((4160, 32),) * 128, temperature=0.0, shared=4096

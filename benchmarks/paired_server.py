@@ -1,0 +1,98 @@
+"""`benchmarks paired` through HTTP: the server of a checkout, asked by this checkout's client."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from minisgl.benchmark.client import Target
+from minisgl.benchmark.counters import describe_server
+from minisgl.benchmark.lengths import Workload
+from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.startup import wait_for_url
+from minisgl.benchmark.summary import Slo, summarize
+from minisgl.benchmark.workload import Session, Turn
+from minisgl.utils.http import http_client
+
+STOP_TIMEOUT_S = 60.0
+
+
+class ServerWorker:
+    """As `paired.Worker`, over HTTP. It reports no ids for a workload, but latencies."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, num_clients: int) -> None:
+        self._process, self._num_clients = psutil.Process(process.pid), num_clients
+        self._target = Target(url=url, model=describe_server(url)["model"])
+
+    def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
+        """Returns {"wall_s", "cpu_s", "latencies"}: seconds from the first request to the end of
+        the last stream, CPU seconds of the server's processes, milliseconds of TTFT and ITL."""
+        sessions = [
+            Session(turns=(Turn(ids=np.array(ids, np.int32), max_tokens=output),), at_s=0.0)
+            for ids, (_, output) in zip(prompts, work.requests, strict=True)
+        ]
+        target = replace(self._target, extra={"temperature": work.temperature})
+        before = self._cpu_s()
+        records, _ = run_sharded(target, sessions, concurrency=None, processes=self._num_clients)
+        cpu_s = self._cpu_s() - before
+        summary = summarize(records, Slo())["summary"]
+        if summary["num_failed"]:
+            raise RuntimeError(f"a request failed: {summary['errors']}")
+        latencies = {
+            f"{name}_{part}": value
+            for name in ("ttft", "itl")
+            for part, value in summary[f"{name}_ms"].items()
+            if part in ("p50", "p99", "max")
+        }
+        return {"wall_s": summary["duration_s"], "cpu_s": cpu_s, "latencies": latencies}
+
+    def answers(self, work: Workload, prompts: list[list[int]]) -> list[str]:
+        """Returns the text of each answer."""
+        with http_client(self._target.url, timeout=600.0) as client:
+            return [
+                client.post(
+                    self._target.endpoint,
+                    json={
+                        "model": self._target.model,
+                        "prompt": ids,
+                        "max_tokens": output,
+                        "ignore_eos": True,
+                        "temperature": work.temperature,
+                    },
+                )
+                .raise_for_status()
+                .json()["choices"][0]["text"]
+                for ids, (_, output) in zip(prompts, work.requests, strict=True)
+            ]
+
+    def _cpu_s(self) -> float:
+        processes = [self._process, *self._process.children(recursive=True)]
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+@contextmanager
+def server_worker(
+    environment: Mapping[str, str], folder: Path, flags: Sequence[str], num_clients: int
+) -> Iterator[ServerWorker]:
+    """Start the server of the checkout that PYTHONPATH names. Raises ConfigError if it ends."""
+    process = subprocess.Popen(
+        # -P: the folder where this runs must not hide the checkout's package.
+        [sys.executable, "-P", "-m", "minisgl", "--port", "0", "--model", str(folder), *flags],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield ServerWorker(process, wait_for_url(process), num_clients)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=STOP_TIMEOUT_S)
