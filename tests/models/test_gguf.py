@@ -20,6 +20,9 @@ from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -35,7 +38,7 @@ from minisgl import env
 from minisgl.core import SamplingParams
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.llm import LLM
-from minisgl.models.gguf import GLOBAL, OF_EXPERTS, OF_LAYER
+from minisgl.models.gguf import GLOBAL, OF_ARCHITECTURE, OF_EXPERTS, OF_LAYER, PLUS_ONE
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.gguf import gguf_folder
 from minisgl.utils.hf import resolve_checkpoint
@@ -60,6 +63,26 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3moe": Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=256,
         decoder_sparse_step=1, norm_topk_prob=True,
+    ),
+    "gemma2": Gemma2Config(
+        **{**SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True, "sliding_window": 8},
+        query_pre_attn_scalar=64, attention_dropout=0.0,
+    ),
+    "gemma3": Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 7, "tie_word_embeddings": True, "sliding_window": 8},
+        query_pre_attn_scalar=64,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "gpt-oss": GptOssConfig(
+        **{**SIZES, "sliding_window": 8}, num_local_experts=4, num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "truncate": False,
+            "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32,
+        },
     ),
 }  # fmt: skip
 QUANTISED = {
@@ -125,6 +148,21 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if "sliding_window" in config.to_dict() and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "gemma3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(8.0)
+    if arch == "gpt-oss":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(32)
     add_tokenizer(writer, path.parent / "tokenizer")
     if change:
         change(writer)
@@ -132,7 +170,8 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
     names = {new: old for old, new in GLOBAL.items()}
     for layer in range(config.num_hidden_layers):
         names |= {
-            f"model.layers.{layer}.{new}": f"blk.{layer}.{old}" for old, new in OF_LAYER.items()
+            f"model.layers.{layer}.{new}": f"blk.{layer}.{old}"
+            for old, new in {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}.items()
         }
     for name, tensor in tensors.items():
         module, _, suffix = name.rpartition(".")
@@ -141,18 +180,29 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
             continue
         if config.tie_word_embeddings and module == "lm_head":
             continue
+        if name.endswith(".sinks"):
+            module, suffix = name, "weight"
+        if arch in PLUS_ONE and "norm" in module:
+            values = values + 1
         if arch == "llama" and module.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if "q_proj" in module else config.num_key_value_heads
             values = interleave(values, heads)
         add(writer, f"{names[module]}.{suffix}", values, kind)
-    if arch == "qwen3moe":
-        for layer in range(config.num_hidden_layers):
-            prefix = f"model.layers.{layer}.mlp.experts"
-            gate_up = tensors[f"{prefix}.gate_up_proj"].float().numpy()
-            down = tensors[f"{prefix}.down_proj"].float().numpy()
-            gate, up = np.split(gate_up, 2, 1)
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        for suffix, end in (("weight", ""), ("bias", "_bias")):
+            if f"{prefix}.gate_up_proj{end}" not in tensors:
+                continue
+            gate_up = tensors[f"{prefix}.gate_up_proj{end}"].float().numpy()
+            down = tensors[f"{prefix}.down_proj{end}"].float().numpy()
+            if arch == "gpt-oss":
+                gate_up, down = (x if end else x.swapaxes(1, 2) for x in (gate_up, down))
+                gate, up = gate_up[:, ::2], gate_up[:, 1::2]
+            else:
+                gate, up = np.split(gate_up, 2, 1)
             for name, values in zip(OF_EXPERTS, (gate, up, down), strict=True):
-                add(writer, f"blk.{layer}.{name}.weight", np.ascontiguousarray(values), kind)
+                values = np.ascontiguousarray(values)
+                add(writer, f"blk.{layer}.{name}.{suffix}", values, Kind.F32 if end else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -160,7 +210,8 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
 
 
 def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray[Any, Any], kind: Kind) -> None:
-    if values.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in name:
+    is_plain = kind == Kind.MXFP4 and "_exps.weight" not in name  # as llama.cpp's converter does
+    if values.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in name or is_plain:
         writer.add_tensor(name, values)
     elif kind == Kind.F16:
         writer.add_tensor(name, values.astype(np.float16))
@@ -216,6 +267,40 @@ def logits_of(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("arch", CONFIGS)
+def test_logits_are_those_of_the_model_it_came_from(arch: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", arch)
+    prompt = random_ids(40, 3)
+    sequence = Sequence(prompt, 1)
+    with torch.inference_mode():
+        Runner(load(resolve_checkpoint(str(tmp_path / "m.gguf"))), page_size=4).generate(
+            [sequence], chunk=32
+        )
+        theirs = make_reference(CONFIGS[arch])(torch.tensor([prompt])).logits[0]
+    ours = torch.cat(sequence.logits)
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", "gpt-oss", Kind.MXFP4)
+    prompt = random_ids(40, 3)
+    sequence = Sequence(prompt, 1)
+    reference = make_reference(CONFIGS["gpt-oss"])
+    for layer in reference.model.layers:
+        for experts in (layer.mlp.experts.gate_up_proj.data, layer.mlp.experts.down_proj.data):
+            rows = experts.mT.contiguous().numpy()
+            values = gguf.quants.dequantize(packed(rows, Kind.MXFP4), Kind.MXFP4)
+            experts.copy_(torch.from_numpy(values).mT)
+    folder = resolve_checkpoint(str(tmp_path / "m.gguf"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "mxfp4"}
+    with torch.inference_mode():
+        Runner(load(folder), page_size=4).generate([sequence], chunk=32)
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    ours = torch.cat(sequence.logits)
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe"])
 def test_logits_are_those_of_transformers(arch: str, tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", arch)
     ours, theirs = logits_of(tmp_path / "m.gguf")
