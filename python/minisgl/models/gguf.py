@@ -1,7 +1,7 @@
 """The weights of a GGUF file under the names of a Hugging Face checkpoint.
 
-Files of the architecture "llama" have the rows of q and k in the order of interleaved pairs, those
-of Gemma have 1 + the weight of a norm, and experts are one stack for each of gate, up and down.
+Experts are one stack for each of gate, up and down in the file. `minisgl.models.gguf_changes` has
+what else differs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from minisgl.models.gguf_changes import change_of
 from minisgl.models.gguf_tensors import Dequantised, Stack, mx_blocks, mx_scales
 from minisgl.models.weight import Checkpoint
 from minisgl.utils.gguf import WEIGHTS, open_gguf
@@ -41,18 +42,37 @@ SANDWICH: Final = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-OF_ARCHITECTURE: Final = {
+QWEN35: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+OF_ARCHITECTURE: Final[dict[str, dict[str, str]]] = {
     "gemma2": SANDWICH,
     "gemma3": SANDWICH,
     "gpt-oss": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_gate_inp": "mlp.router",
-        "attn_sinks": "self_attn.sinks",
     },
+    "qwen35": QWEN35,
+    "qwen35moe": QWEN35,
 }
 """What differs from `OF_LAYER`."""
-PLUS_ONE: Final = ("gemma2", "gemma3")
-"""Architectures whose files have 1 + the weight of each norm."""
+WHOLE: Final = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Tensors of a layer with another last part of the name."""
 OF_EXPERTS: Final = {
     "ffn_gate_exps": "gate_proj",
     "ffn_up_exps": "up_proj",
@@ -69,50 +89,39 @@ class GgufCheckpoint(Checkpoint):
         self.folder = folder
         reader = open_gguf(folder / WEIGHTS)
         arch = reader.fields["general.architecture"].contents()
+        of_layer = {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
+        predicting = reader.fields.get(f"{arch}.nextn_predict_layers")
+        count = predicting.contents() if predicting else 0
+        unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
         self._file_of = {}
-        self._of_layer = {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
         experts: dict[str, dict[str, Any]] = {}
         for tensor in reader.tensors:
-            stem, _, suffix = tensor.name.rpartition(".")
-            layer, kind = _place(stem)
-            if tensor.name == ROPE_FREQS:
-                continue  # in config.json
-            if kind not in OF_EXPERTS:
-                self._file_of[self._name(stem, suffix)] = Dequantised(
-                    tensor.data,
-                    tensor.tensor_type,
-                    head_dim=config.head_dim
-                    if arch == "llama" and kind in ("attn_q", "attn_k")
-                    else None,
-                    minus=1.0 if arch in PLUS_ONE and kind.endswith("norm") else 0.0,
-                )
-            elif arch in STACKED:
-                experts.setdefault(f"{layer}.mlp.experts.", {})[f"{kind}.{suffix}"] = tensor
-            else:
+            layer, part = _place(tensor.name)
+            kind, _, suffix = part.partition(".")
+            if tensor.name == ROPE_FREQS or layer in unread:
+                continue  # in config.json; of a layer that predicts several tokens
+            if kind in OF_EXPERTS and arch in STACKED:
+                experts.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
+            elif kind in OF_EXPERTS:
                 for index, data in enumerate(tensor.data):
-                    name = f"{layer}.mlp.experts.{index}.{OF_EXPERTS[kind]}.{suffix}"
+                    name = f"{layer}mlp.experts.{index}.{OF_EXPERTS[kind]}.{suffix}"
                     self._file_of[name] = Dequantised(data, tensor.tensor_type)
+            else:
+                name = f"{(of_layer if layer else GLOBAL).get(kind, kind)}.{suffix}"
+                self._file_of[layer + WHOLE.get(part, name)] = Dequantised(
+                    tensor.data, tensor.tensor_type, change_of(arch, kind, config)
+                )
         for prefix, tensors in experts.items():
             self._file_of |= {prefix + name: stack for name, stack in _stacks(tensors).items()}
         self.names = set(self._file_of)
 
-    def _name(self, stem: str, suffix: str) -> str:
-        """The name in a Hugging Face checkpoint; unknown ones stay."""
-        if stem in GLOBAL:
-            return f"{GLOBAL[stem]}.{suffix}"
-        layer, kind = _place(stem)
-        if kind not in self._of_layer:
-            return f"{stem}.{suffix}"
-        name = f"{layer}.{self._of_layer[kind]}"
-        return name if kind == "attn_sinks" else f"{name}.{suffix}"
 
-
-def _place(stem: str) -> tuple[str, str]:
-    """blk.3.attn_q -> (model.layers.3, attn_q); output_norm -> ("", output_norm)."""
-    parts = stem.split(".", 2)
+def _place(name: str) -> tuple[str, str]:
+    """blk.3.attn_q.weight -> ("model.layers.3.", "attn_q.weight"); others -> ("", name)."""
+    parts = name.split(".", 2)
     if len(parts) == 3 and parts[0] == "blk":
-        return f"model.layers.{parts[1]}", parts[2]
-    return "", stem
+        return f"model.layers.{parts[1]}.", parts[2]
+    return "", name
 
 
 def _stacks(tensors: dict[str, Any]) -> dict[str, Stack]:

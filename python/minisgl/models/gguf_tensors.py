@@ -5,16 +5,15 @@ Each is memory-mapped. Axes: E experts, O outputs, I inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.models.interleaved import deinterleave
-
 Index = tuple[int | slice, ...]
+Change = Callable[[Tensor], Tensor]
 MX_BYTES: Final = 17
 """Of a block of 32 numbers of MXFP4: the exponent, then the numbers 0 and 16, 1 and 17, ... of 4
 bits, the first in the low bits."""
@@ -33,14 +32,12 @@ class Slice(Protocol):
 class Dequantised:
     """One tensor in float32; dequantised when indexed."""
 
-    def __init__(
-        self, data: Any, kind: Any, *, head_dim: int | None = None, minus: float = 0.0
-    ) -> None:
-        """data: rows of blocks where it is quantised. head_dim: of heads whose rows are interleaved
-        pairs. minus: what the file has added to each value."""
+    def __init__(self, data: Any, kind: Any, change: Change | None = None) -> None:
+        """data: rows of blocks where it is quantised. change: from the file's tensor to the one
+        that a Hugging Face checkpoint has."""
         from gguf import quants
 
-        self._data, self._kind, self._head_dim, self._minus = data, kind, head_dim, minus
+        self._data, self._kind, self._change = data, kind, change
         self._dequantise = quants.dequantize
 
     def get_slice(self, name: str) -> Dequantised:
@@ -51,16 +48,16 @@ class Dequantised:
 
     def get_shape(self) -> list[int]:
         first = self._data[(slice(0, 1),) * (self._data.ndim - 1)]
-        return [*self._data.shape[:-1], int(self._dequantise(first, self._kind).shape[-1])]
+        shape = [*self._data.shape[:-1], int(self._dequantise(first, self._kind).shape[-1])]
+        if self._change is None:
+            return shape
+        return list(self._change(torch.empty(shape, device="meta")).shape)
 
     def __getitem__(self, index: Index) -> Tensor:
         """index: a slice for each axis, or a number for the first. A share of rows is dequantised
-        alone; a share of columns needs whole rows."""
-        if self._head_dim:
-            values = deinterleave(
-                self._values(self._data), head_dim=self._head_dim, rotary_dim=self._head_dim
-            )
-            return values[index]
+        alone; a share of columns, and a tensor that is changed, whole."""
+        if self._change is not None:
+            return self._change(self._values(self._data))[index]
         *rows, columns = index
         if self._data.ndim == 1:
             return self._values(self._data)[columns]
@@ -68,9 +65,7 @@ class Dequantised:
 
     def _values(self, data: Any) -> Tensor:
         values = np.ascontiguousarray(self._dequantise(data, self._kind), dtype=np.float32)
-        values = values if values.flags.writeable else values.copy()
-        values -= np.float32(self._minus)
-        return torch.from_numpy(values)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 class Bytes:

@@ -17,6 +17,8 @@ ARCHITECTURES: Final = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
 }
 ENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma2": ("<end_of_turn>",),
@@ -46,6 +48,11 @@ class _File:
     @property
     def arch(self) -> str:
         return str(self.values["general.architecture"])
+
+    @property
+    def num_layers(self) -> int:
+        """Without those that predict several tokens, which come last and are not read."""
+        return int(self.get("block_count") - self.get("nextn_predict_layers", 0))
 
     def get(self, key: str, *default: Any) -> Any:
         """Of the architecture. Raises KeyError where it is absent and there is no default."""
@@ -77,8 +84,10 @@ def config_of(reader: Any, values: Mapping[str, Any], path: Path) -> dict[str, A
         "architectures": [ARCHITECTURES[arch]],
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
         "hidden_size": hidden,
-        "intermediate_size": file.get("feed_forward_length"),
-        "num_hidden_layers": file.get("block_count"),
+        "intermediate_size": file.get(
+            "feed_forward_length", file.get("expert_feed_forward_length", 0)
+        ),
+        "num_hidden_layers": file.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": file.get("attention.head_count_kv", heads),
         "head_dim": file.get("attention.key_length", hidden // heads),
@@ -100,8 +109,11 @@ def _plain(file: _File) -> dict[str, Any]:
 
 
 def _qwen3_moe(file: _File) -> dict[str, Any]:
+    return {**_plain(file), **_experts(file)}
+
+
+def _experts(file: _File) -> dict[str, Any]:
     return {
-        **_plain(file),
         "num_experts": file.get("expert_count"),
         "num_experts_per_tok": file.get("expert_used_count"),
         "moe_intermediate_size": file.get("expert_feed_forward_length"),
@@ -144,11 +156,34 @@ def _gpt_oss(file: _File) -> dict[str, Any]:
     return config
 
 
+def _qwen35(file: _File) -> dict[str, Any]:
+    values = file.get("ssm.time_step_rank")
+    interval = file.get("full_attention_interval", 4)
+    types = ["linear_attention"] * (interval - 1) + ["full_attention"]
+    config = {
+        "hidden_act": "silu",
+        "partial_rotary_factor": file.get("rope.dimension_count")
+        / file.get("attention.key_length"),
+        "layer_types": [types[i % interval] for i in range(file.num_layers)],
+        "linear_num_key_heads": file.get("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": file.get("ssm.state_size"),
+        "linear_value_head_dim": file.get("ssm.inner_size") // values,
+        "linear_conv_kernel_dim": file.get("ssm.conv_kernel"),
+    }
+    if file.arch == "qwen35moe":
+        config |= _experts(file)
+        config["shared_expert_intermediate_size"] = file.get("expert_shared_feed_forward_length")
+    return config
+
+
 OWN: Final[Mapping[str, Callable[[_File], dict[str, Any]]]] = {
     "qwen3moe": _qwen3_moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35,
 }
 """Fields of an architecture's own."""
 

@@ -20,11 +20,17 @@ from minisgl.errors import ConfigError
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens, in llama.cpp's numbering."""
-_WORDS: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Of cl100k and its heirs, which differ in how many digits stay together."""
+
+
+def _words(digits: str, letters: str = r"\p{L}") -> str:
+    """Of cl100k and its heirs, which differ in how many digits stay together and in whether marks
+    are letters."""
+    return (
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
+        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
 _ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _O200K: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS
@@ -33,8 +39,9 @@ _O200K: Final = (
 )  # fmt: skip
 """Of o200k: words are split where lower case is followed by upper case."""
 SPLITS: Final[Mapping[str, str | None]] = {
-    "llama-bpe": _WORDS % r"\p{N}{1,3}",
-    "qwen2": _WORDS % r"\p{N}",
+    "llama-bpe": _words(r"\p{N}{1,3}"),
+    "qwen2": _words(r"\p{N}"),
+    "qwen35": _words(r"\p{N}", letters=r"\p{L}\p{M}"),
     "gpt-4o": _O200K,
     "gpt-2": None,
     "smollm": None,
@@ -104,7 +111,7 @@ def _byte_level(get: Mapping[str, Any], path: Path) -> tuple[Tokenizer, bool]:
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre == "llama-bpe"
