@@ -3,7 +3,7 @@
 `Sandwich` is to `minisgl.kernel.triton.sandwich` as `Ops` is to its twins: the specification, the
 fallback and the oracle.
 
-Axes: T tokens, D hidden size, F outputs.
+Axes: T tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from minisgl.kernel.ops import Activation, Ops
+from minisgl.kernel.ops import Ops
 
 
 class Norm(NamedTuple):
@@ -50,21 +50,6 @@ class Sandwich:
         total_TD = x_TD if residual_TD is None else x_TD + residual_TD
         total_TD = total_TD if factor is None else total_TD * factor
         return [self.ops.rms_norm(total_TD, *norm) for norm in pre], total_TD
-
-    def linear(
-        self,
-        weight_FD: Tensor,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
-        post: Norm | None,
-        factor: Tensor | None,
-        pre: Norm | None,
-        bias: Tensor | None,
-        gate: Activation | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Returns (`Ops.linear` of the sum after the norm `pre`, the sum). None where no kernel
-        does it in one launch; `norm` then goes before."""
-        return None
 
     def add(self, x_TD: Tensor, x_norm: Norm, y_TD: Tensor, y_norm: Norm) -> Tensor:
         """Returns the sum of x and y, each after its norm."""

@@ -188,13 +188,10 @@ class GatedDeltaNet(ConvolvedOP):
     ) -> tuple[Tensor, Tensor]:
         """See `Attention.forward`."""
         layer, width = self.layer, sum(self.layer.sizes)
-        if self.ba is None:
-            projected, residual_TD = norm.linear(self.qkvz, x_TD, residual_TD)
-            ends = [width, width + layer.num_heads * layer.value_dim]
-            qkv, z, ba = projected.tensor_split(ends, dim=-1)
-        else:
-            x_TD, residual_TD = norm.forward(x_TD, residual_TD)
-            qkv, z = self.qkvz.linear(x_TD).tensor_split([width], dim=-1)
+        x_TD, residual_TD = norm.forward(x_TD, residual_TD)
+        ends = [width, width + layer.num_heads * layer.value_dim]
+        qkv, z, ba = self.qkvz.linear(x_TD).tensor_split(ends, dim=-1)
+        if self.ba is not None:
             ba = self.ba.linear(x_TD)
         g_TN, beta_TN = self.gates.delta(ba, self.a_log, self.dt_bias)
         view = batch.pools[layer.pool]

@@ -11,7 +11,7 @@ from minisgl.kernel.ops import Activation
 from minisgl.kernel.sandwich import Norm, create_sandwich
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNorm, RMSNormFused
-from minisgl.quantization import Part, PlainWeight, Weight
+from minisgl.quantization import Part, Weight
 
 
 class SandwichNorm(RMSNormFused):
@@ -63,11 +63,6 @@ class SandwichNorm(RMSNormFused):
         bias: Tensor | None = None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if self.comm.size == 1 and isinstance(weight, PlainWeight):
-            norms = (_norm(self.post), self.factor, _norm(self.pre))
-            done = self.sandwich.linear(weight.dense(), x, residual, *norms, bias, gate)
-            if done is not None:
-                return done
         x, residual = self.forward(x, residual)
         return weight.linear(x, bias, gate), residual
 

@@ -1,9 +1,10 @@
 """Norms of what attention and MLP return: one launch from there to the next layer's input.
 
-With one or two rows the GEMV that follows computes the norms and the sum itself. Arithmetic is
-float32 with a conversion at each rounding, so the compiler cannot fuse across one.
+A GEMV does not compute these norms itself, as it does the one before a plain block's layers: each
+of its programs would, and a layer of Gemma 4 31B's shape took 265 us instead of 229 on an H200.
+Arithmetic is float32 with a conversion at each rounding, so the compiler cannot fuse across one.
 
-Axes: T tokens, D hidden size, F outputs.
+Axes: T tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.ops import Activation
 from minisgl.kernel.sandwich import Norm, Sandwich
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton import gemv
 from minisgl.kernel.triton.elementwise import normed
 from minisgl.kernel.triton.launch import Launcher, begin
 
@@ -64,24 +63,6 @@ class TritonSandwich(Sandwich):
             num_warps=_warps(size),
         )  # fmt: skip
         return outs, total_TD
-
-    def linear(
-        self,
-        weight_FD: Tensor,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
-        post: Norm | None,
-        factor: Tensor | None,
-        pre: Norm | None,
-        bias: Tensor | None,
-        gate: Activation | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        if not gemv.reaches(*x_TD.shape):
-            return None
-        norm, eps = (None, 0.0) if pre is None else pre
-        return gemv.norm_linear(
-            x_TD, residual_TD, norm, eps, weight_FD, bias, gate, post=post, factor=factor
-        )
 
     def add(self, x_TD: Tensor, x_norm: Norm, y_TD: Tensor, y_norm: Norm) -> Tensor:
         num_tokens, size = x_TD.shape
