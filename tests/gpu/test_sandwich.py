@@ -1,5 +1,5 @@
-"""Norms of what attention and MLP return, against the reference. `TRITON_INTERPRET=1` runs them on a
-CPU."""
+"""Norms of what attention and MLP return, against the reference. `TRITON_INTERPRET=1` runs them on
+a CPU."""
 
 from __future__ import annotations
 
