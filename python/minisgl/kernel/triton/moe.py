@@ -74,12 +74,9 @@ Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
 
 def route(
-    logits_TE: Tensor,
-    top_k: int,
-    renormalise: bool,
-    counts: Tensor | None = None,
+    logits_TE: Tensor, top_k: int, renormalise: bool, counts: Tensor | None = None,
     scale_E: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `Ops.route`. counts: at most E int32, set to zero on the way. scale_E: see `Experts`."""
     num_tokens, num_experts = logits_TE.shape
     weights_TK = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TE.device)
@@ -102,18 +99,9 @@ def route(
 
 
 def experts(
-    x_TD: Tensor,
-    gate_up_LGD: Tensor,
-    down_LDF: Tensor,
-    weights_TK: Tensor,
-    ids_TK: Tensor,
-    first: int,
-    counts_L: Tensor,
-    *,
-    up: Gemm,
-    down: Gemm,
-    down_bias_LD: Tensor | None = None,
-) -> Tensor:
+    x_TD: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor, weights_TK: Tensor, ids_TK: Tensor,
+    first: int, counts_L: Tensor, *, up: Gemm, down: Gemm, down_bias_LD: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up.
 
     down_bias_LD: for a `down` that adds no biases.
