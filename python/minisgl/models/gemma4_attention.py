@@ -16,7 +16,6 @@ from minisgl.layers import AttentionLayer, LinearQKVMerged, RMSNorm
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.layers.split_attention import SplitAttentionLayer
 from minisgl.models.decoder import Attention
 from minisgl.quantization import Part
 
@@ -44,8 +43,10 @@ class UnitNorm(RMSNorm):
         return self.weight.nbytes
 
 
-class NormedValues(SplitAttentionLayer):
-    """q_norm and k_norm, rotation, and the norm of values."""
+class NormedValues(AttentionLayer):
+    """q_norm and k_norm, rotation, and the norm of values, which has the epsilon of the others."""
+
+    norms_values = True
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class ReadsAnother(AttentionLayer):
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
         view = batch.pools[self.layer.pool]
+        if view.context.attn.takes_queries:
+            return super().forward(qkv, batch)
         q_TNH = self.q_norm.forward(qkv.view(len(qkv), -1, self.layer.head_dim))
         q_TNH, _ = self.rope.forward(q_TNH, q_TNH[:, :1], view.positions)
         # Backends store what they are given: something of the right shape, nowhere.
