@@ -44,12 +44,17 @@ def norm_linear(
     weight_FD: Tensor,
     bias: Tensor | None,
     gate: Activation | None,
+    *,
+    post: tuple[Tensor, float] | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `Ops.norm_linear`. At most MAX_INPUTS inputs."""
+    """See `Ops.norm_linear`. At most MAX_INPUTS inputs. post: weight and epsilon of a norm of x
+    before the residual is added. factor: [1], of the sum."""
     halves = 2 if gate else 1
     outputs, inputs = weight_FD.shape[0] // halves, weight_FD.shape[1]
     out_MF = torch.empty((len(x_MD), outputs), dtype=x_MD.dtype, device=x_MD.device)
-    total_MD = x_MD if residual_MD is None else torch.empty_like(x_MD)
+    is_sum = post is not None or residual_MD is not None or factor is not None
+    total_MD = torch.empty_like(x_MD) if is_sum else x_MD
     # A tile's width is a power of two: 5,120 inputs are 4,096 and 1,024.
     width = power_of_2(inputs + 1) // 2
     rest = power_of_2(inputs - width) if inputs > width else 0
@@ -60,13 +65,19 @@ def norm_linear(
         (
             x_MD, x_MD if residual_MD is None else residual_MD,
             x_MD if norm_weight is None else norm_weight,
-            weight_FD, weight_FD if bias is None else bias, out_MF, total_MD, eps,
+            weight_FD, weight_FD if bias is None else bias, out_MF, total_MD,
+            x_MD if post is None else post[0], x_MD if factor is None else factor, eps,
+            0.0 if post is None else post[1],
         ),
         (
             outputs, inputs, width, rest, len(x_MD), block, residual_MD is not None,
             norm_weight is not None, bias is not None, bool(gate), gate == "silu",
+            post is not None, factor is not None, is_sum,
         ),
-        dtype=(x_MD.dtype, None if norm_weight is None else norm_weight.dtype),
+        dtype=(
+            x_MD.dtype, None if norm_weight is None else norm_weight.dtype,
+            None if post is None else post[0].dtype,
+        ),
         num_warps=4 if row_bytes <= 32 << 10 else 8,
     )  # fmt: skip
     return out_MF, total_MD
@@ -74,10 +85,12 @@ def norm_linear(
 
 @triton.jit
 def _held_kernel(
-    x_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr, total_ptr, eps,
+    x_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr, total_ptr, post_ptr, factor_ptr,
+    eps, post_eps,
     F: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, M: tl.constexpr,
     BLOCK: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    GATED: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, SILU: tl.constexpr, POST: tl.constexpr, FACTOR: tl.constexpr,
+    TOTAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = weight_ptr + f[:, None].to(tl.int64) * D
@@ -98,16 +111,34 @@ def _held_kernel(
         norm_a = tl.load(norm_ptr + a)
         if REST:
             norm_b = tl.load(norm_ptr + b, mask=in_b, other=0.0)
+    if FACTOR:
+        factor = tl.load(factor_ptr).to(tl.float32)
     begin(PDL)
     for m in tl.static_range(M):
         x_a = tl.load(x_ptr + m * D + a)
         if REST:
             x_b = tl.load(x_ptr + m * D + b, mask=in_b, other=0.0)
+        if POST:
+            square = tl.sum(x_a.to(tl.float32) * x_a.to(tl.float32), 0)
+            if REST:
+                square += tl.sum(x_b.to(tl.float32) * x_b.to(tl.float32), 0)
+            scale = tl.rsqrt(square / D + post_eps)
+            post_a = tl.load(post_ptr + a)
+            x_a = (x_a.to(tl.float32) * scale * post_a.to(tl.float32)).to(x_a.dtype)
+            if REST:
+                post_b = tl.load(post_ptr + b, mask=in_b, other=0.0)
+                x_b = (x_b.to(tl.float32) * scale * post_b.to(tl.float32)).to(x_b.dtype)
         if ADD:
             x_a = x_a + tl.load(residual_ptr + m * D + a)
             if REST:
                 x_b = x_b + tl.load(residual_ptr + m * D + b, mask=in_b, other=0.0)
-            if tl.program_id(0) == 0:
+        if FACTOR:
+            x_a = (x_a.to(tl.float32) * factor).to(x_a.dtype)
+            if REST:
+                x_b = (x_b.to(tl.float32) * factor).to(x_b.dtype)
+        if TOTAL:
+            is_first = tl.program_id(0) == 0
+            if is_first:
                 tl.store(total_ptr + m * D + a, x_a)
                 if REST:
                     tl.store(total_ptr + m * D + b, x_b, mask=in_b)
