@@ -97,6 +97,7 @@ def test_float32_greedy_tokens_are_those_of_transformers(
         (GptOssConfig, {**ALL_GPT_OSS, "head_dim": 64}),
         (Gemma2Config, {**GEMMA, "head_dim": 64, **CAPS}),
         DENSE_CASES["gemma4-shared"][:2],
+        DENSE_CASES["gemma4-experts"][:2],
     ],
 )
 @torch.inference_mode()

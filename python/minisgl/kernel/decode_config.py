@@ -41,6 +41,9 @@ its own for each number of splits. They fetch their first keys before the kernel
 Not measured between 8 and 128."""
 WIDE, WIDE_FLOAT32 = DecodeConfig(32, 2, 3, 4), DecodeConfig(32, 2, 2, 4)
 """For heads above 128 dims, and for float32. Not tuned: they are what shared memory holds."""
+WIDEST = DecodeConfig(32, 4, 3, 2)
+"""For heads above 256 dims. With two warps a program that rotates needs more registers than there
+are."""
 
 
 def decode_config(pairs: int, num_cores: int, block_h: int, dtype: torch.dtype) -> DecodeConfig:
@@ -52,7 +55,7 @@ def decode_config(pairs: int, num_cores: int, block_h: int, dtype: torch.dtype) 
     if dtype.itemsize != 2:
         return WIDE_FLOAT32
     if block_h > 128:
-        return WIDE
+        return WIDE if block_h <= 256 else WIDEST
     if splits(LIGHT) == 0:
         return DEEP
     is_full = splits(DEEP) * pairs >= FULL * num_cores * DEEP.programs
