@@ -35,11 +35,7 @@ class Linear(BaseOP):
         return self.weight.linear(x, self.bias)
 
     def forward_normed(
-        self,
-        norm: RMSNormFused,
-        x: Tensor,
-        residual: Tensor | None,
-        gate: Activation | None = None,
+        self, norm: RMSNormFused, x: Tensor, residual: Tensor | None, gate: Activation | None = None
     ) -> tuple[Tensor, Tensor]:
         """Apply norm, then the projection, then the gated activation. Returns (output,
         residual)."""
