@@ -84,6 +84,7 @@ def split_contexts(
     q_shape: Sequence[int],
     dtype: torch.dtype,
     *,
+    kv_dtype: torch.dtype,
     num_kv_heads: int,
     window: int | None,
     shared_1: Tensor | None,
@@ -92,6 +93,8 @@ def split_contexts(
     done_of_few: Tensor,
 ) -> KVSplits:
     """Divide the contexts of the decode rows into splits.
+
+    dtype, kv_dtype: of queries and of the cache.
 
     rows: `Batch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H).
 
@@ -103,7 +106,7 @@ def split_contexts(
     num_rows, num_q_heads, head_dim = q_shape
     block_h, pairs = block_h_of(head_dim), num_rows * num_kv_heads
     group = num_q_heads // num_kv_heads
-    config = decode_config(pairs, num_cores, block_h, dtype)
+    config = decode_config(pairs, num_cores, block_h, dtype, kv_dtype)
     is_few = rotates and pairs < FEW_BELOW
     splits_each = few_splits(pairs, num_cores, config) if is_few else 0
     at_once = splits_at_once(num_kv_heads, num_cores, config)
