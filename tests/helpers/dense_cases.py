@@ -10,6 +10,7 @@ from typing import Any
 from transformers import (
     Cohere2Config,
     CohereConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -160,6 +161,13 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
     "glm4-three-layers-old": (
         Glm4Config,
         {"head_dim": 12, "num_hidden_layers": 3, "attention_bias": False},
+        1,
+        True,
+    ),
+    "ernie4.5": (Ernie4_5Config, {"head_dim": 16, "tie_word_embeddings": False}, 4, False),
+    "ernie4.5-biases-old": (
+        Ernie4_5Config,
+        {"head_dim": 10, "use_bias": True, "tie_word_embeddings": True},
         1,
         True,
     ),
