@@ -48,6 +48,7 @@ RUNS = (
     "lfm2-moe",
     "falcon-h1",
     "falcon-h1-norm-after",
+    "granite4-moe",
     "nemotron-h",
     "nemotron-h-biases",
     "nemotron-3",

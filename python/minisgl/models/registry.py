@@ -22,6 +22,7 @@ _MODULES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "LlamaForCausalLM": "llama",
