@@ -163,16 +163,21 @@ def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_layers_that_draft_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """glm4_moe's, after the last layer."""
-    reference, page_size = save_case("glm4-moe", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [("glm4-moe", "model.layers.3.eh_proj.weight"), ("nemotron-3", "mtp.layers.0.eh_proj.weight")],
+)
+def test_layers_that_draft_are_skipped(
+    name: str, draft: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference, page_size = save_case(name, tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(48, 96)
+    tensors[draft] = torch.zeros(48, 96)
     save_file(tensors, file, metadata={"format": "pt"})
     with caplog.at_level(logging.INFO):
         model = load(tmp_path)
-    assert any("skipped 1 tensors of model.layers.3." in line for line in caplog.messages)
+    assert len([line for line in caplog.messages if "skipped 1 tensors of" in line]) == 1
     check_case(reference, Runner(model, page_size=page_size), num_outputs=9)
 
 

@@ -97,7 +97,6 @@ NAMES = {
     ".feed_forward.": ".mlp.",
     ".mamba.norm.": ".mamba.gated_norm.",
 }
-"""Parts of the files' names -> as the layers declare them."""
 
 
 def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
@@ -131,12 +130,13 @@ def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     rows = torch.tensor(numbers("ssm_multipliers", 5)).repeat_interleave(counts)
     scaled = rows * fields.number("ssm_in_multiplier", 1.0)
     in_rows = {".mamba.in_proj.weight": scaled, ".mamba.in_proj.bias": rows}
-    return ScaledView(view, factors, in_rows).renamed(NAMES)
+    return ScaledView(view, factors, in_rows)
 
 
 FAMILY = Family(
     architectures=("FalconH1ForCausalLM",),
     spec=spec,
+    names=NAMES,
     view=view,
     defaults={
         "num_key_value_heads": 8,

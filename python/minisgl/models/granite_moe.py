@@ -12,7 +12,6 @@ from minisgl.models.mixture import mixture_in_each_layer
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec
-    from minisgl.models.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -41,15 +40,11 @@ NAMES = {
 """Names that transformers 5 keeps -> as released."""
 
 
-def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    return view.renamed(NAMES)
-
-
 FAMILY = replace(
     granite.FAMILY,
     architectures=("GraniteMoeForCausalLM",),
     spec=spec,
-    view=view,
+    names=NAMES,
     defaults={
         "max_position_embeddings": 2048,
         "num_local_experts": 8,

@@ -75,13 +75,14 @@ def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     mlp = "mlp.shared_experts" if fields.integer("num_local_experts", 8, minimum=0) else "mlp"
     width = fields.integer("shared_intermediate_size")
     halves = f"{mlp}.gate_proj", f"{mlp}.up_proj"
-    names = {"shared_mlp.output_linear.": f"{mlp}.down_proj.", ".mamba.norm.": ".mamba.gated_norm."}
-    return view.split("shared_mlp.input_linear", halves, (width, width)).renamed({**NAMES, **names})
+    view = view.split("shared_mlp.input_linear", halves, (width, width))
+    return view.renamed({"shared_mlp.output_linear.": f"{mlp}.down_proj."})
 
 
 FAMILY = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     spec=spec,
+    names={**NAMES, ".mamba.norm.": ".mamba.gated_norm."},
     view=view,
     defaults={
         "max_position_embeddings": 2048,
