@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from helpers.family_cases import CASES, SIZES, check_case, save_case
 from helpers.model_harness import VOCAB, Runner, load, make_reference, random_ids
 from helpers.rounding_error import EACH_FAMILY, errors, margin_of
+from minisgl.models.registry import supported_architectures
+
+
+def test_each_architecture_has_a_case() -> None:
+    classes = AutoModelForCausalLM._model_mapping
+    tested = {classes[config_class].__name__ for config_class, *_ in CASES.values()}
+    # transformers has it inside a model of text and images alone: test_wrappers.py
+    assert tested | {"MuseGlimmerForCausalLM"} == set(supported_architectures())
 
 
 @pytest.mark.parametrize("name", CASES)
