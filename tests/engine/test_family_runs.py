@@ -40,6 +40,7 @@ RUNS = (
     "gemma4-experts",
     "ministral3-window",
     "gpt-oss",
+    "glm4-moe",
     "qwen3.5",
     "qwen3.5-moe",
     "qwen3-next-moe",
