@@ -31,10 +31,11 @@ from minisgl.benchmark.lengths import Workload
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES, shape_of
 from minisgl.core import SamplingParams
+from minisgl.core.args import CacheKind
 from minisgl.llm import LLM
 
 MATCH = 4096
-CACHES = ("naive", "radix")
+CACHES: tuple[CacheKind, ...] = ("naive", "radix")
 SMALL = {
     **SHAPES["qwen3.6-27b"],
     "hidden_size": 2048,
@@ -116,12 +117,14 @@ def warm_start(llm: LLM, gap: int, new: int, pairs: int, vocab_size: int) -> dic
     return _compared("warm start", calls, pairs)
 
 
-def unrelated(llms: dict[str, LLM], work: Workload, pairs: int, vocab_size: int) -> dict[str, Any]:
+def unrelated(
+    llms: dict[CacheKind, LLM], work: Workload, pairs: int, vocab_size: int
+) -> dict[str, Any]:
     output = work.requests[0][1]
     params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
     seeds = {cache: iter(range(1, 1 << 20)) for cache in llms}  # the same for both
 
-    def call(cache: str) -> None:
+    def call(cache: CacheKind) -> None:
         llms[cache].generate(work.prompts(vocab_size, seed=next(seeds[cache])), params)
 
     calls: dict[str, Callable[[], None]] = {

@@ -1,5 +1,5 @@
 """Falcon-H1: Mamba2 and attention side by side on one norm, with constant factors everywhere, which
-the tensors take while they are read. (No GPU has run it yet.)"""
+the tensors take while they are read."""
 
 from __future__ import annotations
 

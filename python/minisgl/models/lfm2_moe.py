@@ -1,5 +1,5 @@
 """LFM2-MoE: LFM2 with a mixture in all but the first layers: a sigmoid router, with a correction
-for the choice alone. (No GPU has run it yet.)"""
+for the choice alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Nemotron-H, Nemotron Nano 2, Nemotron 3: Mamba2 in most layers, attention without rotation in a
-few, MLPs or mixtures with squared ReLU between them. (No GPU has run the mixtures yet.)"""
+few, MLPs or mixtures with squared ReLU between them."""
 
 from __future__ import annotations
 
