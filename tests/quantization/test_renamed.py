@@ -18,6 +18,7 @@ from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import relative_error
 from helpers.quantised import is_linear, run, run_ranks, save_both
+from minisgl.errors import ConfigError
 from minisgl.models.formats import names_in_files
 
 TOLERANCE = 1e-5
@@ -81,6 +82,13 @@ def test_logits_are_those_of_dequantised_weights(name: str, tmp_path: Path) -> N
     for logits, ours in (run(tmp_path / "quantised"), *run_ranks(tmp_path / "quantised")):
         assert relative_error(logits, expected) <= TOLERANCE
         assert ours == tokens
+
+
+def test_falcon_h1_is_refused_by_name(tmp_path: Path) -> None:
+    """Its constant factors would have to multiply scales."""
+    save_both(case("falcon-h1"), modelopt(), fp8, tmp_path)
+    with pytest.raises(ConfigError, match="FalconH1ForCausalLM multiplies its tensors while they"):
+        run(tmp_path / "quantised")
 
 
 def test_names_in_files() -> None:
