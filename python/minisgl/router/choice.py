@@ -80,7 +80,8 @@ def choose(loads: Sequence[Load], num_tokens: int, cached: Mapping[int, int]) ->
     """Return the index of the load whose replica takes a prompt at least cost.
 
     cached: by index, the prompt's tokens that are in the replica's cache; left out: none. Of
-    replicas with equal costs, it is one with fewest requests; of these the first. Raises ValueError if there are no loads.
+    replicas with equal costs, it is one with fewest requests; of these the first. Raises ValueError
+    if there are no loads.
     """
     if not loads:
         raise ValueError("there is no replica to choose from")

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,6 +35,7 @@ from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
 from minisgl.server.body import read_bytes
 from minisgl.server.errors import Draining, error_response, refusal
 from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.key_guard import key_given
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 from minisgl.utils.logger import get_logger
 
@@ -168,6 +170,9 @@ class RouterApp:
         tried: list[Replica] = []
         hashes = np.frombuffer(prompt.hashes, "<u8").tolist() if prompt else []
         num_tokens, page_size = (prompt.num_tokens, prompt.page_size) if prompt else (0, 1)
+        if prompt and prompt.key:
+            self._fleet.limits.learn(prompt.key)
+        passed = self._fleet.limits.admit(request.key) if request.method == "POST" else None
         for is_last in (False, True):
             replica, cached = only, 0
             if replica is None:
@@ -177,6 +182,8 @@ class RouterApp:
             may_retry = only is None and not is_last and bool(others)
             num_new = max(num_tokens - cached, 1) if prompt else 0
             sent = self._fleet.views.send(replica.view, num_new, hashes, time.monotonic())
+            if passed:
+                passed.asks(num_tokens)
             replica.num_open += 1
             outcome = "left"
             try:
@@ -188,6 +195,8 @@ class RouterApp:
                     outcome = "failed"
                     await answer.begin()
                     sent.started_at = time.monotonic()
+                    if passed and answer.status >= 400:
+                        passed.take_back(num_tokens, is_counted=answer.status != 429)
                     await self._send(answer, request, send, replica)
                     outcome = "answered"
                     return
@@ -207,6 +216,8 @@ class RouterApp:
                 replica.ends[outcome] += 1
                 if outcome != "answered" and sent.started_at is None:
                     self._fleet.views.take_back(replica.view, sent)
+                    if passed:
+                        passed.take_back(num_tokens)
             self.metrics.num_retries += 1
             logger.info("request %s goes to another replica", request.id)
 
@@ -274,6 +285,7 @@ class _Request:
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
         self.id = scope["request_id"]
+        self.key = key_given(Headers(scope=scope))
         query = scope["query_string"].decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode()
         self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
