@@ -6,6 +6,7 @@
     /v1/responses/ID                  the replica that has the answer
     ?replica=NAME                     profiles and the X-ray, which are of one replica
     /health, /ready, /metrics         of the whole
+    /replicas                         their names, and whether they are up
     anything else                     any replica
 
 If a replica fails before it has answered anything, the request goes to another one, once. If it
@@ -80,6 +81,9 @@ class RouterApp:
             if path in ("/health", "/ready") and scope["method"] == "GET":
                 await self._health(path)(scope, receive, send)
                 return
+            if path == "/replicas" and scope["method"] == "GET":
+                await self._replicas()(scope, receive, send)
+                return
             if self.is_draining:
                 raise Draining
             if path == "/metrics" and scope["method"] == "GET":
@@ -105,6 +109,10 @@ class RouterApp:
         num_up = len(self._fleet.up)
         body = {"status": status, "replicas": len(self._fleet.replicas), "up": num_up}
         return Response(msgspec.json.encode(body), media_type="application/json")
+
+    def _replicas(self) -> Response:
+        rows = [{"name": each.name, "up": each.down is None} for each in self._fleet.replicas]
+        return Response(msgspec.json.encode({"replicas": rows}), media_type="application/json")
 
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         path, method = scope["path"], scope["method"]
