@@ -35,7 +35,7 @@ PHASES = ("doors", "cost", "kill", "upgrade", "autoscale")
 
 
 def deploy(replicas: int, port: int, **changed: Any) -> Any:
-    names = f"m,{try_clients.MODEL}"
+    names = f"{try_clients.MODEL},m"
     options = {"replicas": replicas, "num_pages": 2048, "served_model_name": names, **changed}
     serve.run(app(options), name="model")
     url = f"http://127.0.0.1:{port}"

@@ -22,6 +22,6 @@ def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
         else:
             data = encoder.encode(message.prompt)
         pieces = [stream.data(token) for token in ids_from_bytes(data).tolist()]
-        return CodecReply(seq=message.seq, ids=data, pieces=pieces)
+        return CodecReply(seq=message.seq, ids=bytes(data), pieces=pieces)
     except Exception as error:
         return CodecReply(seq=message.seq, failed=Failed.of(message.seq, error))
