@@ -74,8 +74,10 @@ def doors(ingress: Any) -> dict[str, Any]:
     with httpx.Client(base_url=ingress.url, timeout=END_S, trust_env=False) as http:
         body = {"model": "m", "prompt": QUESTION, "max_tokens": 1500, "stream": True}
         with http.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as stream:
+            stream.raise_for_status()
             next(stream.iter_lines())
-            assert _num_open(http.get("/metrics").text) == 1
+            while not _num_open(http.get("/metrics").text):
+                time.sleep(0.02)
         left = time.monotonic()
         while _num_open(http.get("/metrics").text):
             assert time.monotonic() - left < END_S

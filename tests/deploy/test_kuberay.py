@@ -105,5 +105,6 @@ def test_it_says_what_the_file_for_serve_deploy_says(service: Any) -> None:
 
 def test_rays_schema_holds(service: Any) -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="minisgl[ray] is not installed")
-    parsed = schema.ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    parsed = schema.ServeDeploySchema.model_validate(config)
     assert parsed.applications[0].import_path == "minisgl.deploy:app"
