@@ -16,12 +16,15 @@ while nobody asks is measured before and after each batch, and taken off.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import socket
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -47,7 +50,7 @@ class Empty:
 
         async def answer(request: Any) -> StreamingResponse:
             body = await request.json()
-            made = pieces(body["max_tokens"], body["size"], body["pause_s"])
+            made = pieces(body["max_tokens"] + body["more"], body["size"], body["pause_s"])
             return StreamingResponse(made, media_type="text/event-stream")
 
         return Starlette(routes=[Route("/empty", answer, methods=["POST"])])
@@ -116,10 +119,29 @@ class _Asked:
                 size += len(piece)
         return size, time.perf_counter() - began
 
-    def shape(self) -> tuple[int, float]:
-        """Return the bytes of a token, and the seconds from one to the next."""
+    def shape(self) -> tuple[int, int, float]:
+        """Return the bytes of a token, the pieces of an answer beyond its tokens, and the seconds
+        from one token to the next."""
         few, many = self._ask(FEW), self._ask(MANY)
-        return (many[0] - few[0]) // (MANY - FEW), max(many[1] - few[1], 0.0) / (MANY - FEW)
+        size = (many[0] - few[0]) // (MANY - FEW)
+        return size, self._num_pieces(FEW) - FEW, max(many[1] - few[1], 0.0) / (MANY - FEW)
+
+    def _num_pieces(self, num_tokens: int) -> int:
+        """How many chunks of HTTP an answer has."""
+        parts = urlsplit(self.url)
+        body = json.dumps(self._body | {"max_tokens": num_tokens}).encode()
+        head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection((parts.hostname, parts.port)) as connection:
+            connection.sendall(head.encode() + body)
+            stream = connection.makefile("rb")
+            while stream.readline().strip():
+                pass
+            count = 0
+            while size := int(stream.readline(), 16):
+                stream.read(size + 2)
+                count += 1
+        return count
 
 
 def cost(url: str, server: str, rounds: int, requests: int, headers: Any = None) -> dict[str, Any]:
@@ -135,8 +157,8 @@ def cost(url: str, server: str, rounds: int, requests: int, headers: Any = None)
     body = {"model": "m", "prompt": "What is a radix cache?", "temperature": 0, "stream": True}
     body["ignore_eos"] = True
     direct = _Asked(f"http://{server}/v1/completions", body, [groups["server"]])
-    size, pause_s = direct.shape()
-    pace = {"size": size, "pause_s": pause_s}
+    size, more, pause_s = direct.shape()
+    pace = {"size": size, "pause_s": pause_s, "more": more}
     asked = {
         "direct": direct,
         "routed": _Asked(
@@ -163,7 +185,11 @@ def cost(url: str, server: str, rounds: int, requests: int, headers: Any = None)
             costs["token"].append(token * 1e3)
             costs["request"].append((few - FEW * token) * 1e3)
     serve.delete("empty")
-    result: dict[str, Any] = {"bytes_a_token": size, "pause_ms": round(pause_s * 1e3, 2)}
+    result: dict[str, Any] = {
+        "bytes_a_token": size,
+        "more_pieces": more,
+        "pause_ms": round(pause_s * 1e3, 2),
+    }
     for what in ("request", "token"):
         added, empty = statistics.median(each[what]), statistics.median(base[what])
         result[what] = {

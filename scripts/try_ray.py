@@ -75,7 +75,8 @@ def doors(ingress: Any) -> dict[str, Any]:
         body = {"model": "m", "prompt": QUESTION, "max_tokens": 1500, "stream": True}
         with http.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as stream:
             stream.raise_for_status()
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # without a name it ends here, and the stream with it
+            next(lines)
             while not _num_open(http.get("/metrics").text):
                 time.sleep(0.02)
         left = time.monotonic()
@@ -104,7 +105,7 @@ def _num_open(page: str) -> int:
 def autoscale(port: int) -> dict[str, Any]:
     """A queue adds a replica, and its end takes it away again."""
     ray_app.UP_DELAY_S, ray_app.DOWN_DELAY_S, ray_app.LOOK_BACK_S = 1.0, 5.0, 5.0
-    ingress = deploy(1, port, max_replicas=2, wait_s=0.5, max_running=2, num_pages=4096)
+    ingress = deploy(1, port, max_replicas=2, wait_s=0.5, max_running_requests=2, num_pages=4096)
     clients, ended = Clients(ingress), threading.Event()
 
     def ask_on(index: int) -> None:

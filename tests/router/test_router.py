@@ -245,6 +245,17 @@ def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:
     until(lambda: told in httpx.get(f"{two.url}/metrics").text)
 
 
+def test_a_client_that_leaves_before_the_first_token_ends_its_request(two: Setup) -> None:
+    body = {"model": MODEL, "prompt": "!hang", "stream": True}
+    patience = httpx.Timeout(60, read=1.0)
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(base_url=two.url, timeout=patience) as http,
+    ):
+        http.post("/v1/completions", json=body)
+    until(lambda: any(server.aborted for server in two.servers))
+
+
 def test_metrics_have_each_replicas_label(two: Setup) -> None:
     _complete(two.url, "one two")
     told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0'

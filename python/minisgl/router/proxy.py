@@ -201,7 +201,7 @@ class RouterApp:
                     answer.close()
                 else:
                     outcome = "failed"
-                    await answer.begin()
+                    await _begin(answer)
                     sent.started_at = time.monotonic()
                     if passed and answer.status >= 400:
                         passed.take_back(num_tokens, is_counted=answer.status != 429)
@@ -304,6 +304,15 @@ class _Request:
 
     async def ask(self, replica: Replica) -> Answer:
         return await replica.upstream.request(self.method, self.target, self.headers, self.body)
+
+
+async def _begin(answer: Answer) -> None:
+    """Wait for the first piece. A client that leaves meanwhile ends the request, too."""
+    try:
+        await answer.begin()
+    except BaseException:
+        answer.close()
+        raise
 
 
 def _break_off() -> None:
