@@ -356,7 +356,7 @@ def test_requests_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None
             servers[1 - index % 2].state = STATE
             queued = [1000 * (index % 2 == 0), 1000 * (index % 2)]
             views = [each.view for each in router.fleet.replicas]
-            until(lambda: [v.state and v.state.queued_tokens for v in views] == queued)  # noqa: B023
+            until(lambda: [v.state and v.state.queued_tokens for v in views] == queued)  # noqa: B023  # it is waited for within the turn
             client.completions.create(model=MODEL, prompt="a b")
         assert [len(server.received) for server in servers] == [1, 2]
         with pytest.raises(openai.RateLimitError, match="its 3 requests a minute"):

@@ -42,8 +42,10 @@ class Limits:
     @property
     def per_minute(self) -> tuple[int | None, int | None]:
         """Requests and tokens."""
-        requests, tokens = self._requests, self._tokens
-        return requests and requests.per_minute, tokens and tokens.per_minute
+        requests, tokens = (
+            bucket.per_minute if bucket else None for bucket in (self._requests, self._tokens)
+        )
+        return requests, tokens
 
     def check(self, name: str, now: float) -> None:
         """Raises RateLimited if the key `name` has used up one of its limits."""

@@ -38,7 +38,8 @@ MAX_PAGE_SIZE: Final = 65_536
 def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIRouter:
     """keys: who may use the server; None is everyone."""
     routes = APIRouter()
-    made_at, made = -FRESH_S, None
+    made_at = -FRESH_S
+    made: ReplicaState | None = None
 
     @routes.get("/replica")
     async def replica(request: Request) -> Response:
