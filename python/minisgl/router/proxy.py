@@ -239,9 +239,12 @@ class RouterApp:
             if replica:
                 headers.append((NAME_HEADER, replica.name.encode()))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            has_more = True
             async for data in answer:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                has_more = not answer.is_complete
+                await send({"type": "http.response.body", "body": data, "more_body": has_more})
+            if has_more:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ReplicaFailed as error:
             if replica:
                 self._fleet.failed(replica, error)
