@@ -9,8 +9,8 @@ streams as much: seconds of CPU, so that a busy machine says the same as a quiet
 
 The ingress adds the time of proxy and Ingress, and what the servers' processes but the engine take
 beyond what they take when asked directly. The empty application takes the time of proxy and Empty:
-it streams pieces of the same size at the same pace, and does nothing else. What the processes take
-while nobody asks is measured before and after each batch, and taken off.
+it streams as many pieces of the same size, at the pace of the servers' answers in the same round.
+What the processes take while nobody asks is measured before and after each batch, and taken off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from starlette.routing import Route
 
 FEW, MANY = 8, 136
 AT_ONCE: Final = 4
-IDLE_S: Final = 1.5
+IDLE_S: Final = 1.2
 END_S: Final = 120.0
 
 
@@ -44,9 +44,10 @@ class Empty:
 
     def __serve_build_asgi_app__(self) -> Any:
         async def pieces(count: int, size: int, pause_s: float) -> Any:
-            for _ in range(count):
+            began = time.monotonic()
+            for index in range(count):
                 yield b"data: " + b"x" * (size - 8) + b"\n\n"
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(max(began + (index + 1) * pause_s - time.monotonic(), 0))
 
         async def answer(request: Any) -> StreamingResponse:
             body = await request.json()
@@ -91,15 +92,17 @@ class _Asked:
         self.url, self._body = url, body
         self._processes = [process for group in groups for process in group]
 
-    def batch(self, num_requests: int, num_tokens: int) -> float:
-        """Return the CPU seconds of a request beyond those of the same time without any."""
+    def batch(self, num_requests: int, num_tokens: int) -> tuple[float, float]:
+        """Return the CPU seconds of a request beyond those of the same time without any, and the
+        median seconds of an answer."""
         idle_s = self._idle_s()
         began, before = time.monotonic(), _cpu_s(self._processes)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(self._ask, [num_tokens] * num_requests))
+            answers = list(pool.map(self._ask, [num_tokens] * num_requests))
         used_s, took_s = _cpu_s(self._processes) - before, time.monotonic() - began
         idle_s = (idle_s + self._idle_s()) / 2
-        return (used_s - idle_s * took_s) / num_requests
+        answer_s = statistics.median(seconds for _, seconds in answers)
+        return (used_s - idle_s * took_s) / num_requests, answer_s
 
     def _idle_s(self) -> float:
         began, before = time.monotonic(), _cpu_s(self._processes)
@@ -119,12 +122,10 @@ class _Asked:
                 size += len(piece)
         return size, time.perf_counter() - began
 
-    def shape(self) -> tuple[int, int, float]:
-        """Return the bytes of a token, the pieces of an answer beyond its tokens, and the seconds
-        from one token to the next."""
-        few, many = self._ask(FEW), self._ask(MANY)
-        size = (many[0] - few[0]) // (MANY - FEW)
-        return size, self._num_pieces(FEW) - FEW, max(many[1] - few[1], 0.0) / (MANY - FEW)
+    def shape(self) -> tuple[int, int]:
+        """Return the bytes of a token, and the pieces of an answer beyond its tokens."""
+        size = (self._ask(MANY)[0] - self._ask(FEW)[0]) // (MANY - FEW)
+        return size, self._num_pieces(FEW) - FEW
 
     def _num_pieces(self, num_tokens: int) -> int:
         """How many chunks of HTTP an answer has."""
@@ -157,23 +158,28 @@ def cost(url: str, server: str, rounds: int, requests: int, headers: Any = None)
     body = {"model": "m", "prompt": "What is a radix cache?", "temperature": 0, "stream": True}
     body["ignore_eos"] = True
     direct = _Asked(f"http://{server}/v1/completions", body, [groups["server"]])
-    size, more, pause_s = direct.shape()
-    pace = {"size": size, "pause_s": pause_s, "more": more}
+    size, more = direct.shape()
+    pace = {"size": size, "pause_s": 0.002, "more": more}
     asked = {
         "direct": direct,
         "routed": _Asked(
             f"{url}/v1/completions", body, [groups[n] for n in ("proxy", "ingress", "server")]
         ),
-        "empty": _Asked(f"{url}/bare/empty", body | pace, [groups["proxy"], groups["empty"]]),
+        "empty": _Asked(f"{url}/bare/empty", pace, [groups["proxy"], groups["empty"]]),
     }
     each: dict[str, list[float]] = {"request": [], "token": []}
     base: dict[str, list[float]] = {"request": [], "token": []}
+    paces: list[dict[str, float]] = []
     for index in range(rounds + 1):
-        seconds = {}
-        order = [(name, tokens) for name in asked for tokens in (FEW, MANY)]
+        seconds, answer_s = {}, {}
+        order = [(name, tokens) for name in ("routed", "empty") for tokens in (FEW, MANY)]
         random.Random(index).shuffle(order)
-        for name, tokens in order:
-            seconds[name, tokens] = asked[name].batch(requests, tokens)
+        for name, tokens in [("direct", FEW), ("direct", MANY), *order]:
+            seconds[name, tokens], answer_s[name, tokens] = asked[name].batch(requests, tokens)
+            if (name, tokens) == ("direct", MANY):  # the pace of as many streams at once
+                spread_s = answer_s["direct", MANY] - answer_s["direct", FEW]
+                pace["pause_s"] = max(spread_s, 0.0) / (MANY - FEW)
+        paces.append({"routed": answer_s["routed", MANY], "empty": answer_s["empty", MANY]})
         if not index:
             continue  # the first round warms up
         for costs, parts in ((each, {"routed": 1, "direct": -1}), (base, {"empty": 1})):
@@ -185,11 +191,8 @@ def cost(url: str, server: str, rounds: int, requests: int, headers: Any = None)
             costs["token"].append(token * 1e3)
             costs["request"].append((few - FEW * token) * 1e3)
     serve.delete("empty")
-    result: dict[str, Any] = {
-        "bytes_a_token": size,
-        "more_pieces": more,
-        "pause_ms": round(pause_s * 1e3, 2),
-    }
+    result: dict[str, Any] = {"bytes_a_token": size, "more_pieces": more}
+    result["answer_s"] = [{name: round(s, 3) for name, s in each.items()} for each in paces[1:]]
     for what in ("request", "token"):
         added, empty = statistics.median(each[what]), statistics.median(base[what])
         result[what] = {
