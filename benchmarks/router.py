@@ -239,7 +239,7 @@ def _requests(path: Path, num: int) -> list[_Request]:
 
 
 def decision_us(num_replicas: int, rounds: int = 200) -> dict[str, float]:
-    """Microseconds of CPU of a choice for a prompt of 858 pages, which some replicas hold partly."""
+    """Microseconds of CPU of a choice for a prompt of 858 pages, which some hold partly."""
     rng = np.random.default_rng(0)
     views, each = Views(), [View(str(index)) for index in range(num_replicas)]
     prompt = rng.integers(0, 2**63, 858, dtype=np.uint64)
