@@ -1,20 +1,17 @@
-"""Tries `minisgl.deploy` on a Ray of this machine: what the ingress costs, and what survives.
+"""Tries `minisgl.deploy` on a Ray of this machine: what passes, what it costs, what survives.
 
-    python scripts/try_ray.py [--replicas N] [--streams N] [--rounds N] [--json FILE]
+    python scripts/try_ray.py [--replicas N] [--streams N] [--only PHASE ...] [--json FILE]
 
-Needs `pip install "minisgl[ray]" openai`. 1. cost: what a request and its tokens take through the
-ingress beyond what they take at the server, beside the same for an empty application that streams
-as much. 2. kill: a server is killed under streams. 3. upgrade: the application is deployed again
-with another option, under a steady load. No request may fail then.
+Needs `pip install "minisgl[ray]" openai anthropic ollama`. 1. doors: official clients, stored
+responses, a client that leaves, metrics, health, the X-ray. 2. cost: see `ray_cost`. 3. kill: a
+server is killed under streams. 4. upgrade: the application is deployed again with another option,
+under a steady load. No request may fail then. 5. autoscale: a queue adds a replica.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import socket
-import statistics
 import sys
 import threading
 import time
@@ -24,44 +21,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import ray
-import uvicorn
 from ray import serve
-from starlette.applications import Starlette
-from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
-from minisgl.deploy import app
+import try_clients
+from minisgl.deploy import app, ray_app
+from ray_cost import cost
 from try_replicas import END_S, QUESTION, START_S, Clients, free_port
 
-CHUNK = b"data: " + b"x" * 250 + b"\n\n"
-PAUSE_S = 0.001
-TOKENS = (8, 136)
-
-
-def empty_app() -> Starlette:
-    """As many pieces as are asked for, with a pause between them."""
-
-    async def pieces(count: int) -> Any:
-        for _ in range(count):
-            yield CHUNK
-            await asyncio.sleep(PAUSE_S)
-
-    async def answer(request: Any) -> StreamingResponse:
-        body = await request.json()
-        return StreamingResponse(pieces(body["max_tokens"]), media_type="text/event-stream")
-
-    return Starlette(routes=[Route("/empty", answer, methods=["POST"])])
-
-
-class Empty:
-    def __serve_build_asgi_app__(self) -> Any:
-        return empty_app()
+PHASES = ("doors", "cost", "kill", "upgrade", "autoscale")
 
 
 def deploy(replicas: int, port: int, **changed: Any) -> Any:
-    options = {"replicas": replicas, "num_pages": 2048, "served_model_name": "m", **changed}
+    names = f"{try_clients.MODEL},m"
+    options = {"replicas": replicas, "num_pages": 2048, "served_model_name": names, **changed}
     serve.run(app(options), name="model")
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + START_S
@@ -73,62 +48,94 @@ def deploy(replicas: int, port: int, **changed: Any) -> Any:
     raise TimeoutError(f"the replicas were not up within {START_S:g} s")
 
 
-def cost(ingress: Any, rounds: int) -> dict[str, Any]:
-    """Medians in ms: what Ray and the router add to a request, and to each of its tokens."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    bare = uvicorn.Server(uvicorn.Config(empty_app(), log_level="error"))
-    thread = threading.Thread(target=bare.run, args=([listening],))
-    thread.start()
-    serve.run(
-        serve.deployment(max_ongoing_requests=100)(serve.ingress()(Empty)).bind(),
-        name="empty", route_prefix="/bare",
-    )  # fmt: skip
-    urls = {
-        "server": f"http://{addresses(ingress)[0]}/v1/completions",
-        "ingress": f"{ingress.url}/v1/completions",
-        "empty": f"http://127.0.0.1:{listening.getsockname()[1]}/empty",
-        "empty_on_ray": f"{ingress.url}/bare/empty",
-    }
-    times: dict[tuple[str, int], list[float]] = {}
-    body = {"model": "m", "prompt": QUESTION, "temperature": 0, "stream": True, "ignore_eos": True}
-    with httpx.Client(trust_env=False, timeout=END_S) as client:
-        for _ in range(rounds):
-            for num in TOKENS:
-                for name, url in urls.items():
-                    began = time.perf_counter()
-                    with client.stream("POST", url, json=body | {"max_tokens": num}) as stream:
-                        stream.raise_for_status()
-                        for _piece in stream.iter_raw():
-                            pass
-                    times.setdefault((name, num), []).append(time.perf_counter() - began)
-    bare.should_exit = True
-    thread.join()
-    serve.delete("empty")
-    ms = {key: statistics.median(each) * 1e3 for key, each in times.items()}
-    few, many = TOKENS
-    added = {
-        name: [ms[on_ray, num] - ms[alone, num] for num in TOKENS]
-        for name, alone, on_ray in (
-            ("ingress", "server", "ingress"),
-            ("empty", "empty", "empty_on_ray"),
-        )
-    }
-    result: dict[str, Any] = {
-        f"{name}_{num}_tokens_ms": round(value, 3) for (name, num), value in ms.items()
-    }
-    for name, (small, large) in added.items():
-        token = (large - small) / (many - few)
-        result[f"{name}_adds_ms"] = {
-            "request": round(small - few * token, 3),
-            "token": round(token, 4),
-        }
-    return result
-
-
 def addresses(ingress: Any) -> list[str]:
     page = httpx.get(f"{ingress.url}/metrics", timeout=END_S, trust_env=False).text
     lines = [line for line in page.splitlines() if line.startswith("minisgl_replica_up{")]
     return [line.split('"')[1] for line in lines]
+
+
+def doors(ingress: Any) -> dict[str, Any]:
+    """Official clients, a stored response, a client that leaves, metrics, health, the X-ray."""
+    result: dict[str, Any] = {}
+    for package in ("openai", "anthropic", "ollama"):
+        for what, case in try_clients.CASES[package].items():
+            case(ingress.url)
+            result.setdefault(package, []).append(what)
+    client = openai.OpenAI(base_url=f"{ingress.url}/v1", api_key="none", max_retries=0)
+    stored, holders = [], []
+    for _ in range(6):
+        raw = client.responses.with_raw_response.create(model="m", input=QUESTION)
+        holders.append(raw.headers["x-minisgl-replica"])
+        stored.append(raw.parse().id)
+    found = [client.responses.retrieve(each).id for each in stored]
+    for each in stored:
+        client.responses.create(model="m", input="And then?", previous_response_id=each)
+    result["stored"] = {"found": found == stored, "replicas": len(set(holders))}
+    with httpx.Client(base_url=ingress.url, timeout=END_S, trust_env=False) as http:
+        body = {"model": "m", "prompt": QUESTION, "max_tokens": 1500, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as stream:
+            stream.raise_for_status()
+            lines = stream.iter_lines()  # without a name it ends here, and the stream with it
+            next(lines)
+            while not _num_open(http.get("/metrics").text):
+                time.sleep(0.02)
+        left = time.monotonic()
+        while _num_open(http.get("/metrics").text):
+            assert time.monotonic() - left < END_S
+        result["left_request_ends_s"] = round(time.monotonic() - left, 2)
+        result["health"] = http.get("/health").json()
+        names = addresses(ingress)
+        page = http.get("/metrics").text
+        label = 'minisgl_requests_open{replica="%s"}'
+        result["metrics_of_each"] = all(label % name in page for name in names)
+        for name in names:
+            with http.stream("GET", "/xray/events", params={"replica": name}) as stream:
+                data = next(line for line in stream.iter_lines() if line.startswith("data: "))
+                assert json.loads(data[6:])
+        result["xray_of_each"] = len(names)
+    return result
+
+
+def _num_open(page: str) -> int:
+    """The requests that are open at all servers."""
+    lines = [line for line in page.splitlines() if line.startswith("minisgl_requests_open{")]
+    return sum(int(float(line.split()[-1])) for line in lines)
+
+
+def autoscale(port: int) -> dict[str, Any]:
+    """A queue adds a replica, and its end takes it away again."""
+    ray_app.UP_DELAY_S, ray_app.DOWN_DELAY_S, ray_app.LOOK_BACK_S = 1.0, 5.0, 5.0
+    ingress = deploy(1, port, max_replicas=2, wait_s=0.5, max_running_requests=2, num_pages=4096)
+    clients, ended = Clients(ingress), threading.Event()
+
+    def ask_on(index: int) -> None:
+        while not ended.is_set():
+            clients.ask(index, 300)
+
+    threads = [threading.Thread(target=ask_on, args=(index,)) for index in range(12)]
+    seconds: dict[str, Any] = {}
+    began = time.monotonic()
+    try:
+        for thread in threads:
+            thread.start()
+        _wait_for(ingress, 2)
+        seconds["two_after_s"] = round(time.monotonic() - began, 1)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(END_S)
+    began = time.monotonic()
+    _wait_for(ingress, 1)
+    seconds["one_after_s"] = round(time.monotonic() - began, 1)
+    return {**seconds, "ends": dict(clients.ends), "errors": sorted(set(clients.errors))[:3]}
+
+
+def _wait_for(ingress: Any, num: int) -> None:
+    deadline = time.monotonic() + 2 * START_S
+    while (health := httpx.get(f"{ingress.url}/health", timeout=END_S).json()).get("up") != num:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"there are {health}, not {num} replicas")
+        time.sleep(0.5)
 
 
 def kill(ingress: Any, replicas: int, num_streams: int) -> dict[str, Any]:
@@ -195,8 +202,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--replicas", type=int, default=2, help="servers")
     parser.add_argument("--streams", type=int, default=32, help="open when a server is killed")
-    parser.add_argument("--rounds", type=int, default=30, help="of the cost")
+    parser.add_argument("--rounds", type=int, default=6, help="of the cost")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument("--requests", type=int, default=8, help="of a batch of the cost")
+    parser.add_argument("--only", nargs="+", default=PHASES, choices=PHASES, help="what is tried")
     args = parser.parse_args()
     ray.init(
         address="local", num_cpus=16, include_dashboard=False, _node_ip_address="127.0.0.1",
@@ -210,10 +219,14 @@ def main() -> int:
         ingress = deploy(args.replicas, port)
         result["start_s"] = round(time.monotonic() - began, 1)
         for name, run in (
-            ("cost", lambda: cost(ingress, args.rounds)),
+            ("doors", lambda: doors(ingress)),
+            ("cost", lambda: cost(ingress.url, addresses(ingress)[0], args.rounds, args.requests)),
             ("kill", lambda: kill(ingress, args.replicas, args.streams)),
             ("upgrade", lambda: upgrade(ingress, args.replicas)),
+            ("autoscale", lambda: autoscale(port)),
         ):
+            if name not in args.only:
+                continue
             result[name] = run()
             print(name, json.dumps(result[name]), flush=True)
     finally:
@@ -221,10 +234,16 @@ def main() -> int:
         ray.shutdown()
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
-    killed, ends = result["kill"], Counter(result["kill"]["ends"])
-    failures = ends["error before"] + ends["error within"]
-    is_good = not killed["without_an_end"] and failures <= killed["at_the_victim"]
-    return int(not (is_good and set(result["upgrade"]["ends"]) == {"whole"}))
+    failed = set()
+    if killed := result.get("kill"):
+        ends = Counter(killed["ends"])
+        failures = ends["error before"] + ends["error within"]
+        failed |= {"kill"} if killed["without_an_end"] else set()
+        failed |= {"kill"} if failures > killed["at_the_victim"] else set()
+    for name in ("upgrade", "autoscale"):
+        failed |= {name} if set(result.get(name, {}).get("ends", {})) - {"whole"} else set()
+    print("failed:", ", ".join(sorted(failed)) or "nothing")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from helpers.router_thread import RouterThread
 from helpers.running_server import RunningServer
+from helpers.scripted_server import ScriptedServer
 from minisgl.scheduler.xray import Frame
 
 STEP_NAMES = 13
@@ -244,3 +246,18 @@ def test_texts_of_the_tree_are_shown_where_the_operator_asks(
     tab.wait_for_selector(".node-text", state="hidden")
     tree.press("ArrowRight")
     tab.wait_for_selector(".node-text:has-text('radix')")
+
+
+def test_through_a_router_a_server_is_chosen(tab: Any) -> None:
+    with (
+        ScriptedServer() as one,
+        ScriptedServer() as two,
+        RouterThread([one.url, two.url]) as router,
+    ):
+        tab.goto(f"{router.url}/#xray")
+        server = tab.locator("select[aria-label='Server']")
+        server.wait_for()
+        names = [replica.name for replica in router.fleet.replicas]
+        assert server.locator("option").all_text_contents() == names
+        with tab.expect_request(f"**/xray/events?replica={names[1].replace(':', '%3A')}"):
+            server.select_option(names[1])

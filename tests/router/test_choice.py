@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minisgl.message.replica import ReplicaState
-from minisgl.router.choice import Load, choose, expected_s
+from minisgl.router.choice import Load, choose, cost_s, expected_s
 from minisgl.router.index import PrefixIndex, told_lengths
 from minisgl.router.view import View, Views
 
@@ -22,11 +22,22 @@ def test_time_is_the_queue_and_what_is_not_cached() -> None:
 
 def test_running_requests_slow_an_answer_down() -> None:
     busy = Load(num_running=3, num_waiting=1, slowdown_s=0.04, prefill_tokens_per_s=1000)
-    assert expected_s(busy, 100, 0) == pytest.approx(0.1 + 4 * 0.04)
-    # A prefix of 150 tokens is worth 0.15 s: less than four requests, more than three.
+    assert expected_s(busy, 100, 0) == pytest.approx(0.1)
+    # Computing 50 tokens takes 0.05 s, of it and of each other; four requests cost it 0.16 s.
+    assert cost_s(busy, 200, 150) == pytest.approx(0.05 + 4 * 0.05 + 4 * 0.04)
+    # 0.41 s there, and 0.2 s where nothing is cached and nobody is held up.
     assert choose([busy, IDLE], 200, {0: 150}) == 1
-    busy.num_waiting = 0
-    assert choose([busy, IDLE], 200, {0: 150}) == 0
+    # 1 token computed: 0.165 s.
+    assert choose([busy, IDLE], 200, {0: 200}) == 0
+
+
+def test_a_prompt_that_is_computed_again_costs_those_who_run_there() -> None:
+    with_prefix = Load(queued_tokens=900, num_running=1, prefill_tokens_per_s=1000)
+    idle_but_for_one = Load(num_running=1, prefill_tokens_per_s=1000)
+    # 1.0 + 0.1 s with the prefix; 0.9 + 0.9 s without, 0.9 of them for the one who runs.
+    assert choose([with_prefix, idle_but_for_one], 900, {0: 800}) == 0
+    idle_but_for_one.num_running = 0
+    assert choose([with_prefix, idle_but_for_one], 900, {0: 800}) == 1
 
 
 def test_a_full_replica_starts_a_request_when_others_end() -> None:
@@ -150,13 +161,14 @@ def test_a_replica_that_is_gone_holds_nothing() -> None:
 
 def test_all_replicas_weigh_a_request_by_the_same_mean_answer() -> None:
     views, (a, b) = _two()
-    served = {"row_s": 0.001, "num_finished": 10, "num_output_tokens": 200}
+    served = {"row_s": 0.01, "num_finished": 10, "num_output_tokens": 200}
     views.update(a, msgspec.structs.replace(_state(hashes=(1,)), **served), 0.0)
-    views.update(b, msgspec.structs.replace(_state(), row_s=0.001), 0.0)
+    views.update(b, msgspec.structs.replace(_state(), row_s=0.01), 0.0)
     names = []
     for _ in range(6):
         view, cached = views.choose([a, b], 32, [1, 2], 16, 0.0)
         views.send(view, 32 - cached, (), now=0.0).started_at = 0.0
         names.append(view.name)
-    # A request slows others by 20 tokens of 1 ms; the prefix saves 16 ms, less than one does.
+    # A request slows another by 20 tokens of 10 ms. The prefix saves 16 ms, and as much for each
+    # of three that run there: less than one more does.
     assert names == ["a", "b"] * 3

@@ -1,17 +1,36 @@
+"""A scripted server for a module. With $MINISGL_TEST_ROUTER set, clients ask it through a router
+over it and a second server, which is too busy to get anything:
+
+    MINISGL_TEST_ROUTER=1 pytest tests/server/test_api_openai.py tests/server/test_api_anthropic.py
+"""
+
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
+import msgspec
 import openai
 import pytest
 
-from helpers.scripted_server import ScriptedServer
+from helpers.router_thread import RouterThread
+from helpers.scripted_server import STATE, ScriptedServer
+from minisgl.message.replica import ReplicaState
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(ScriptedServer())
+        if os.environ.get("MINISGL_TEST_ROUTER"):
+            other = ScriptedServer()
+            state = msgspec.json.decode(STATE, type=ReplicaState)
+            other.state = msgspec.json.encode(msgspec.structs.replace(state, queued_tokens=10**12))
+            stack.enter_context(other)
+            router = stack.enter_context(RouterThread([server.url, other.url]))
+            server.url = router.url
         yield server
 
 

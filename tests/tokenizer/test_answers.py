@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 import tokenizers
@@ -17,8 +18,10 @@ from minisgl.core import Accepted, Finished, SamplingParams, Token
 from minisgl.errors import InvalidRequest, RequestError
 from minisgl.grammar.maskers import Maskers
 from minisgl.message import ChatPrompt, TextReply
+from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
 from minisgl.tokenizer.answers import AnswerPlan
+from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.parse import AnswerForm, collect
 from minisgl.tokenizer.parse.formats import CALLS, PARSERS, REASONING, special_texts
 from minisgl.tokenizer.template import ChatTemplate
@@ -229,3 +232,13 @@ def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
     found, finished = answer(tokenizer, form, ids)
     assert (found.reasoning, found.content) == ("one two", "three")
     assert finished.num_reasoning_tokens == ids.index(end) + 1
+
+
+def test_a_router_is_told_the_ids_of_a_prompt_with_tools(tokenizer: Tokenizer) -> None:
+    encoder = PromptEncoder(tokenizer=tokenizer, folder=model_path())
+    tool = {"type": "function", "function": {"name": "now", "parameters": NOW}}
+    messages = [{"role": "user", "content": "What time is it?"}]
+    prompt = ChatPrompt(messages=messages, tools=[tool], is_split=True)
+    reply = answer_codec(encoder, EncodeMsg(seq=1, prompt=prompt))
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=CodecReply)
+    assert sent.ids == encoder.encode(prompt)

@@ -44,6 +44,12 @@ MAX_OPEN: Final = 100_000
 """Requests at an ingress or a replica; the servers refuse what is too much for them."""
 
 
+LOOK_BACK_S: Final = 15.0
+UP_DELAY_S: Final = 5.0
+DOWN_DELAY_S: Final = 300.0
+"""How long a wait is averaged, and how long a queue or its absence lasts before replicas change."""
+
+
 class Engine:
     """One replica: a server on this node, as a child process. Mutable: it starts and ends."""
 
@@ -188,9 +194,9 @@ def _placement(options: DeployOptions) -> dict[str, Any]:
         "autoscaling_config": {
             "min_replicas": options.replicas,
             "max_replicas": options.max_replicas,
-            "look_back_period_s": 15.0,
-            "upscale_delay_s": 5.0,
-            "downscale_delay_s": 300.0,
+            "look_back_period_s": LOOK_BACK_S,
+            "upscale_delay_s": UP_DELAY_S,
+            "downscale_delay_s": DOWN_DELAY_S,
             "policy": policy,
         }
     }

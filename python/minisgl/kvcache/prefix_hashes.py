@@ -12,7 +12,9 @@ al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 from __future__ import annotations
 
 import hashlib
-from itertools import islice
+import heapq
+from collections.abc import Iterable
+from itertools import count, islice
 from typing import Final
 
 import numpy as np
@@ -52,47 +54,86 @@ class TreeHashes:
 
     def __init__(self, cache: BasePrefixCache, limit: int = MAX_HASHES) -> None:
         self._cache, self._limit = cache, limit
-        self._edges: dict[int, tuple[IdArray, Hashes]] = {}  # by the node's id(): its ids, hashes
+        self._edges: dict[int, _Edge] = {}  # by the node's id()
+        self._roots: dict[str, _Edge] = {}
 
     def __call__(self) -> Hashes:
         """Return at most `limit` hashes, those of branches that were used last first."""
         cache = self._cache
         if not isinstance(cache, RadixPrefixCache):
             return np.empty(0, np.uint64)
-        nodes = list(cache._nodes())
-        nodes.reverse()  # parents first
+        grouped = cache if isinstance(cache, GroupedPrefixCache) else None
         # A node is used whenever one below it is, so each node's parent comes before it.
-        nodes.sort(key=lambda node: -node.last_used)
-        edges: dict[int, tuple[IdArray, Hashes]] = {}
-        branches: dict[int, list[Hashes]] = {}  # by the node's id(): edges since the last fork
-        ends: dict[int, tuple[int, np.uint64]] = {}  # by the node's id(): pages, hash
+        heap: list[tuple[int, int, _Node, _Edge, bool]] = []
+        numbers = count()
+
+        def push(nodes: Iterable[_Node], above: _Edge, starts: bool) -> None:
+            for node in nodes:
+                heapq.heappush(heap, (-node.last_used, next(numbers), node, above, starts))
+
+        self._roots = {name: self._roots.get(name) or _root(name) for name in cache._roots}
+        for name, root in cache._roots.items():
+            push(root.children.values(), self._roots[name], True)
+        edges: dict[int, _Edge] = {}
         reported: list[Hashes] = []
         num_reported = 0
-        for node in nodes:
-            if num_reported >= self._limit:
-                break
-            parent = node.parent
-            assert parent is not None
-            start, before = ends.get(id(parent)) or (0, _of_namespace(parent.namespace))
-            known = self._edges.get(id(node))
-            if known is None or known[0] is not node.ids:  # a change replaces the array
-                sums = _page_sums(node.ids, cache.page_size, start * cache.page_size)
-                known = node.ids, sums + before
-            edges[id(node)] = known
-            hashes = known[1]
-            ends[id(node)] = start + len(hashes), hashes[-1]
-            branch = [*branches.get(id(parent), ()), hashes]
-            if isinstance(cache, GroupedPrefixCache):
-                reported.append(hashes[_resumable(cache, node)])
-            elif len(node.children) == 1:
-                branches[id(node)] = branch
-                continue
+        while heap and num_reported < self._limit:
+            _, _, node, above, starts = heapq.heappop(heap)
+            edge = self._edges.get(id(node))
+            if edge is None or not edge.is_still(node, above, starts):
+                edge = _Edge(node.ids, above, starts, cache.page_size)
+            edges[id(node)] = edge
+            is_end = len(node.children) != 1
+            push(node.children.values(), edge, is_end)
+            if grouped is not None:
+                reported.append(edge.hashes[_resumable(grouped, node)])
+            elif is_end:
+                reported.append(edge.told())
             else:
-                whole = np.concatenate(branch)
-                reported.append(whole[np.array(told_lengths(len(whole))) - 1])
+                continue
             num_reported += len(reported[-1])
         self._edges = edges
         return np.concatenate(reported)[: self._limit] if reported else np.empty(0, np.uint64)
+
+
+class _Edge:
+    """What is remembered of an edge. Mutable: it makes `told` when that is asked for.
+
+    above: the edge that it continues. starts: it begins a branch. hashes: of its pages. end: the
+    pages from the root to its end.
+    """
+
+    __slots__ = ("_told", "above", "end", "hashes", "ids", "starts")
+
+    def __init__(self, ids: IdArray, above: _Edge | None, starts: bool, page_size: int) -> None:
+        self.ids, self.above, self.starts = ids, above, starts
+        self.hashes, self.end = np.empty(0, np.uint64), 0
+        self._told: Hashes | None = None
+        if above is not None:
+            sums = _page_sums(ids, page_size, above.end * page_size)
+            self.hashes, self.end = sums + above.hashes[-1], above.end + len(sums)
+
+    def is_still(self, node: _Node, above: _Edge, starts: bool) -> bool:
+        """Whether nothing has changed. A change of the node replaces its ids."""
+        return self.ids is node.ids and self.above is above and self.starts is starts
+
+    def told(self) -> Hashes:
+        """Return those that a branch reports which ends here."""
+        if self._told is None:
+            edge, parts = self, [self.hashes]
+            while not edge.starts:
+                assert edge.above is not None
+                edge = edge.above
+                parts.append(edge.hashes)
+            whole = np.concatenate(parts[::-1])
+            self._told = whole[np.array(told_lengths(len(whole))) - 1]
+        return self._told
+
+
+def _root(namespace: str) -> _Edge:
+    root = _Edge(np.empty(0, np.int32), None, True, 1)
+    root.hashes = np.array([_of_namespace(namespace)], np.uint64)
+    return root
 
 
 def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:

@@ -27,12 +27,13 @@ class PongMsg(Record, frozen=True, kw_only=True):
 class EncodeMsg(Record, frozen=True, kw_only=True):
     """Encode a prompt. The tokenizer answers with a `CodecReply` of the same seq, with `ids`.
 
-    is_plain: add no special tokens to a text.
+    is_plain: add no special tokens to a text. with_pieces: the answer has them.
     """
 
     seq: int
     prompt: Prompt
     is_plain: bool = False
+    with_pieces: bool = False
 
 
 class DecodeMsg(Record, frozen=True, kw_only=True):

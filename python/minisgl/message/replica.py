@@ -5,6 +5,20 @@ from __future__ import annotations
 import msgspec
 
 
+class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key with limits, and what it has used of one server since the server's start.
+
+    name: of the key. digest: SHA-256 of its text, hexadecimal. num_tokens: of prompts and answers.
+    """
+
+    name: str
+    digest: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    num_requests: int
+    num_tokens: int
+
+
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a replica's scheduler. JSON of GET /replica.
 
@@ -18,7 +32,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     num_finished, num_output_tokens: requests that ended, and tokens given to requests, since the
     start.
     hashes: of prefixes in the cache (`minisgl.kvcache.prefix_hashes`), little-endian uint64.
-    model, max_model_len: what is served; the API server fills them in.
+    model, max_model_len: what is served. keys: those with limits that were used; None if the key
+    of who asks has no admin rights. The API server fills these in.
     """
 
     page_size: int
@@ -36,6 +51,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     hashes: bytes = b""
     model: str = ""
     max_model_len: int | None = None
+    keys: list[KeyUse] | None = None
 
 
 class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +59,10 @@ class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):
     header `X-Minisgl-Prefix: 1`.
 
     num_tokens: those of all prompts of the request. hashes: those of the first prompt's prefixes of
-    1, 2, 3, ... whole pages, little-endian uint64.
+    1, 2, 3, ... whole pages, little-endian uint64. key: the client's, if it has limits.
     """
 
     num_tokens: int
     page_size: int
     hashes: bytes
+    key: KeyUse | None = None

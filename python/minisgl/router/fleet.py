@@ -12,6 +12,7 @@ import msgspec
 
 from minisgl.errors import EngineError
 from minisgl.message.replica import ReplicaState
+from minisgl.router.key_limits import KeyLimits
 from minisgl.router.upstream import Headers, ReplicaFailed, Unreachable, Upstream
 from minisgl.router.view import View, Views
 from minisgl.utils.logger import get_logger
@@ -52,10 +53,12 @@ class Fleet:
     def __init__(self, urls: Sequence[str], key: str | None = None) -> None:
         self.replicas = [Replica(url) for url in urls]
         self.views = Views()
+        self.limits = KeyLimits()
         self.model = ""
         self._headers: Headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._asks: set[asyncio.Task[None]] = set()
+        self._is_warned = False
 
     @property
     def up(self) -> list[Replica]:
@@ -155,6 +158,14 @@ class Fleet:
             logger.info("replica %s is up", replica.name)
         replica.down = None
         self.views.update(replica.view, state, asked_at)
+        if state.keys is not None:
+            self.limits.update(replica.name, state.keys)
+        elif not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "the router's key has no admin rights, so servers do not tell it what other keys "
+                "have used: each counts their limits for itself"
+            )
 
     async def _state(self, replica: Replica) -> ReplicaState:
         body = await self._get(replica, "/replica")

@@ -6,6 +6,7 @@
     /v1/responses/ID                  the replica that has the answer
     ?replica=NAME                     profiles and the X-ray, which are of one replica
     /health, /ready, /metrics         of the whole
+    /replicas                         their names, and whether they are up
     anything else                     any replica
 
 If a replica fails before it has answered anything, the request goes to another one, once. If it
@@ -21,6 +22,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,6 +36,7 @@ from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
 from minisgl.server.body import read_bytes
 from minisgl.server.errors import Draining, error_response, refusal
 from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.key_guard import key_given
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 from minisgl.utils.logger import get_logger
 
@@ -78,6 +81,9 @@ class RouterApp:
             if path in ("/health", "/ready") and scope["method"] == "GET":
                 await self._health(path)(scope, receive, send)
                 return
+            if path == "/replicas" and scope["method"] == "GET":
+                await self._replicas()(scope, receive, send)
+                return
             if self.is_draining:
                 raise Draining
             if path == "/metrics" and scope["method"] == "GET":
@@ -103,6 +109,10 @@ class RouterApp:
         num_up = len(self._fleet.up)
         body = {"status": status, "replicas": len(self._fleet.replicas), "up": num_up}
         return Response(msgspec.json.encode(body), media_type="application/json")
+
+    def _replicas(self) -> Response:
+        rows = [{"name": each.name, "up": each.down is None} for each in self._fleet.replicas]
+        return Response(msgspec.json.encode({"replicas": rows}), media_type="application/json")
 
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -168,6 +178,9 @@ class RouterApp:
         tried: list[Replica] = []
         hashes = np.frombuffer(prompt.hashes, "<u8").tolist() if prompt else []
         num_tokens, page_size = (prompt.num_tokens, prompt.page_size) if prompt else (0, 1)
+        if prompt and prompt.key:
+            self._fleet.limits.learn(prompt.key)
+        passed = self._fleet.limits.admit(request.key) if request.method == "POST" else None
         for is_last in (False, True):
             replica, cached = only, 0
             if replica is None:
@@ -177,6 +190,8 @@ class RouterApp:
             may_retry = only is None and not is_last and bool(others)
             num_new = max(num_tokens - cached, 1) if prompt else 0
             sent = self._fleet.views.send(replica.view, num_new, hashes, time.monotonic())
+            if passed:
+                passed.asks(num_tokens)
             replica.num_open += 1
             outcome = "left"
             try:
@@ -186,8 +201,10 @@ class RouterApp:
                     answer.close()
                 else:
                     outcome = "failed"
-                    await answer.begin()
+                    await _begin(answer)
                     sent.started_at = time.monotonic()
+                    if passed and answer.status >= 400:
+                        passed.take_back(num_tokens, is_counted=answer.status != 429)
                     await self._send(answer, request, send, replica)
                     outcome = "answered"
                     return
@@ -207,6 +224,8 @@ class RouterApp:
                 replica.ends[outcome] += 1
                 if outcome != "answered" and sent.started_at is None:
                     self._fleet.views.take_back(replica.view, sent)
+                    if passed:
+                        passed.take_back(num_tokens)
             self.metrics.num_retries += 1
             logger.info("request %s goes to another replica", request.id)
 
@@ -220,9 +239,12 @@ class RouterApp:
             if replica:
                 headers.append((NAME_HEADER, replica.name.encode()))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            has_more = True
             async for data in answer:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                has_more = not answer.is_complete
+                await send({"type": "http.response.body", "body": data, "more_body": has_more})
+            if has_more:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ReplicaFailed as error:
             if replica:
                 self._fleet.failed(replica, error)
@@ -274,6 +296,7 @@ class _Request:
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
         self.id = scope["request_id"]
+        self.key = key_given(Headers(scope=scope))
         query = scope["query_string"].decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode()
         self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
@@ -284,6 +307,15 @@ class _Request:
 
     async def ask(self, replica: Replica) -> Answer:
         return await replica.upstream.request(self.method, self.target, self.headers, self.body)
+
+
+async def _begin(answer: Answer) -> None:
+    """Wait for the first piece. A client that leaves meanwhile ends the request, too."""
+    try:
+        await answer.begin()
+    except BaseException:
+        answer.close()
+        raise
 
 
 def _break_off() -> None:

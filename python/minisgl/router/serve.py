@@ -55,8 +55,9 @@ def route_parser() -> Parser:
     )  # fmt: skip
     add(
         "--api-key", metavar="KEY",
-        help="the key with which the router asks the servers for their state (default: "
-        "$MINISGL_ROUTE_KEY, or none). Clients send their own, which the servers check",
+        help="the key with which the router asks the servers for their state, one of theirs with "
+        "admin rights (default: $MINISGL_ROUTE_KEY, or none). Clients send their own, which the "
+        "servers check",
     )  # fmt: skip
     add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")

@@ -68,6 +68,11 @@ class Answer:
         while data := await self._connection.read():
             yield data
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing comes after what was read."""
+        return self._connection.is_complete and not self._connection.has_unread
+
     async def whole(self) -> bytes:
         """Return the rest of the body. Raises ReplicaFailed."""
         return b"".join([data async for data in self])
@@ -162,6 +167,10 @@ class _Connection(asyncio.Protocol):
         self._chunk: list[bytes] = []
         self._num_ready = 0
         self._is_paused = False
+
+    @property
+    def has_unread(self) -> bool:
+        return bool(self._ready)
 
     @property
     def is_closed(self) -> bool:

@@ -88,7 +88,8 @@ class RuntimeArgs(EngineArgs):
         "many devices",
         "data parallelism: N whole servers on this machine behind one port, each with --tp GPUs of "
         "its own; on a CPU they share cores and memory; requests go by prefix and load, and a "
-        "server that dies is replaced (docs/replicas.md)",
+        "server that dies is replaced. For several machines: pip install 'minisgl[ray]' "
+        "(docs/replicas.md)",
         nodes="first",
     )
     nnodes: int = option(

@@ -71,7 +71,7 @@ def create_app(
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
     app.include_router(xray.router(frontend))
-    app.include_router(replica.router(frontend, model))
+    app.include_router(replica.router(frontend, model, keys))
     app.include_router(page.router())
 
     @app.get("/health")

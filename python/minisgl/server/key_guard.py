@@ -49,8 +49,7 @@ class KeyGuard:
 
     def _admit(self, scope: Scope, path: str) -> Key:
         headers = Headers(scope=scope)
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = key_given(headers)
         if not given:
             raise refusal(
                 "this server needs an API key: send the header 'Authorization: Bearer KEY' or "
@@ -71,3 +70,9 @@ class KeyGuard:
         elif scope["method"] == "POST":
             key.admit(counts=PREFIX_HEADER not in headers)
         return key
+
+
+def key_given(headers: Headers) -> str:
+    """Return the text of the key that a request has; "" if it has none."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")

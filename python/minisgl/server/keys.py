@@ -29,7 +29,9 @@ from msgspec import Meta
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import Prompt, TextReply
+from minisgl.message.replica import KeyUse
 from minisgl.server.errors import RateLimited
+from minisgl.server.limits import Limits
 from minisgl.server.shares import Share, Shares
 from minisgl.utils.logger import get_logger
 
@@ -47,28 +49,6 @@ USUAL_OUTPUT: Final = 256
 """Tokens that an answer without max_tokens is expected to have."""
 
 PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
-
-
-class Bucket:
-    """A token bucket: it holds one minute's amount, refills evenly, and may be in debt. Mutable."""
-
-    def __init__(self, per_minute: int, now: float) -> None:
-        self.per_minute = per_minute
-        self._level = float(per_minute)
-        self._at = now
-
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until one unit is there; 0 if it is."""
-        self._refill(now)
-        return max(1 - self._level, 0) * 60 / self.per_minute
-
-    def take(self, amount: int, now: float) -> None:
-        self._refill(now)
-        self._level -= amount
-
-    def _refill(self, now: float) -> None:
-        refilled = self._level + (now - self._at) * self.per_minute / 60
-        self._level, self._at = min(refilled, self.per_minute), now
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,41 +72,40 @@ class Key:
         self.num_requests = self.num_refused = 0
         self.num_prompt_tokens = self.num_output_tokens = 0
         self._clock = clock
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
+        self._limits = Limits()
         self.change(entry)
 
     def change(self, entry: KeyEntry) -> None:
         """Take over a changed entry of the file. A limit that is the same keeps what was used."""
-        self.digest = _digest(entry.key)
+        self.digest = digest_of(entry.key)
         self.is_admin = entry.admin
         self._share.weight = entry.weight
-        self._requests = self._bucket(self._requests, entry.requests_per_minute)
-        self._tokens = self._bucket(self._tokens, entry.tokens_per_minute)
+        self._limits.change(entry.requests_per_minute, entry.tokens_per_minute, self._clock())
 
-    def _bucket(self, old: Bucket | None, per_minute: int | None) -> Bucket | None:
-        if per_minute is None or (old and old.per_minute == per_minute):
-            return old if per_minute else None
-        return Bucket(per_minute, self._clock())
+    def use(self) -> KeyUse | None:
+        """Return its limits and what it has used, for a router; None if it has no limits."""
+        requests, tokens = self._limits.per_minute
+        if requests is None and tokens is None:
+            return None
+        return KeyUse(
+            name=self.name,
+            digest=self.digest.hex(),
+            requests_per_minute=requests,
+            tokens_per_minute=tokens,
+            num_requests=self.num_requests,
+            num_tokens=self.num_prompt_tokens + self.num_output_tokens,
+        )
 
     def admit(self, *, counts: bool = True) -> None:
-        """Count a request, or with counts=False only check the limits. Raises RateLimited.
-
-        Tokens are counted as they come, so the last request that is admitted may exceed its limit;
-        the next one then waits for longer.
-        """
+        """Count a request, or with counts=False only check the limits. Raises RateLimited."""
         now = self._clock()
-        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
-            if bucket and (wait_s := bucket.wait_s(now)):
-                self.num_refused += 1
-                raise RateLimited(
-                    f"the key {self.name!r} has used its {bucket.per_minute} {what} a minute; try "
-                    f"again in {wait_s:.1f} s",
-                    retry_after_s=wait_s,
-                )
+        try:
+            self._limits.check(self.name, now)
+        except RateLimited:
+            self.num_refused += 1
+            raise
         self.num_requests += counts
-        if self._requests:
-            self._requests.take(int(counts), now)
+        self._limits.take(now, requests=int(counts))
 
     def begin(self, prompt: Prompt, params: SamplingParams, *, counts_prompt: bool = True) -> Job:
         """A request of this key, which is about to be sent. `end` of the result must be called."""
@@ -140,8 +119,7 @@ class Key:
         """Count tokens."""
         self.num_prompt_tokens += prompt
         self.num_output_tokens += output
-        if self._tokens:
-            self._tokens.take(prompt + output, self._clock())
+        self._limits.take(self._clock(), tokens=prompt + output)
 
 
 class Job:
@@ -205,7 +183,7 @@ class KeyRing:
     def find(self, given: str) -> Key | None:
         """Return the key whose text is `given`. Takes as long for each text of equal length."""
         self._reread()
-        digest, found = _digest(given), None
+        digest, found = digest_of(given), None
         for key in self._keys.values():
             if hmac.compare_digest(digest, key.digest):
                 found = key
@@ -283,5 +261,6 @@ def _can_be_sent(key: str) -> bool:
     return bool(key) and key.isascii() and key.isprintable() and " " not in key
 
 
-def _digest(key: str) -> bytes:
+def digest_of(key: str) -> bytes:
+    """Return what a key is remembered and compared by."""
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()

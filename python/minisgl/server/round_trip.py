@@ -69,9 +69,14 @@ class RoundTrips:
             raise EngineError(f"no answer from the engine within {timeout_s:g} s")
         return answers[0].frame
 
-    async def encode(self, prompt: Prompt, *, is_plain: bool = False) -> CodecReply:
+    async def encode(
+        self, prompt: Prompt, *, is_plain: bool = False, with_pieces: bool = False
+    ) -> CodecReply:
         """The ids of `prompt`. is_plain: no special tokens. Raises RequestError, EngineError."""
-        return await self._codec(EncodeMsg(seq=next(self._seqs), prompt=prompt, is_plain=is_plain))
+        message = EncodeMsg(
+            seq=next(self._seqs), prompt=prompt, is_plain=is_plain, with_pieces=with_pieces
+        )
+        return await self._codec(message)
 
     async def decode(self, ids: bytes) -> str:
         """The text of token ids, little-endian int32. Raises EngineError."""

@@ -21,7 +21,8 @@ def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
             data = ids_to_bytes(tokenizer.encode(message.prompt.text, add_special_tokens=False))
         else:
             data = encoder.encode(message.prompt)
-        pieces = [stream.data(token) for token in ids_from_bytes(data).tolist()]
-        return CodecReply(seq=message.seq, ids=data, pieces=pieces)
+        tokens = ids_from_bytes(data).tolist() if message.with_pieces else ()
+        pieces = [stream.data(token) for token in tokens]
+        return CodecReply(seq=message.seq, ids=bytes(data), pieces=pieces)
     except Exception as error:
         return CodecReply(seq=message.seq, failed=Failed.of(message.seq, error))

@@ -96,7 +96,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, TokenizeRequest)
         model.check(asked.model)
         is_plain = asked.add_special_tokens is False
-        reply = await frontend.round_trips.encode(asked.encoded, is_plain=is_plain)
+        reply = await frontend.round_trips.encode(
+            asked.encoded, is_plain=is_plain, with_pieces=bool(asked.return_token_strs)
+        )
         ids = ids_from_bytes(reply.ids).tolist()
         names = [token_name(piece) for piece in reply.pieces] if asked.return_token_strs else None
         answer = Tokenized(

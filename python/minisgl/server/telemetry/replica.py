@@ -19,6 +19,7 @@ from minisgl.message import Prompt, ids_from_bytes
 from minisgl.message.replica import PromptHashes, ReplicaState
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
+from minisgl.server.keys import Key, KeyRing
 
 if TYPE_CHECKING:
     from minisgl.server.api.models import ServedModel
@@ -34,26 +35,32 @@ FRESH_S: Final = 0.2
 MAX_PAGE_SIZE: Final = 65_536
 
 
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIRouter:
+    """keys: who may use the server; None is everyone."""
     routes = APIRouter()
-    made_at, made = -FRESH_S, b""
+    made_at = -FRESH_S
+    made: ReplicaState | None = None
 
     @routes.get("/replica")
-    async def replica() -> Response:
+    async def replica(request: Request) -> Response:
         """The server's load and the prefixes that it has cached, for a router."""
         nonlocal made_at, made
         if frontend.is_draining:
             raise Draining
         if frontend.failure:
             raise frontend.failure
-        if time.monotonic() - made_at >= FRESH_S:
+        if made is None or time.monotonic() - made_at >= FRESH_S:
             frame = await frontend.round_trips.replica_state(TIMEOUT_S)
             state = msgspec.json.decode(frame, type=ReplicaState)
-            whole = msgspec.structs.replace(
+            made = msgspec.structs.replace(
                 state, model=model.name, max_model_len=frontend.context_length
             )
-            made_at, made = time.monotonic(), msgspec.json.encode(whole)
-        return Response(made, media_type="application/json")
+            made_at = time.monotonic()
+        asker: Key | None = request.scope.get("api_key")
+        uses = [use for key in keys or () if key.num_requests and (use := key.use())]
+        told = uses if asker is None or asker.is_admin else None
+        whole = msgspec.structs.replace(made, keys=told)
+        return Response(msgspec.json.encode(whole), media_type="application/json")
 
     return routes
 
@@ -70,9 +77,11 @@ async def prefix_answer(
     page_size = int(asked)
     replies = [await frontend.round_trips.encode(prompt) for prompt in prompts]
     hashes = prompt_hashes(ids_from_bytes(replies[0].ids), page_size, namespace)
+    key: Key | None = request.scope.get("api_key")
     answer = PromptHashes(
         num_tokens=sum(len(reply.ids) // 4 for reply in replies),
         page_size=page_size,
         hashes=hashes.astype("<u8").tobytes(),
+        key=key.use() if key else None,
     )
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -48,7 +48,8 @@ export class XRay {
   async read(signal) {
     while (!signal.aborted) {
       try {
-        const response = await send("xray/events", { headers: headers(this.key()), signal });
+        const one = this.server.value && `?replica=${encodeURIComponent(this.server.value)}`;
+        const response = await send(`xray/events${one}`, { headers: headers(this.key()), signal });
         this.say("");
         const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
         for (let text = ""; ; ) {
@@ -61,10 +62,29 @@ export class XRay {
         }
       } catch (error) {
         if (signal.aborted) return;
+        if (error.code === "replica_needed" && (await this.offerServers())) continue;
         this.say(error.status === 401 ? "The X-ray needs an API key that the server takes: see the settings." : error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
+  }
+
+  /** Let the user choose among a router's servers. Returns whether there are any. */
+  async offerServers() {
+    const { replicas } = await (await send("replicas", {})).json();
+    const names = replicas.filter((each) => each.up).map((each) => each.name);
+    this.server.replaceChildren(...names.map((name) => h("option", { text: name })));
+    set(this.server, { hidden: !names.length });
+    return names.length > 0;
+  }
+
+  /** Show another server. */
+  change() {
+    this.reading?.abort();
+    this.model.clear();
+    this.pause(null);
+    this.reading = new AbortController();
+    this.read(this.reading.signal);
   }
 
   /** Show the end of a recording (`--record FILE`), instead of the engine. */
@@ -247,6 +267,7 @@ export class XRay {
       onclick: () => this.pause(this.at == null ? this.model.now : null),
     });
     this.demoButton = h("button", { type: "button", text: `Send ${COUNT} requests`, onclick: () => this.demo() });
+    this.server = h("select", { hidden: true, "aria-label": "Server", onchange: () => this.change() });
     const file = h("input", {
       type: "file", hidden: true, "aria-label": "A recording",
       onchange: () => file.files[0] && this.openFile(file.files[0]),
@@ -254,7 +275,7 @@ export class XRay {
     this.root.replaceChildren(
       this.note,
       h("dl", { class: "numbers" }, Object.entries(NAMES).map(([name, text]) => h("div", {}, this.numbers[name], h("dt", { text })))),
-      h("div", { class: "time" }, this.pauseButton, this.slider, this.ago,
+      h("div", { class: "time" }, this.server, this.pauseButton, this.slider, this.ago,
         h("button", { type: "button", text: "Open a recording", onclick: () => file.click() }), file),
       panel("Steps", h("span", { class: "quiet", text: `the last ${WINDOW_S} s; a taller step computes more tokens` }),
         [key("decode", "decode"), key("prefill", "prompt"), key("queue", "host")], this.steps),

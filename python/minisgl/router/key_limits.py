@@ -1,0 +1,106 @@
+"""Limits of API keys over all replicas.
+
+Each server counts what its own requests use. The router adds that up: it learns a key's limits from
+the server that it asks for a prompt's hashes, and how much each server has given the key from the
+server's state. Its own requests it counts when it passes them on, so the limit of requests is
+exact; tokens of answers are a second old.
+
+A server's counts may hold requests of other routers and of clients that go to it directly::
+
+    used = what this router has passed on + the most by which the servers have exceeded that
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+
+from minisgl.message.replica import KeyUse
+from minisgl.server.limits import Limits
+
+
+class KeyLimits:
+    """The keys with limits that were seen. Mutable."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._keys: dict[str, _Key] = {}  # by digest
+        self._told: dict[str, dict[str, KeyUse]] = {}  # by replica and digest
+
+    def learn(self, use: KeyUse) -> None:
+        """Take over the limits that a server has for a key."""
+        key = self._keys.setdefault(use.digest, _Key(use.name))
+        key.limits.change(use.requests_per_minute, use.tokens_per_minute, self._clock())
+
+    def update(self, replica: str, uses: Iterable[KeyUse]) -> None:
+        """Take over what the keys have used of a replica. What one had used before the replica's
+        first report is not counted."""
+        before = self._told.get(replica)
+        now = self._clock()
+        told = self._told[replica] = {use.digest: use for use in uses}
+        for use in told.values():
+            self.learn(use)
+            if before is None:
+                continue
+            last, key = before.get(use.digest), self._keys[use.digest]
+            is_same = last is not None and last.num_requests <= use.num_requests
+            requests = use.num_requests - (last.num_requests if last and is_same else 0)
+            tokens = use.num_tokens - (last.num_tokens if last and is_same else 0)
+            key.told(requests, tokens, now)
+
+    def admit(self, text: str) -> Passed | None:
+        """Count a request with the key `text`; None if no limits of it are known. Raises
+        RateLimited."""
+        key = self._keys.get(hashlib.sha256(text.encode("latin-1", "replace")).hexdigest())
+        if key is None:
+            return None
+        key.limits.check(key.name, self._clock())
+        return Passed(key, self._clock)
+
+
+class Passed:
+    """A request that is passed on. Mutable."""
+
+    def __init__(self, key: _Key, clock: Callable[[], float]) -> None:
+        self._key, self._clock = key, clock
+        key.limits.take(clock(), requests=1)
+
+    def asks(self, num_tokens: int) -> None:
+        """It goes to a replica, which counts it and its prompt."""
+        self._key.own.requests += 1
+        self._key.own.tokens += num_tokens
+        self._key.limits.take(self._clock(), tokens=num_tokens)
+
+    def take_back(self, num_tokens: int, *, is_counted: bool = True) -> None:
+        """The replica has not accepted the prompt. is_counted: it counts the request all the
+        same."""
+        self._key.own.requests -= not is_counted
+        self._key.own.tokens -= num_tokens
+        self._key.limits.take(self._clock(), tokens=-num_tokens)
+
+
+class _Count:
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = 0
+
+
+class _Key:
+    """Mutable. own: passed on by this router. seen: counted by the servers. others: the most by
+    which `seen` has exceeded `own`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.limits = name, Limits()
+        self.own, self.seen, self.others = _Count(), _Count(), _Count()
+
+    def told(self, requests: int, tokens: int, now: float) -> None:
+        """The servers have counted so many more."""
+        self.seen.requests += requests
+        self.seen.tokens += tokens
+        more_requests = max(self.seen.requests - self.own.requests - self.others.requests, 0)
+        more_tokens = max(self.seen.tokens - self.own.tokens - self.others.tokens, 0)
+        self.others.requests += more_requests
+        self.others.tokens += more_tokens
+        self.limits.take(now, requests=more_requests, tokens=more_tokens)

@@ -1,0 +1,75 @@
+"""What an API key may use in a minute: requests and tokens, each a token bucket."""
+
+from __future__ import annotations
+
+from minisgl.server.errors import RateLimited
+
+
+class Bucket:
+    """A token bucket: it holds one minute's amount, refills evenly, and may be in debt. Mutable."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until one unit is there; 0 if it is."""
+        self._refill(now)
+        return max(1 - self._level, 0) * 60 / self.per_minute
+
+    def take(self, amount: float, now: float) -> None:
+        self._refill(now)
+        self._level -= amount
+
+    def _refill(self, now: float) -> None:
+        refilled = self._level + (now - self._at) * self.per_minute / 60
+        self._level, self._at = min(refilled, self.per_minute), now
+
+
+class Limits:
+    """The two buckets of a key. Mutable. None: no limit."""
+
+    def __init__(self) -> None:
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+
+    def change(self, requests: int | None, tokens: int | None, now: float) -> None:
+        """Set the amounts of a minute. A limit that is the same keeps what was used."""
+        self._requests = _changed(self._requests, requests, now)
+        self._tokens = _changed(self._tokens, tokens, now)
+
+    @property
+    def per_minute(self) -> tuple[int | None, int | None]:
+        """Requests and tokens."""
+        requests, tokens = (
+            bucket.per_minute if bucket else None for bucket in (self._requests, self._tokens)
+        )
+        return requests, tokens
+
+    def check(self, name: str, now: float) -> None:
+        """Raises RateLimited if the key `name` has used up one of its limits."""
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket and (wait_s := bucket.wait_s(now)):
+                raise RateLimited(
+                    f"the key {name!r} has used its {bucket.per_minute} {what} a minute; try "
+                    f"again in {wait_s:.1f} s",
+                    retry_after_s=wait_s,
+                )
+
+    def take(self, now: float, *, requests: float = 0, tokens: float = 0) -> None:
+        """Count what was used.
+
+        Tokens are counted as they come, so the last request that is admitted may exceed its limit;
+        the next one then waits for longer.
+        """
+        if self._requests and requests:
+            self._requests.take(requests, now)
+        if self._tokens and tokens:
+            self._tokens.take(tokens, now)
+
+
+def _changed(old: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None or (old and old.per_minute == per_minute):
+        return old if per_minute else None
+    return Bucket(per_minute, now)
