@@ -1,37 +1,39 @@
 """What a light key waits for beside a heavy key's flood, in simulated time.
 
 The scheduler, its loop, the server's shares and late planning are the real ones. The device is a
-model of a GPU's speed (`benchmarks.stalls.times_of`), the same that the scheduler plans with.
+model of a GPU's speed, the same that the scheduler plans with.
 Nothing sleeps, so the same flags print the same numbers. The heavy key's requests are all there at
 the start. The light key asks one request after the other; its answers have 8 tokens.
 """
 
 from __future__ import annotations
 
-import random
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.stalls import times_of
 from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl.benchmark.report import write_json
 from minisgl.core import Accepted, Event, Finished, Plan, SamplingParams, StepResult, Token
 from minisgl.core.executor import Flight
 from minisgl.core.step_times import StepTimes
-from minisgl.message import ExitMsg, SchedulerMsg, TextReply, TokenPrompt, UserMsg, ids_to_bytes
-from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.server.keys import Job, Key, KeyEntry
-from minisgl.scheduler.io import SourceInbox, Source
-from minisgl.scheduler.late_planning import LatePlanning
+from minisgl.message import ExitMsg, SchedulerMsg, TextReply, TokenPrompt, UserMsg
 from minisgl.runtime.watched_loop import step_s
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.io import Source, SourceInbox
+from minisgl.scheduler.late_planning import LatePlanning
+from minisgl.server.keys import Job, Key, KeyEntry
 from minisgl.server.shares import Shares
 
 VOCAB_SIZE: Final = 30_000
 PAGE_SIZE: Final = 16
-LIGHT_OUTPUT: Final = 8
+SETTLE_S: Final = 6.0
+"""Until the flood has filled the places and the prompts of its first wave are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,11 @@ class Load:
     and from each of its answers to the next."""
 
     num_flood: int
-    prompts: tuple[int, int]
-    outputs: tuple[int, int]
     light_prompt: int
-    light_output: int = LIGHT_OUTPUT
     gaps: Sequence[float]
+    prompts: tuple[int, int] = (200, 2000)
+    outputs: tuple[int, int] = (200, 1000)
+    light_output: int = 8
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class World:
     now: float = 0.0
     free_at: float = 0.0
     num_asked: int = 0
+    num_steps_before: int = 0  # the first request of the light key
     answered_at: float = 0.0
     keys: dict[str, Key] = field(default_factory=dict)
     jobs: dict[int, tuple[str, Job, float]] = field(default_factory=dict)
@@ -77,16 +80,21 @@ class World:
         """Messages of a time that has come. It is the next one's, if that is within `timeout_s`."""
         load, found = self.load, list[SchedulerMsg]()
         if not self.jobs:
-            for _ in range(self.load.num_flood):
-                sizes = map(int, self.rng.integers(*zip(self.load.prompts, self.load.outputs, strict=True)))
+            for _ in range(load.num_flood):
+                sizes = map(
+                    int, self.rng.integers(*zip(self.load.prompts, self.load.outputs, strict=True))
+                )
                 found.append(self._ask("heavy", self.now, *sizes))
-        if self.num_asked == len(self.load.gaps):
-            return found if self.is_asking else [ExitMsg()]
-        arrival = self.answered_at + self.load.gaps[self.num_asked]
         until = self.now + (0 if found or timeout_s is None else timeout_s)
+        is_over = self.num_asked == len(load.gaps)
+        if is_over and not self.is_asking:
+            self.now = until
+            return [ExitMsg()]
+        arrival = inf if is_over else self.answered_at + load.gaps[self.num_asked]
         if not self.is_asking and arrival <= until:
             self.now = max(self.now, arrival)
             self.is_asking = True
+            self.num_steps_before = self.num_steps_before or len(self.steps_s)
             self.num_asked += 1
             found.append(self._ask("light", arrival, load.light_prompt, load.light_output))
         elif not found:
@@ -141,19 +149,10 @@ class _Flight(Flight):
         return StepResult(next_ids=self.ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """times: of the device. stall_s: the stall bound."""
-
-    times: StepTimes
-    stall_s: float
-
-    def step_s(self, plan: Plan) -> float:
-        return step_s(self.times, plan)
-
-
-def serve(world: World, config: SchedulerConfig, *, overlap: bool, late: bool = True) -> Scheduler:
-    """Run the world's requests until the light key has all answers. late: plan late."""
+def serve(
+    world: World, config: SchedulerConfig, *, overlap: bool = True, late: bool = True
+) -> Scheduler:
+    """Answer the light key's requests, and the flood meanwhile. late: plan late."""
     scheduler = Scheduler(config, clock=lambda: world.now)
     source: Source = world
     if late:
@@ -161,3 +160,95 @@ def serve(world: World, config: SchedulerConfig, *, overlap: bool, late: bool = 
     run(scheduler, world, SourceInbox(source), world, overlap=overlap)
     assert len(world.waits) == len(world.load.gaps)
     return scheduler
+
+
+VARIANTS: Final[dict[str, dict[str, Any]]] = {
+    "late planning": {},
+    "late planning, a fifth of the pages": {"pages_share": 0.2},
+    "early planning": {"late": False},
+    "without overlap": {"overlap": False},
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = benchmark_parser(__name__, __doc__)
+    add = parser.add_argument
+    add("--prompts", default="16,1000,4000", help="tokens of the light key's prompts, with commas")
+    add("--count", type=natural, default=200, help="requests of the light key")
+    add("--flood", type=natural, default=500, help="requests of the heavy key")
+    add("--running", type=natural, default=64, help="requests that run at once")
+    add("--stall-ms", type=above_zero, default=20.0, help="the stall bound")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    rows = []
+    for prompt in map(int, args.prompts.split(",")):
+        alone = simulate("alone", args, prompt, 0)
+        for name, options in VARIANTS.items():
+            rows.append(simulate(name, args, prompt, args.flood, alone, **options))
+            print(describe(rows[-1]), flush=True)
+    if args.json:
+        write_json(args.json, {"rows": rows})
+    return 0
+
+
+TIMES: Final = StepTimes(
+    prompt_us=tuple((size, 43.46 * size) for size in (161, 2048, 8192)),
+    decode_us=7000.0,
+    row_us=20.0,
+)
+"""About Qwen3-14B on an H200: 7 ms read the weights, 23,000 prompt tokens a second."""
+
+
+def simulate(
+    name: str,
+    args: argparse.Namespace,
+    prompt: int,
+    num_flood: int,
+    alone: dict[str, Any] | None = None,
+    *,
+    pages_share: float = 1.0,
+    late: bool = True,
+    overlap: bool = True,
+) -> dict[str, Any]:
+    """Returns the waits of the light key in ms. bound_ms: twice the p99 alone and the longest step.
+    flood_tokens_per_s: of answers, the light key's among them."""
+    rng = np.random.default_rng(prompt)
+    gaps = [SETTLE_S if num_flood else 0.0, *rng.uniform(0.05, 0.15, args.count - 1).tolist()]
+    load = Load(num_flood=num_flood, light_prompt=prompt, gaps=gaps)
+    world = World(load=load, rng=rng, step_s=partial(step_s, TIMES))
+    config = SchedulerConfig(
+        num_pages=round(pages_share * args.running * sum(map(max, (load.prompts, load.outputs))))
+        // PAGE_SIZE,
+        page_size=PAGE_SIZE,
+        max_seq_len=8192,
+        vocab_size=VOCAB_SIZE,
+        eos_ids=frozenset(),
+        max_prefill_tokens=8192,
+        max_stall_s=args.stall_ms / 1e3,
+        step_times=TIMES,
+        max_running=args.running,
+    )
+    scheduler = serve(world, config, overlap=overlap, late=late)
+    assert not num_flood or scheduler.requests.waiting, "the flood was over: raise --flood"
+    waits_ms = np.array(list(world.waits.values())) * 1e3
+    longest_ms = max(world.steps_s[world.num_steps_before :]) * 1e3
+    p50, p99, most = np.round(np.percentile(waits_ms, (50, 99, 100)), 1).tolist()
+    return {
+        "name": name,
+        "prompt": prompt,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "longest_ms": most,
+        "longest_step_ms": round(longest_ms, 1),
+        "bound_ms": round(2 * alone["p99_ms"] + longest_ms, 1) if alone else None,
+        "retractions": scheduler.stats.num_retractions,
+        "output_tokens_per_s": round(scheduler.stats.num_output_tokens / world.now),
+    }
+
+
+def describe(row: dict[str, Any]) -> str:
+    return (
+        f"{row['prompt']:5} {row['name']:<36} p50/p99/longest {row['p50_ms']:.1f}/"
+        f"{row['p99_ms']:.1f}/{row['longest_ms']:.1f} ms, bound {row['bound_ms']:.1f}; "
+        f"{row['retractions']} retractions, {row['output_tokens_per_s']:,} tokens/s"
+    )

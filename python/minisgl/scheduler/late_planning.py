@@ -24,6 +24,9 @@ on the host."""
 LEAD_SHARE: Final = 0.1
 """Of the flight's time: what the model of step times may be wrong by."""
 
+POLL_S: Final = 1e-3
+"""The unit of a queue's waits."""
+
 
 class LatePlanning:
     """A `Source` of rank 0. Mutable: whether requests of a second key have come.
@@ -51,9 +54,9 @@ class LatePlanning:
             return found
         began, end = flight
         until = end - max(LEAD_S, LEAD_SHARE * (end - began))
-        if (left_s := until - self._clock()) <= 0:
+        if (left_s := until - self._clock()) < POLL_S:
             return found
-        while left_s > 0:
+        while left_s >= POLL_S:
             found += self._receive(left_s)
             left_s = until - self._clock()
         self._waited()
