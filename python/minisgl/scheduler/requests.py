@@ -6,8 +6,8 @@
                ^                                    │
                └──────────── if it was retracted ───┘
 
-A request leaves when it ends or is retracted. It keeps its pages and its row of the tables until
-every launched step with a row of it is committed.
+A request leaves when it ends or is retracted. It keeps its row of the tables, and its pages unless
+it gave way (`minisgl.scheduler.preemption`), until every launched step with a row of it is committed.
 """
 
 from __future__ import annotations
