@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -69,9 +71,9 @@ def test_every_client_has_an_end(how: str, tmp_path: Path) -> None:
         HANG=str(hang),
     )
 
-    def wait_for_the_end(answer: object) -> float:
+    def wait_for_the_end(answer: Iterator[Any]) -> float:
         with pytest.raises(openai.APIError, match="the engine process"):
-            list(answer)  # type: ignore[call-overload]
+            list(answer)
         return time.monotonic()
 
     try:
