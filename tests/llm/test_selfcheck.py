@@ -71,7 +71,7 @@ def test_the_reference_prefers_its_own_token_to_any_other() -> None:
     with checked._llm() as llm:
         for request in range(2):
             ids = checked._ask(llm, [request], "")[0].token_ids
-            others = [7, 300, 1500]
+            others = [7, 300, 1400]
             scores = checked._scores(llm, request, ids[:5], [ids[5], *others])
             assert all(scores[ids[5]] > scores[other] for other in others if other != ids[5])
 

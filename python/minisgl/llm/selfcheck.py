@@ -208,7 +208,7 @@ class SelfCheck:
         of the request's answer. Random weights choose tokens that are not among the likeliest."""
         params, scores = self._params[request], {}
         ids = [*self._prompts[request], *answer]
-        scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        scored = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
         for token in tokens:
             (output,) = llm.generate([[*ids, token]], scored, cache_salt=self._fresh())
             scores[token] = (output.prompt_logprobs or [])[-1] or 0.0

@@ -6,8 +6,9 @@
                ^                                    │
                └──────────── if it was retracted ───┘
 
-A request leaves when it ends or is retracted. It keeps its row of the tables, and its pages unless
-it gave way (`minisgl.scheduler.preemption`), until every launched step with a row of it is committed.
+A request leaves when it ends or is retracted. It keeps its row of the tables until every launched
+step with a row of it is committed, and its pages, too, unless it gave way to a request of another
+key (`minisgl.scheduler.preemption`).
 """
 
 from __future__ import annotations
