@@ -81,10 +81,10 @@ class World:
         load, found = self.load, list[SchedulerMsg]()
         if not self.jobs:
             for _ in range(load.num_flood):
-                sizes = map(
-                    int, self.rng.integers(*zip(self.load.prompts, self.load.outputs, strict=True))
+                prompt, output = (
+                    int(self.rng.integers(low, high)) for low, high in (load.prompts, load.outputs)
                 )
-                found.append(self._ask("heavy", self.now, *sizes))
+                found.append(self._ask("heavy", self.now, prompt, output))
         until = self.now + (0 if found or timeout_s is None else timeout_s)
         is_over = self.num_asked == len(load.gaps)
         if is_over and not self.is_asking:
@@ -234,7 +234,7 @@ def simulate(
     longest_ms = max(world.steps_s[world.num_steps_before :]) * 1e3
     p50, p99, most = np.round(np.percentile(waits_ms, (50, 99, 100)), 1).tolist()
     return {
-        "name": name,
+        "name": f"{name}, {prompt} tokens",
         "prompt": prompt,
         "p50_ms": p50,
         "p99_ms": p99,
@@ -248,7 +248,7 @@ def simulate(
 
 def describe(row: dict[str, Any]) -> str:
     return (
-        f"{row['prompt']:5} {row['name']:<36} p50/p99/longest {row['p50_ms']:.1f}/"
+        f"{row['name']:<50} p50/p99/longest {row['p50_ms']:.1f}/"
         f"{row['p99_ms']:.1f}/{row['longest_ms']:.1f} ms, bound {row['bound_ms']:.1f}; "
         f"{row['retractions']} retractions, {row['output_tokens_per_s']:,} tokens/s"
     )
