@@ -65,6 +65,17 @@ def test_the_builtin_model_passes() -> None:
     assert ", 0 retractions" not in conditions["retracted"].note
 
 
+def test_the_reference_prefers_its_own_token_to_any_other() -> None:
+    """Also to one that is not among the likeliest, and of a seeded request with its noise."""
+    checked = SelfCheck(EngineArgs(dtype="float32"), num_requests=2, num_tokens=20)
+    with checked._llm() as llm:
+        for request in range(2):
+            ids = checked._ask(llm, [request], "")[0].token_ids
+            others = [7, 300, 1400]
+            scores = checked._scores(llm, request, ids[:5], [ids[5], *others])
+            assert all(scores[ids[5]] > scores[other] for other in others if other != ids[5])
+
+
 def wrong_page(extend: Callable[..., bool]) -> Callable[..., bool]:
     """In a step with new pages for two requests, one writes into the other's page."""
 

@@ -17,7 +17,7 @@ from minisgl.core import Plan
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import WorkerHung
 from minisgl.runtime import hang_watch
-from minisgl.runtime.hang_watch import LOOP_EXTRA_S, HangWatch
+from minisgl.runtime.hang_watch import HangWatch
 from minisgl.runtime.watched_loop import SLACK, WatchedLoopMeter, step_s
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
@@ -63,7 +63,8 @@ class Supervised:
             no_process: Any = None
             self.workers.append(Worker(name=name, process=no_process, status=ours))
             self.hearts[name] = Heart(theirs, Pulse())
-        self.watch = HangWatch(TIMEOUT_S)
+        num_ranks = sum(name.startswith("engine") for name in names)
+        self.watch = HangWatch(TIMEOUT_S, num_ranks)
 
     def run(self, seconds: float, **beats: Heartbeat | None) -> WorkerHung | None:
         """Check twice a second; each worker sends its beat of `beats` before each check."""
@@ -116,11 +117,14 @@ def test_a_worker_may_announce_that_it_will_be_silent(clock: Clock) -> None:
     assert server.run(1)
 
 
-def test_a_loop_without_progress_is_noticed(clock: Clock) -> None:
-    server = Supervised(clock, "engine")
-    assert server.run(60, engine=Heartbeat(overdue_s=TIMEOUT_S + LOOP_EXTRA_S)) is None
-    error = server.run(1, engine=Heartbeat(overdue_s=TIMEOUT_S + LOOP_EXTRA_S + 1))
-    assert "the engine process makes no progress" in str(error)
+@pytest.mark.parametrize(("names", "extra_s"), [(["engine"], 0), (["engine-0", "engine-1"], 2)])
+def test_a_loop_without_progress_is_noticed(names: list[str], extra_s: float, clock: Clock) -> None:
+    server, most_s = Supervised(clock, *names), TIMEOUT_S + extra_s
+    for late_s, is_noticed in ((0, False), (1, True)):
+        beats = dict.fromkeys(names, Heartbeat()) | {names[0]: Heartbeat(overdue_s=most_s + late_s)}
+        error = server.run(30, **beats)
+        assert bool(error) == is_noticed
+    assert f"the {names[0]} process makes no progress" in str(error)
 
 
 def test_the_silent_worker_is_named_not_the_one_that_waits_for_it(clock: Clock) -> None:
@@ -280,7 +284,6 @@ def test_a_stopped_process(workers: Workers) -> None:
 
 
 def test_a_process_whose_loop_hangs(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "LOOP_EXTRA_S", 0.0)
     workers._start("engine", _stuck_loop)
     workers.wait_ready()
     with pytest.raises(WorkerHung, match="the engine process makes no progress"):

@@ -84,6 +84,32 @@ def test_it_takes_as_many_pages_as_it_needs() -> None:
     assert scheduler.stats.num_retractions == 3
 
 
+def test_it_takes_the_pages_while_the_others_leave() -> None:
+    scheduler = make(num_pages=16, max_running=8)
+    for uid in range(5):
+        ask(scheduler, uid, (100 * uid, HEAVY), num_prompt=11)
+    flight = scheduler.plan()
+    ask(scheduler, 5, (50, LIGHT), num_prompt=30)
+    plan = scheduler.plan()
+    scheduler.check()
+    assert plan is not None
+    assert plan.uids == [0, 1, 5], "their last flight reads the pages before it writes them"
+    assert settle(scheduler, flight) == [0, 1, 2, 3, 4]
+    assert settle(scheduler, plan) == [0, 1, 5]
+    assert scheduler.stats.num_retractions == 3
+
+
+def test_prompts_of_a_key_far_ahead_wait_for_a_step() -> None:
+    scheduler = make(max_running=4, chunk=64)
+    ask(scheduler, 0, (0, HEAVY))
+    assert settle(scheduler, scheduler.plan()) == [0]
+    ask(scheduler, 1, (65, HEAVY))
+    ask(scheduler, 2, (64, HEAVY))
+    ask(scheduler, 3, (0, LIGHT))
+    assert settle(scheduler, scheduler.plan()) == [0, 3, 2], "a step's tokens ahead is not far"
+    assert settle(scheduler, scheduler.plan()) == [0, 3, 2, 1]
+
+
 def test_nothing_is_retracted_in_vain() -> None:
     scheduler = make(num_pages=16, max_running=8)
     for uid, tag in enumerate((0, 10, 20, 30, 100)):

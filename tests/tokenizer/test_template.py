@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +379,25 @@ def test_a_template_cannot_do_much(
     chat = ChatTemplate({"default": source}, {})
     with pytest.raises(InvalidRequest, match=match):
         chat.render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound memory")
+@pytest.mark.parametrize(
+    "body",
+    ["{% set ns.s = ns.s ~ ns.s %}", "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}",
+     "{% set ns.s = [ns.s, ns.s]|join %}", "{% set ns.s = ns.s.replace('a', ns.s[:99]) %}"],
+)  # fmt: skip
+def test_a_text_that_a_loop_doubles_ends_at_a_bound(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MAX_MEMORY", 2**28)
+    source = "{% set ns = namespace(s='aa') %}{% for i in range(60) %}" + body + "{% endfor %}"
+    chat = ChatTemplate({"default": source}, {})
+    chat.is_alone = True
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(InvalidRequest, match="more than 268,435,456 bytes"):
+        chat.render([{"role": "user", "content": "a"}])
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_products_that_templates_write() -> None:

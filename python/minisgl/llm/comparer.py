@@ -82,10 +82,10 @@ class Comparer:
         self,
         reference: Sequence[RequestOutput],
         rounding: float,
-        scores: Callable[[int, int], Mapping[int, float]],
+        scores: Callable[[int, Sequence[int], Sequence[int]], Mapping[int, float]],
     ) -> None:
-        """reference: the answer of each request. rounding: in nats. scores: of a request and an
-        index, what the reference gives the likeliest tokens there."""
+        """reference: the answer of each request. rounding: in nats. scores: of a request, the first
+        tokens of its answer, and some tokens, what the reference gives each of these next."""
         self._reference = reference
         self._rounding = rounding
         self._scores = scores
@@ -121,11 +121,9 @@ class Comparer:
                 return
         if num_same == len(expected):
             return
-        scores = self._scores(request, num_same)
         token, preferred = ids[num_same], expected[num_same]
-        gap = float("inf")
-        if token in scores and preferred in scores:
-            gap = abs(scores[preferred] - scores[token])
+        scores = self._scores(request, ids[:num_same], (token, preferred))
+        gap = abs(scores[preferred] - scores[token])
         found = condition.ties if gap <= 2 * self._rounding else condition.differences
         found.append(
             Difference(request=request, index=num_same, token=token, expected=preferred, gap=gap)

@@ -16,13 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import torch
 
 from minisgl.builtin import model_path
 from minisgl.core.args import EngineArgs, options_of
-from minisgl.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from minisgl.core.sampling import SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.kernel.philox import gumbel_noise
 from minisgl.llm.comparer import ROUNDING, Comparer, Condition
@@ -202,16 +201,22 @@ class SelfCheck:
             cache_salt=salt,
         )
 
-    def _scores(self, llm: LLM, request: int, index: int) -> dict[int, float]:
-        """Ask alone and cold again. Returns the scores of the likeliest tokens at an index."""
-        params = self._params[request]
-        shown = msgspec.structs.replace(params, top_logprobs=MAX_TOP_LOGPROBS)
-        (answer,) = llm.generate([self._prompts[request]], shown, cache_salt=self._fresh())
-        top = (answer.top_logprobs or [])[index]
+    def _scores(
+        self, llm: LLM, request: int, answer: Sequence[int], tokens: Sequence[int]
+    ) -> dict[int, float]:
+        """Ask alone and cold again. Returns the score of each of the tokens after these first ones
+        of the request's answer. Random weights choose tokens that are not among the likeliest."""
+        params, scores = self._params[request], {}
+        ids = [*self._prompts[request], *answer]
+        scored = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
+        for token in tokens:
+            (output,) = llm.generate([[*ids, token]], scored, cache_salt=self._fresh())
+            scores[token] = (output.prompt_logprobs or [])[-1] or 0.0
         if not params.temperature:
-            return top
-        (noise,) = gumbel_noise(torch.tensor([params.seed]), torch.tensor([index]), max(top) + 1)
-        return {token: top[token] / params.temperature + float(noise[token]) for token in top}
+            return scores
+        at = torch.tensor([params.seed]), torch.tensor([len(answer)])
+        (noise,) = gumbel_noise(*at, max(tokens) + 1)
+        return {token: scores[token] / params.temperature + float(noise[token]) for token in tokens}
 
     @contextmanager
     def _aborting(self, llm: LLM) -> Iterator[list[int]]:

@@ -38,7 +38,7 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
-from minisgl.scheduler.loop import Inbox, Outbox
+from minisgl.scheduler.loop import WAIT, Inbox, Outbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
@@ -85,11 +85,15 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     )
 
     def watched(source: Source) -> Source:
-        if not args.max_queue_wait:
-            return source
-        from minisgl.scheduler.queue_wait import QueueWait
+        if args.max_queue_wait:
+            from minisgl.scheduler.queue_wait import QueueWait
 
-        return QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.waiting)
+            source = QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.waiting)
+        if overlap and not args.offline:
+            from minisgl.scheduler.late_planning import LatePlanning
+
+            source = LatePlanning(source, lambda: meter.flight(), lambda: meter.lap(WAIT))
+        return source
 
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)

@@ -1,8 +1,8 @@
 """Notices workers that are stopped or that hang, by their heartbeats (`minisgl.utils.heartbeat`).
 
 A worker hangs if it sends no heartbeat for the timeout, or if its loop is in one turn for the
-timeout and `LOOP_EXTRA_S` longer than that turn may take. The death of a worker shows at once by
-other means: its sentinel.
+timeout longer than that turn may take (with several ranks for `LOOP_EXTRA_S` more). The death of a
+worker shows at once by other means: its sentinel.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ so the error names the cause."""
 class HangWatch:
     """The heartbeats of the workers of one supervisor. Mutable.
 
-    timeout_s: `--hang-timeout`.
+    timeout_s: `--hang-timeout`. num_ranks: of the engine, on all machines.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, num_ranks: int = 1) -> None:
         self._timeout_s = timeout_s
+        self._loop_timeout_s = timeout_s + (LOOP_EXTRA_S if num_ranks > 1 else 0.0)
         self._last: float | None = None
         self._silent_s: dict[str, float] = {}
         self._beats: dict[str, Heartbeat] = {}
@@ -56,7 +57,7 @@ class HangWatch:
             beat, silent_s = self._beats[worker.name], self._silent_s[worker.name]
             if silent_s > self._timeout_s + beat.quiet_s:
                 how = f"has given no sign of life for {silent_s:.0f} s: it is stopped or hangs"
-            elif beat.overdue_s > self._timeout_s + LOOP_EXTRA_S:
+            elif beat.overdue_s > self._loop_timeout_s:
                 how = (
                     f"makes no progress: a turn of its loop takes {beat.overdue_s:.0f} s longer "
                     "than it may"

@@ -111,7 +111,8 @@ class Planner:
         """Share the step's prompt budget among unfinished and waiting requests, in order.
 
         While the first of them needs more than one step, shorter prompts may use up to half of the
-        budget before it, the shortest first.
+        budget before it, the shortest first. Prompts of a key that is ahead of the first's by more
+        than a step's tokens wait for a step without it, so that its step is short.
         """
         in_order = self._requests.waiting[:WINDOW] if self._requests.num_places else []
         for req in plan.unfinished:
@@ -119,6 +120,9 @@ class Planner:
         first = next((req for req in in_order if self._ensure_running(plan, req)), None)
         if first is None:
             return
+        if key := first.order[3]:
+            most = first.order[1] + self.config.max_prefill_tokens
+            in_order = [req for req in in_order if req.order[1] <= most or req.order[3] == key]
         budget = prompt_budget(self.config, len(plan.uids))
         if budget.fitting(first.num_computed, first.num_left) < first.num_left:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)

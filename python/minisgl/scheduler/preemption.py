@@ -6,8 +6,8 @@ before later ones. The choice is a pure function of the requests, as all plannin
 one key do not displace each other, nor do requests without keys.
 
 A retracted request leaves with its last flight, one turn later when steps overlap. Its place is
-free at once, because the tables have one row more than requests may run. Its pages are not: while
-requests leave, no other is retracted, because the pages of those may suffice.
+free at once, because the tables have one row more than requests may run. So are its pages: the
+flight reads and writes them before their next owner does, whose step is launched later.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) ->
             return  # no later request starts before this one
         for victim in victims:
             requests.retract(victim)
+            if victim.handle:
+                requests.release_pages(victim)
         num_places += len(victims) - 1
         starting = [*(other for other in starting if other not in victims), req]
 

@@ -6,8 +6,9 @@
                ^                                    │
                └──────────── if it was retracted ───┘
 
-A request leaves when it ends or is retracted. It keeps its pages and its row of the tables until
-every launched step with a row of it is committed.
+A request leaves when it ends or is retracted. It keeps its row of the tables until every launched
+step with a row of it is committed, and its pages, too, unless it gave way to a request of another
+key (`minisgl.scheduler.preemption`).
 """
 
 from __future__ import annotations
@@ -102,11 +103,8 @@ class Requests:
     def _release(self, req: Req) -> None:
         assert req.num_flights == 0
         self.leaving.pop(req.uid, None)
-        if self.void_from is None:
-            # A row launched before the end was known may have computed one more token than the
-            # request has. The steps that wrote these pages are launched: they precede next_step.
-            self.cache.publish(req, min(req.num_computed, req.num_tokens), self.next_step - 1)
-        self.cache.release(req)
+        if req.handle:
+            self.release_pages(req)
         self.free_table_idxs.append(req.table_idx)
         self.needs.discard(req.table_idx)
         req.table_idx = -1
@@ -118,6 +116,14 @@ class Requests:
             req.num_known = req.num_tokens
             req.num_reusable = req.prefix_source = None
             insort(self.waiting, req, key=order)
+
+    def release_pages(self, req: Req) -> None:
+        """Take all pages from a request. Those with committed ids go to the prefix cache."""
+        if self.void_from is None:
+            # A row launched before the end was known may have computed one more token than the
+            # request has. The steps that wrote these pages are launched: they precede next_step.
+            self.cache.publish(req, min(req.num_computed, req.num_tokens), self.next_step - 1)
+        self.cache.release(req)
 
     def recover(self) -> bool:
         """After a failed step, retract all requests and drop the KV from that step on.

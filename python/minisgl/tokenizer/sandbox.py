@@ -1,13 +1,17 @@
 """jinja's immutable sandbox, in which a template of a checkpoint ends in bounded time and memory.
 
-A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte.
+A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte. What
+these checks do not see, as a text that a loop doubles, ends at `MAX_MEMORY` in a server's workers.
 """
 
 from __future__ import annotations
 
 import re
+import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
 
@@ -21,6 +25,9 @@ MAX_TEMPLATE_S: Final = 10.0
 
 MAX_PROMPT: Final = 64 * 2**20
 """Characters: four times the largest body."""
+
+MAX_MEMORY: Final = 2**30
+"""Bytes that rendering may take. The largest prompt has a quarter of that."""
 
 MAX_FACTOR: Final = 1024
 """Of a base or an exponent."""
@@ -104,6 +111,26 @@ def rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
         if size > MAX_PROMPT:
             raise jinja2.TemplateError(f"its text exceeds {MAX_PROMPT:,} characters")
     return "".join(pieces)
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """In this block the process may take `MAX_MEMORY` more; an allocation beyond raises
+    MemoryError. It needs Linux, and a process in which nothing else takes much."""
+    if sys.platform != "linux":
+        yield
+        return
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (soft, used + MAX_MEMORY) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    except MemoryError:
+        raise jinja2.TemplateError(f"it takes more than {MAX_MEMORY:,} bytes") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _too_large() -> jinja2.TemplateError:

@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.tokenizer.sandbox import Sandbox, rendered
+from minisgl.tokenizer.sandbox import Sandbox, bounded_memory, rendered
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
 from minisgl.utils.logger import get_logger
 
@@ -38,8 +38,10 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """sources: templates by name; "default" is the one, "tool_use" goes first with tools.
 
-        special_tokens: variables such as `bos_token`.
+        special_tokens: variables such as `bos_token`. `is_alone` may be set where nothing else in
+        the process takes much memory: a template then takes at most `sandbox.MAX_MEMORY`.
         """
+        self.is_alone = False
         environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -110,7 +112,8 @@ class ChatTemplate:
             variables["messages"] = [*before, _with_end(last, len(before))]
         name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
         try:
-            prompt = rendered(self._templates[name], variables)
+            with bounded_memory() if self.is_alone else contextlib.nullcontext():
+                prompt = rendered(self._templates[name], variables)
         except Exception as error:  # a template is a program: odd input may break it in any way
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             # The text may quote what a tool call's JSON smuggled in: lone surrogates.

@@ -69,6 +69,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
         tokenizer=tokenizer, folder=config.folder, tool_call_parser=config.tool_call_parser
     )
     has_chat_template = encoder.template.is_usable  # loads it: a broken one is reported now
+    encoder.template.is_alone = True
     detokenizer = Detokenizer(tokenizer)
     if config.detokenizer:  # one of a server
         warn_of_unknown_ids(tokenizer, config.folder)

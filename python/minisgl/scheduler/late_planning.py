@@ -1,0 +1,73 @@
+"""Late planning: a step is planned shortly before the step in flight ends, not when that begins.
+
+With overlap the next step is planned as soon as the flight begins. A request that arrives just
+after that waits for two steps of other requests before its own. Where several API keys share the
+server, rank 0 therefore goes on receiving until the flight is about to end, and the request is in
+the next step (decision 0041). Short steps are planned at once: they leave too little to gain.
+
+Rank 0's clock decides only when messages are taken. All ranks get the same messages in the same
+turn, so plans depend on no clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from minisgl.message import UserMsg
+from minisgl.scheduler.io import Message, Source
+
+LEAD_S: Final = 2e-3
+"""Before the flight's end. Broadcasting, planning and launching a step with prompts take 1 to 2 ms
+on the host."""
+LEAD_SHARE: Final = 0.1
+"""Of the flight's time: what the model of step times may be wrong by."""
+
+POLL_S: Final = 1e-3
+"""The unit of a queue's waits."""
+
+
+class LatePlanning:
+    """A `Source` of rank 0. Mutable: whether requests of a second key have come.
+
+    flight: returns when the step in flight began and when it will end, on `clock`; None if no step
+    is in flight. waited: called after it has waited.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        flight: Callable[[], tuple[float, float] | None],
+        waited: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._source = source
+        self._flight = flight
+        self._waited = waited
+        self._clock = clock
+        self._has_rivals = False
+
+    def get(self, timeout_s: float | None) -> Sequence[Message]:
+        found = self._receive(timeout_s)
+        if not self._has_rivals or (flight := self._flight()) is None:
+            return found
+        began, end = flight
+        until = end - max(LEAD_S, LEAD_SHARE * (end - began))
+        if (left_s := until - self._clock()) < POLL_S:
+            return found
+        while left_s >= POLL_S:
+            found += self._receive(left_s)
+            left_s = until - self._clock()
+        self._waited()
+        return found
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _receive(self, timeout_s: float | None) -> list[Message]:
+        found = list(self._source.get(timeout_s))
+        for message in found:
+            # Keys are numbered from 1; requests without a key have 0.
+            self._has_rivals |= isinstance(message, UserMsg) and message.share[1] > 1
+        return found

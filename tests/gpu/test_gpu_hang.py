@@ -1,0 +1,98 @@
+"""A server whose GPU computes for ever, or whose engine is stopped amid a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from helpers.endless import endless_answer, endless_flags, save_endless
+from helpers.running_server import RunningServer
+from minisgl.builtin import model_path
+
+MOST_S = 12.0
+NUM_CLIENTS = 8
+
+PLANT = """
+import importlib.abc, importlib.util, os, sys
+
+class Plant(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "minisgl.engine.engine":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            plant(module.Engine)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def plant(engine):
+    enqueue = engine.enqueue
+    def planted(self, plan, work):
+        import torch
+        def step():
+            if os.path.exists(os.environ["HANG"]):
+                torch.cuda._sleep(1 << 50)
+            return work()
+        return enqueue(self, plan, step)
+    engine.enqueue = planted
+
+sys.meta_path.insert(0, Plant())
+"""
+"""A step that begins while the file `HANG` exists never ends on the device."""
+
+
+@pytest.mark.parametrize("how", ["endless step", "stopped process"])
+def test_every_client_has_an_end(how: str, tmp_path: Path) -> None:
+    sockets, planted = tmp_path / "sockets", tmp_path / "planted"
+    sockets.mkdir()
+    planted.mkdir()
+    (planted / "sitecustomize.py").write_text(PLANT)
+    hang, model = tmp_path / "hang", save_endless(tmp_path / "endless")
+    config = json.loads((model_path() / "config.json").read_text())  # shapes that kernels take
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**17}))
+    server = RunningServer(
+        sockets,
+        *endless_flags(model),
+        *("--device", "cuda"),
+        PYTHONPATH=os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        HANG=str(hang),
+    )
+
+    def wait_for_the_end(answer: Iterator[Any]) -> float:
+        with pytest.raises(openai.APIError, match="the engine process"):
+            list(answer)
+        return time.monotonic()
+
+    try:
+        with server.client() as client, ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            family = server.family()
+            answers = [endless_answer(client) for _ in range(NUM_CLIENTS)]
+            began = time.monotonic()
+            if how == "endless step":
+                hang.touch()
+            else:
+                os.kill(server.pid("engine"), signal.SIGSTOP)
+            seconds = [end - began for end in pool.map(wait_for_the_end, answers)]
+        print(
+            f"{how}: {NUM_CLIENTS} clients ended after {min(seconds):.1f} to {max(seconds):.1f} s"
+        )
+        assert max(seconds) <= MOST_S
+        assert server.ended() == 1
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert not alive
+        assert list(sockets.iterdir()) == []
+    finally:
+        server.close()
