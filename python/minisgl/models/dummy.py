@@ -7,6 +7,7 @@ from torch import Tensor
 
 from minisgl.models.weight import QUANTISED, Progress, fill_parameters
 from minisgl.quantization import Parameter, TensorOwner
+from minisgl.utils.huge_pages import empty
 
 STD = 0.02
 """Hugging Face's `initializer_range`. Random activations then keep their scale over the layers."""
@@ -22,7 +23,7 @@ def load_dummy(
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(parameter: Parameter) -> Tensor:
-        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        tensor = empty(parameter.shape, parameter.dtype, device)
         if parameter.dtype == torch.int32:
             return tensor.zero_()  # numbers of groups
         if parameter.dtype in (torch.int8, torch.uint8):
