@@ -13,19 +13,17 @@ from minisgl.utils.text import counted
 logger = get_logger(__name__)
 
 
-def create_device(
-    name: str, index: int = 0, count: int = 1, num_threads: int | None = None
-) -> Device:
+def create_device(name: str, index: int = 0, count: int = 1, threads: int | None = None) -> Device:
     """`--device` by name; auto is a GPU where torch finds one.
 
     index: which of the `count` ranks on this machine it is for; each has a GPU of its own, a CPU
-    they share. num_threads: of a CPU's steps; None lets the CPU choose. Raises ConfigError where
+    they share. threads: of a CPU's steps; None lets the CPU choose. Raises ConfigError where
     there are too few GPUs, and for threads of a GPU.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")
     if name == "cpu":
-        return CpuDevice(count, num_threads)
+        return CpuDevice(count, threads)
     from minisgl.utils.gpus import gpus_of_driver, too_few_gpus
 
     if name == "auto" and not torch.cuda.is_available():
@@ -36,10 +34,10 @@ def create_device(
                 counted(num_unused, "GPU"),
                 torch.__version__,
             )
-        return CpuDevice(count, num_threads)
-    if num_threads is not None:
+        return CpuDevice(count, threads)
+    if threads is not None:
         raise ConfigError(
-            f"--threads {num_threads} is for steps on a CPU, and this engine computes on a GPU: "
+            f"--threads {threads} is for steps on a CPU, and this engine computes on a GPU: "
             "leave it out, or say --device cpu"
         )
     from minisgl.engine.cuda import CudaDevice

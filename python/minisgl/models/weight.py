@@ -22,7 +22,6 @@ from torch import Tensor
 from minisgl.errors import CheckpointError
 from minisgl.quantization import Parameter, Part, TensorOwner
 from minisgl.utils.hf import mending, read_json
-from minisgl.utils.huge_pages import empty
 from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def load_weight(
     names = join_names(parameters, checkpoint)
 
     def fill(parameter: Parameter) -> Tensor:
-        tensor = empty(parameter.shape, parameter.dtype, device)
+        tensor = ops.empty(parameter.shape, parameter.dtype, device)
         rows = tensor.flatten(0, tensor.dim() - len(parameter.parts[0].local_shape))
         row = 0
         for part in (part for part in parameter.parts if part.share):

@@ -18,15 +18,15 @@ HUGE_BYTES = 2 << 20
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux alone
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return `torch.empty`; a tensor of a CPU lies in huge pages, but for less than one at its end.
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a new tensor in huge pages, but for less than one at its end.
 
     So it takes no more memory. Without such pages it is memory as ever.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     huge_bytes = num_bytes // HUGE_BYTES * HUGE_BYTES
-    if device.type != "cpu" or ADVICE is None or not huge_bytes:
-        return torch.empty(shape, dtype=dtype, device=device)
+    if ADVICE is None or not huge_bytes:
+        return torch.empty(shape, dtype=dtype)
     # Linux aligns a mapping of whole huge pages.
     memory = mmap.mmap(-1, huge_bytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
