@@ -13,10 +13,19 @@ from dataclasses import replace
 
 from training.chat import CHATS, STYLES, chat, measured_chat, single, styled
 from training.conversation import Conversation, Message, Turn
+from training.families import families, names
 from training.skills import SKILLS
 from training.source import Source
 from training.split import SPLIT_SEED
-from training.talk import cannot, faq_turn, questions, small_talk
+from training.talk import (
+    cannot,
+    faq_turn,
+    invented_model,
+    model_turn,
+    questions,
+    small_talk,
+    unknown_model_turn,
+)
 
 SHARES = {"single": 52, "styled": 16, "chat": 28, "raw": 4}
 
@@ -59,6 +68,11 @@ def suite(count: int = 200, seed: int = SPLIT_SEED) -> dict[str, list[Conversati
     s = source("about the engine", phrases=True)
     about = [faq_turn(q, s) for q in questions() for _ in range(4)]
     rows["about the engine, new phrasing"] = [_alone(t) for t in about]
+    s = source("models", phrases=True)
+    known = [model_turn(s, name) for name in (*families(), *names())]
+    unknown = [unknown_model_turn(s, invented_model(s)) for _ in range(count)]
+    rows["models that are served, new phrasing"] = [_alone(t) for t in known]
+    rows["models that are not, new phrasing"] = [_alone(t) for t in unknown]
     for row, draw in (("small talk", small_talk), ("declines", cannot)):
         s = source(row, phrases=True)
         rows[f"{row}, new phrasing"] = [_alone(draw(s)) for _ in range(count)]

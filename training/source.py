@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from training.families import UNKNOWN, families, listed, names
 from training.phrasing import Phrases, normal, phrases, sentence, varied, words
 from training.split import is_held, is_held_pair, is_held_word
 
@@ -42,9 +43,16 @@ def common_words() -> tuple[str, ...]:
 
 
 @functools.cache
+def faq_text() -> str:
+    """faq.toml with the families that the registry has today."""
+    return FAQ_FILE.read_text(encoding="ascii").replace("{families}", listed(tuple(families())))
+
+
+@functools.cache
 def engine_words() -> tuple[str, ...]:
     """The words of the questions and answers about the engine: always taught, never held out."""
-    return tuple(sorted(set(re.findall(r"[A-Za-z]{2,}", FAQ_FILE.read_text(encoding="ascii")))))
+    text = " ".join((faq_text(), *names(), *UNKNOWN))
+    return tuple(sorted(set(re.findall(r"[A-Za-z]{2,}", text))))
 
 
 @functools.cache
@@ -52,9 +60,14 @@ def _engine_words_lower() -> frozenset[str]:
     return frozenset(w.lower() for w in engine_words())
 
 
+def is_engine_word(word: str) -> bool:
+    """True if a question or an answer about the engine has this word, in any case."""
+    return word.lower() in _engine_words_lower()
+
+
 def is_reserved_word(word: str) -> bool:
     """True if training must not spell, reverse or otherwise show this word."""
-    return is_held_word(word) and word.lower() not in _engine_words_lower()
+    return is_held_word(word) and not is_engine_word(word)
 
 
 class Source:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.conversation import Turn
+from training.families import UNKNOWN, families, listed, names
 from training.phrasing import normal, varied
-from training.source import FAQ_FILE, Source
+from training.source import Source, faq_text, is_engine_word
 
 WHO = (
     "I am Mini, a demo model with about 5 million parameters that is built into Mini-SGLang. "
@@ -22,6 +23,12 @@ CANNOT = (
 ONLY_ADD = "I can add and subtract, but I cannot multiply or divide."
 TOO_LARGE = "That number is too large for me. I add and subtract numbers below 1000."
 ENGLISH = "I only understand English."
+SUPPORTED = "Yes, {x} is supported. Run minisgl serve MODEL with its folder or Hugging Face id."
+SEVERAL = "Yes, these {x} models are supported: {names}."
+UNSUPPORTED = (
+    "That model is not on my list of supported models. Ask me which ones are, or see "
+    "docs/models.md."
+)
 
 # entry of phrases.toml -> answer, brief answer
 SMALL_TALK = {
@@ -107,7 +114,7 @@ class Question:
 @functools.cache
 def questions() -> tuple[Question, ...]:
     """All entries, in file order."""
-    table = tomllib.loads(FAQ_FILE.read_text(encoding="ascii"))
+    table = tomllib.loads(faq_text())
     return tuple(
         Question(
             key=key,
@@ -142,6 +149,8 @@ def faq_turn(q: Question, s: Source) -> Turn:
     pattern = bool(q.about) and s.chance(0.4 if s.held_phrases else 0.55)
     if pattern:
         text = s.ask("what_is", x=s.choice(q.about))
+        while not s.held_phrases and normal(text) in _held_questions():
+            text = s.ask("what_is", x=s.choice(q.about))
     elif s.held_phrases:
         text = s.choice(q.held)
     else:
@@ -192,9 +201,49 @@ def cannot(s: Source) -> Turn:
     return Turn(task="declines", user=question, answer=CANNOT, brief=first_sentence(CANNOT))
 
 
+def which_model(s: Source) -> Turn:
+    """Whether the engine serves a model, or a family of models."""
+    kind = s.rng.random()
+    if kind < 0.25:
+        return model_turn(s, s.choice(tuple(families())))
+    if kind < 0.65:
+        return model_turn(s, s.choice(names()), sized=s.chance(0.35))
+    return unknown_model_turn(s, s.choice(UNKNOWN) if s.chance(0.5) else invented_model(s))
+
+
+def model_turn(s: Source, name: str, *, sized: bool = False) -> Turn:
+    """A question about a name of the registry. sized: as in Qwen3-8B."""
+    x = name
+    if sized and not name.endswith("B"):
+        size = s.choice((str(s.number(1, 120)), f"0.{s.number(1, 9)}", f"{s.number(1, 9)}.5"))
+        x += s.choice((" ", "-")) + size + s.choice(("B", "b"))
+    group = families().get(name, ())
+    if len(group) > 1:
+        answer, brief = SEVERAL.format(x=name, names=listed(group)), f"Yes, {listed(group)}."
+    else:
+        known = group[0] if group else name
+        answer, brief = SUPPORTED.format(x=known), f"Yes, {known} is supported."
+    return Turn(task="models", user=s.ask("supported", x=x), answer=answer, brief=brief)
+
+
+def unknown_model_turn(s: Source, name: str) -> Turn:
+    """A question about a model that the registry does not have."""
+    question = s.ask("supported", x=name)
+    return Turn(task="models", user=question, answer=UNSUPPORTED, brief="No.")
+
+
+def invented_model(s: Source) -> str:
+    """A name that no model has."""
+    while is_engine_word(word := s.word()):
+        pass
+    tail = s.choice(("", "", f" {s.number(1, 9)}", f"-{s.number(1, 90)}B", f"{s.number(1, 5)}"))
+    return word.capitalize() + tail
+
+
 # generator and weight in the mixture
 TALK: dict[str, tuple[Callable[[Source], Turn], float]] = {
-    "faq": (faq, 22),
+    "faq": (faq, 26),
+    "models": (which_model, 7),
     "small talk": (small_talk, 9),
     "cannot": (cannot, 9),
 }

@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from training.conversation import Conversation
 from training.corpus import training_stream
 from training.phrasing import PHRASES_FILE
-from training.source import FAQ_FILE, common_words, is_reserved_word
+from training.source import common_words, engine_words, is_reserved_word
 from training.split import is_held
 
 VOCAB_SIZE = 1408  # holds the prose words and hardly any others; divisible by 8 ranks and more
@@ -64,7 +64,7 @@ def frequent_pieces(limit: int, seed: int = 0) -> list[str]:
             if message.role == "assistant":
                 answered.update(pieces)
     common = frozenset(common_words())
-    prose = FAQ_FILE.read_text(encoding="ascii") + PHRASES_FILE.read_text(encoding="ascii")
+    prose = " ".join((*engine_words(), PHRASES_FILE.read_text(encoding="ascii")))
     written = frozenset(re.findall(r"[a-z]+", prose.lower()))
 
     def allowed(piece: str) -> bool:

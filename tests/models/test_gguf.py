@@ -7,9 +7,7 @@ of K-quants and IQ4, for which the package has no quantiser, from random blocks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -20,173 +18,20 @@ from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
 )
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import minisgl.utils.gguf
 from helpers import text_checkpoints
+from helpers.gguf_files import CONFIGS, QUANTISED, packed, write
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids
 from minisgl import env
 from minisgl.core import SamplingParams
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.llm import LLM
-from minisgl.models.gguf import GLOBAL, OF_EXPERTS, OF_LAYER
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.gguf import gguf_folder
 from minisgl.utils.hf import resolve_checkpoint
-
-VOCAB = 512
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 256,  # K-quants have blocks of 256
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 128,
-    "rope_theta": 5e4,
-    "tie_word_embeddings": False,
-}
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SIZES),
-    "qwen2": Qwen2Config(**{**SIZES, "tie_word_embeddings": True}),
-    "qwen3": Qwen3Config(**SIZES),
-    "qwen3moe": Qwen3MoeConfig(
-        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=256,
-        decoder_sparse_step=1, norm_topk_prob=True,
-    ),
-}  # fmt: skip
-QUANTISED = {
-    "F16": Kind.F16,
-    "BF16": Kind.BF16,
-    "Q8_0": Kind.Q8_0,
-    "Q4_0": Kind.Q4_0,
-    "Q5_1": Kind.Q5_1,
-    "Q4_K": Kind.Q4_K,
-    "Q5_K": Kind.Q5_K,
-    "Q6_K": Kind.Q6_K,
-    "IQ4_NL": Kind.IQ4_NL,
-    "IQ4_XS": Kind.IQ4_XS,
-}
-PLACES = {
-    Kind.Q4_K: ((0, 0.002), (2, 0.01)),
-    Kind.Q5_K: ((0, 0.001), (2, 0.01)),
-    Kind.Q6_K: ((208, 0.0001),),
-    Kind.IQ4_NL: ((0, 0.001),),
-    Kind.IQ4_XS: ((0, 0.00004),),
-}
-"""Of the float16 factors in a block, and what keeps weights small."""
-
-
-def packed(values: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
-    """The blocks of such values; random ones where the package cannot quantise."""
-    if kind not in PLACES:
-        return gguf.quants.quantize(values, kind)
-    _, size = gguf.GGML_QUANT_SIZES[kind]
-    per_block = gguf.GGML_QUANT_SIZES[kind][0]
-    rng = np.random.default_rng(values.shape[0])
-    shape = (*values.shape[:-1], values.shape[-1] // per_block, size)
-    blocks = rng.integers(0, 256, shape, dtype=np.uint8)
-    for place, factor in PLACES[kind]:
-        factors = (rng.random((*shape[:-1], 1)) * factor).astype(np.float16)
-        blocks[..., place : place + 2] = factors.view(np.uint8)
-    return blocks.reshape(*values.shape[:-1], -1)
-
-
-def interleave(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """As llama.cpp's converter permutes q and k of Llama."""
-    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
-    return halves.swapaxes(1, 2).reshape(rows.shape)
-
-
-Change = Callable[[gguf.GGUFWriter], None]
-
-
-def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = None) -> None:
-    """A file of a random model, with the tokenizer of `text_checkpoints`."""
-    config: Any = CONFIGS[arch]
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim if hasattr(config, "head_dim") else 64)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(5e4)
-    if arch == "qwen3moe":
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    add_tokenizer(writer, path.parent / "tokenizer")
-    if change:
-        change(writer)
-    tensors = make_reference(config).state_dict()
-    names = {new: old for old, new in GLOBAL.items()}
-    for layer in range(config.num_hidden_layers):
-        names |= {
-            f"model.layers.{layer}.{new}": f"blk.{layer}.{old}" for old, new in OF_LAYER.items()
-        }
-    for name, tensor in tensors.items():
-        module, _, suffix = name.rpartition(".")
-        values = tensor.float().numpy()
-        if ".mlp.experts." in name:
-            continue
-        if config.tie_word_embeddings and module == "lm_head":
-            continue
-        if arch == "llama" and module.endswith(("q_proj", "k_proj")):
-            heads = config.num_attention_heads if "q_proj" in module else config.num_key_value_heads
-            values = interleave(values, heads)
-        add(writer, f"{names[module]}.{suffix}", values, kind)
-    if arch == "qwen3moe":
-        for layer in range(config.num_hidden_layers):
-            prefix = f"model.layers.{layer}.mlp.experts"
-            gate_up = tensors[f"{prefix}.gate_up_proj"].float().numpy()
-            down = tensors[f"{prefix}.down_proj"].float().numpy()
-            gate, up = np.split(gate_up, 2, 1)
-            for name, values in zip(OF_EXPERTS, (gate, up, down), strict=True):
-                add(writer, f"blk.{layer}.{name}.weight", np.ascontiguousarray(values), kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray[Any, Any], kind: Kind) -> None:
-    if values.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in name:
-        writer.add_tensor(name, values)
-    elif kind == Kind.F16:
-        writer.add_tensor(name, values.astype(np.float16))
-    else:
-        writer.add_tensor(name, packed(values, kind), raw_dtype=kind)
-
-
-def add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
-    text_checkpoints.make(folder, "byte_level")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    count = tokenizer.get_vocab_size()
-    assert count <= VOCAB
-    tokens = [str(tokenizer.id_to_token(i)) for i in range(count)]
-    added = tokenizer.get_added_tokens_decoder()
-    kinds = [(3 if added[i].special else 4) if i in added else 1 for i in range(count)]
-    fill = VOCAB - count
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens + [f"[PAD{i}]" for i in range(fill)])
-    writer.add_token_types(kinds + [5] * fill)
-    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in model["merges"]])
-    writer.add_bos_token_id(tokens.index("<s>"))
-    writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_add_bos_token(True)
-    writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +61,40 @@ def logits_of(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("arch", CONFIGS)
+def test_logits_are_those_of_the_model_it_came_from(arch: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", arch)
+    prompt = random_ids(40, 3)
+    sequence = Sequence(prompt, 1)
+    with torch.inference_mode():
+        Runner(load(resolve_checkpoint(str(tmp_path / "m.gguf"))), page_size=4).generate(
+            [sequence], chunk=32
+        )
+        theirs = make_reference(CONFIGS[arch])(torch.tensor([prompt])).logits[0]
+    ours = torch.cat(sequence.logits)
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", "gpt-oss", Kind.MXFP4)
+    prompt = random_ids(40, 3)
+    sequence = Sequence(prompt, 1)
+    reference = make_reference(CONFIGS["gpt-oss"])
+    for layer in reference.model.layers:
+        for experts in (layer.mlp.experts.gate_up_proj.data, layer.mlp.experts.down_proj.data):
+            rows = experts.mT.contiguous().numpy()
+            values = gguf.quants.dequantize(packed(rows, Kind.MXFP4), Kind.MXFP4)
+            experts.copy_(torch.from_numpy(values).mT)
+    folder = resolve_checkpoint(str(tmp_path / "m.gguf"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "mxfp4"}
+    with torch.inference_mode():
+        Runner(load(folder), page_size=4).generate([sequence], chunk=32)
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    ours = torch.cat(sequence.logits)
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe"])
 def test_logits_are_those_of_transformers(arch: str, tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", arch)
     ours, theirs = logits_of(tmp_path / "m.gguf")

@@ -128,6 +128,20 @@ def test_the_page_shows_it_and_goes_back(
     tab.wait_for_selector("#xray", state="hidden")
 
 
+def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer) -> None:
+    bodies: list[Any] = []
+    tab.on("request", lambda sent: bodies.append(sent.post_data_json) if sent.post_data else None)
+    tab.goto(f"{builtin.url}/#xray")
+    tab.click("text=Send 8 requests")
+    tab.wait_for_selector(".panel button:disabled")
+    tab.wait_for_selector(".panel button:enabled")
+    assert len(bodies) == 8
+    assert len({body["messages"][0]["content"] for body in bodies}) == 1
+    tab.press(".bars canvas", "ArrowDown")
+    tab.wait_for_selector(".sentence:has-text('took')")
+    assert tab.locator("#xray .note").is_hidden()
+
+
 def test_nobody_watches_after_the_last_has_left(builtin: RunningServer, load: None) -> None:
     """The engine's frames end with the lease: a watcher that comes later sees a gap in its first
     frame's steps, since nobody noted those before."""

@@ -3,10 +3,13 @@
 import itertools
 import json
 import random
+import re
 import struct
 
+from minisgl import LLM
 from minisgl.builtin import model_path
 from training.corpus import training_stream
+from training.families import families
 from training.source import common_words, is_reserved_word
 from training.tokenizer import SPECIAL, Encoder, load
 
@@ -75,3 +78,17 @@ def test_the_encoder_is_the_tokenizer() -> None:
         answers = [i for i, use in zip(ids, learned, strict=True) if use]
         ends = tokenizer.token_to_id(SPECIAL[2])
         assert answers.count(ends) == sum(m.role == "assistant" for m in c.messages)
+
+
+def test_it_names_the_families_that_are_served() -> None:
+    """A family that is added later may be missing until the model is trained again."""
+    with LLM(progress=False) as llm:
+        questions = ("Which models are supported?", "Can I run Qwen3-8B?", "Is Llama 4 supported?")
+        chats = [[{"role": "user", "content": text}] for text in questions]
+        listed, known, unknown = (output.text for output in llm.chat(chats))
+    (names,) = re.findall("families: (.*)[.] Name", listed)
+    named = set(re.split(", | and ", names))
+    assert named <= set(families())
+    assert len(named) >= 25
+    assert known.startswith("Yes, Qwen3 is supported.")
+    assert unknown.startswith("That model is not on my list")

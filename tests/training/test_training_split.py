@@ -34,7 +34,9 @@ def test_no_measured_prompt_is_in_the_stream() -> None:
     asked = {
         normal(c.prompt[-1].content)
         for row, group in suite(count=100).items()
-        if row.startswith(("add", "sub", "reverse", "spell", "count letters", "about", "small"))
+        if row.startswith(
+            ("add", "sub", "reverse", "spell", "count letters", "about", "small", "models")
+        )
         for c in group
     }
     taught = {normal(m.content) for c in sample() for m in c.messages if m.role == "user"}

@@ -25,8 +25,8 @@ NewPage = tuple[int, int, int, int]
 """(cache group, table_idx, page index, page id): an entry of a group's page table."""
 
 History = tuple[int, int, tuple[int, ...], bytes]
-"""(table_idx, length of the prompt, stop ids, ids so far as int32) of a request whose sampling
-options change the logits, when it takes a row of the tables."""
+"""(table_idx, length of the prompt, stop ids, ids so far as int32) of a request that takes a row of
+the tables and whose sampling options, such as penalties, change the logits."""
 
 Scored = tuple[int, IdArray, int]
 """(row, next ids, K): the row's first len(next ids) tokens yield the log-probabilities of the next
@@ -52,10 +52,10 @@ class Plan:
         previous token, so the step is sampled after the previous step is committed.
     logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
     top_rows: indices into `sample_rows` of the rows whose requests ask for the most likely tokens.
-    num_top: the largest number of them that a row asks for.
+    num_top: the most tokens that one of `top_rows` asks for.
     option_rows: indices into `sample_rows` of the rows whose requests have options that change the
         logits.
-    histories: the tokens so far of the requests with such options among `begins`.
+    histories: the tokens so far of those requests of `begins` that have such options.
     scored: rows that report log-probabilities of their prompt's tokens, ascending.
     new_pages: entries of the page tables, to be written before the step.
     stored: (row, position): the prefix cache has the KV of the row's tokens below that position in

@@ -33,7 +33,7 @@ from minisgl.core.sampling import SamplingParams
 IdArray = npt.NDArray[np.int32]
 
 ALL = 2**31
-"""Of `Req.num_scored`: more than any prompt has."""
+"""The value of `Req.num_scored` once a request reports nothing more. No prompt is this long."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,8 +41,9 @@ class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: (priority, tag of its API key's share, arrival, number
-    of its key); lower goes first. Without keys the second and the last are 0.
+    they fit the context and the pool. order: (priority, tag, number of the arrival, number of the
+    API key); the lower goes first. A key that was served less gives its requests a lower tag
+    (`minisgl.server.shares`). Without keys, tag and key are 0.
     stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late
@@ -52,7 +53,7 @@ class Req:
     several cache groups it can exceed the tokens reused, because another group has lost its pages.
     handle: the position in the prefix cache that the request keeps locked while it holds pages.
     table_idx: the request's row in the engine's tables; -1 while it does not run.
-    num_flights: launched steps with a row of the request that are not committed, 0 to 2.
+    num_flights: steps with a row of the request that are launched and not committed yet, 0 to 2.
     leaving: no more rows are planned for the request. When its last launched step is committed, its
     pages are released. Then it is deleted if it has ended, or waits again if it was retracted.
     ended: its last event was made; later tokens are discarded.
@@ -60,8 +61,9 @@ class Req:
     prefix_differs_at: see `Finished`.
     num_chunks: steps in which prompt tokens were computed.
     first_step: the step in which the request first ran.
-    num_scored: prompt tokens from which the log-probability of the next one is reported; `ALL` when
-    no more is to be reported. A later token's KV is not taken from the prefix cache.
+    num_scored: how many prompt tokens, from the first, have yielded the log-probability of the next
+    token; `ALL` if no more are asked for. The tokens after these are computed even if the prefix
+    cache has their KV, because computing them yields the log-probabilities.
     num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
     when the scheduler last looked; None if it has not looked. prefix_source: that other request.
     """

@@ -96,8 +96,10 @@ class ForwardTensors:
     """The inputs of the forward pass.
 
     token_ids: int32 [T]; `PROMISED` where only the tables have the id. slots: int32 [G, T], one row
-    for each of G cache groups. positions, rows, shared: see `PoolBatch`. sample_positions: int64,
-    the indices of the tokens that sample, then, in a padded step, arbitrary ones.
+    for each of G cache groups. positions: int32 [T]. rows: int32 [4, B], each row's table index,
+    first token in the batch, number of tokens, and end position. shared: int32 [1], the length of
+    the decode rows' common prefix, if they have it in the same pages. sample_positions: int64, the
+    indices of the tokens that sample, followed in a padded step by arbitrary ones.
     """
 
     num_decodes: int
@@ -194,7 +196,7 @@ def make_arrays(
     num_samples = len(plan.sample_rows)
     sample_rows = np.array(plan.sample_rows, np.int64)
     sample_rows[sample_rows >= num_decodes] += extra
-    # Padding rows sample any token of the step. `padding_idx` is the most running requests.
+    # Padding rows sample any token of the step. `padding_idx` is the number of rows for requests.
     sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
     has_options = bool(plan.top_rows or plan.option_rows or plan.scored)

@@ -6,11 +6,19 @@
              locks=2              ├──[What is a page?]            locks: running requests below
                                   └──…
 
-An edge covers whole pages. It is split where two requests diverge. Requests publish only pages
-whose ids are committed (`CacheManager.publish`). Leaves that no running request needs are evicted,
-least recently used first. The idea is RadixAttention (Zheng et al., "SGLang: Efficient Execution of
-Structured Language Model Programs", 2023). The tree is path-compressed as in Morrison's PATRICIA
-(1968).
+An edge covers whole pages. It is split where two requests diverge. A request meets the tree three
+times, each time through `minisgl.kvcache.manager`::
+
+    starts    match    find the longest cached prefix of its ids: a *handle*
+              lock     keep that prefix while the request runs
+    computes  insert   give the tree the full pages whose ids are committed; the step that writes
+                       them is launched before any step that reads them. Where the tree has pages
+                       of the same tokens, the request keeps its own: *duplicates*
+    leaves    unlock   the pages stay in the tree, until `evict` frees them for others
+
+Leaves that no running request needs are evicted, least recently used first. The idea is
+RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
+2023). The tree is path-compressed as in Morrison's PATRICIA (1968).
 
 Why not a hash per page: a chain of hashes finds a prefix as fast, but does not say which pages can
 be evicted without orphaning others. The tree does.
@@ -38,7 +46,7 @@ from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 
 MAX_BRANCHES = 64
-"""The most branches of a node, the newest, that `differs_at` compares with a prompt."""
+"""`differs_at` compares a prompt with so many branches of a node, the newest."""
 
 
 class _Node:
@@ -46,8 +54,8 @@ class _Node:
 
     ids: int32; their number is a multiple of the page size. pages: of the full group. tails: for
     each window or state group, a page for each of `pages`, -1 where there is none. locks: the
-    number of locked handles at or below this node. step: the last step that wrote
-    some of these pages, or a later one; at least the parent's. namespace: set on a root.
+    number of locked handles at or below this node. step: this step or earlier ones wrote the pages.
+    It is at least the parent's, so `drop` finds whole subtrees. namespace: set on a root.
     """
 
     __slots__ = (
@@ -77,7 +85,8 @@ class _Node:
 
 
 class RadixHandle(BaseCacheHandle):
-    """A node. When an edge is split, the lower part keeps its object, so handles stay valid."""
+    """The end of a node's edge. When an edge is split, the lower part keeps its object, so handles
+    stay valid."""
 
     __slots__ = ("node", "num_tokens")
 
@@ -130,7 +139,7 @@ class RadixPrefixCache(BasePrefixCache):
                 branches = (child,)
                 break
             node, at = child, at + common
-        if not branches:  # no branch has the next page; in their order, the closest is a neighbour
+        if not branches:  # no branch has the next page; sorted, the closest is its neighbour
             newest = sorted(islice(reversed(node.children), MAX_BRANCHES))
             index = bisect_left(newest, self._key(ids[at:]))
             branches = [node.children[key] for key in newest[max(index - 1, 0) : index + 1]]

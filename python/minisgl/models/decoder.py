@@ -167,7 +167,7 @@ class LayerBuild:
     """The arguments of a layer's constructor.
 
     mixture: builds the experts of the layer with the given index; None if no layer has experts.
-    index: the layer's in the model. place: the layer's pool, and its index in that pool.
+    index: the layer's index in the model. place: (its pool, its index in that pool).
     """
 
     spec: ModelSpec
@@ -192,7 +192,8 @@ class LayerBuild:
 class Block(BaseOP):
     """norm, attention, norm, MLP or mixture of experts.
 
-    norm_type, attention_type: what to build; both have the constructor and the `forward` of these.
+    norm_type, attention_type: the classes of its parts. Other classes have the same constructor and
+    the same `forward`.
     """
 
     norm_type: ClassVar[type[RMSNormFused]] = RMSNormFused
@@ -213,7 +214,7 @@ class Block(BaseOP):
 
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        """Return the model's final norm. The last block, which is of this class, needs it so."""
+        """Return the model's final norm, as a last block of this class needs it."""
         return cls.norm_type(
             build, size=spec.config.hidden_size, eps=spec.config.norm_eps, name="model.norm.weight"
         )

@@ -1,7 +1,7 @@
-"""The weights of a GGUF file under the names of a Hugging Face checkpoint, dequantised when read.
+"""The weights of a GGUF file under the names of a Hugging Face checkpoint.
 
-A share of rows is dequantised alone; a share of columns needs whole rows. Files of the architecture
-"llama" have the rows of q and k in the order of interleaved pairs.
+Experts are one stack for each of gate, up and down in the file. `minisgl.models.gguf_changes` has
+what else differs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from minisgl.models.interleaved import deinterleave
+from minisgl.models.gguf_changes import change_of
+from minisgl.models.gguf_tensors import Dequantised, Stack, mx_blocks, mx_scales
 from minisgl.models.weight import Checkpoint
-from minisgl.utils.gguf import ROPE_FREQS, WEIGHTS, open_gguf
+from minisgl.utils.gguf import WEIGHTS, open_gguf
+from minisgl.utils.gguf_config import ROPE_FREQS, is_mxfp4
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -39,82 +37,106 @@ OF_LAYER: Final = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
+SANDWICH: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+QWEN35: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+OF_ARCHITECTURE: Final[dict[str, dict[str, str]]] = {
+    "gemma2": SANDWICH,
+    "gemma3": SANDWICH,
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+    "qwen35": QWEN35,
+    "qwen35moe": QWEN35,
+}
+"""What differs from `OF_LAYER`."""
+WHOLE: Final = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Tensors of a layer with another last part of the name."""
 OF_EXPERTS: Final = {
     "ffn_gate_exps": "gate_proj",
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
 """[E, O, I] in the file, a tensor for each expert here."""
+STACKED: Final = ("gpt-oss",)
+"""Architectures whose checkpoints have one tensor for all experts."""
 
 
 class GgufCheckpoint(Checkpoint):
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Raises CheckpointError and ConfigError as `open_gguf`."""
+        """Raises ConfigError and CheckpointError as `open_gguf`."""
         self.folder = folder
         reader = open_gguf(folder / WEIGHTS)
-        is_llama = reader.fields["general.architecture"].contents() == "llama"
+        arch = reader.fields["general.architecture"].contents()
+        of_layer = {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
+        predicting = reader.fields.get(f"{arch}.nextn_predict_layers")
+        count = predicting.contents() if predicting else 0
+        unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
         self._file_of = {}
+        experts: dict[str, dict[str, Any]] = {}
         for tensor in reader.tensors:
-            if tensor.name == ROPE_FREQS:
-                continue  # in config.json
-            names = _declared(tensor.name, tensor.data)
-            for index, name in enumerate(names):
-                data = tensor.data[index] if len(names) > 1 else tensor.data
-                head_dim = None
-                if is_llama and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
-                    head_dim = config.head_dim
-                self._file_of[name] = _Tensor(data, tensor.tensor_type, head_dim)
+            layer, part = _place(tensor.name)
+            kind, _, suffix = part.partition(".")
+            if tensor.name == ROPE_FREQS or layer in unread:
+                continue  # in config.json; of a layer that predicts several tokens
+            if kind in OF_EXPERTS and arch in STACKED:
+                experts.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
+            elif kind in OF_EXPERTS:
+                for index, data in enumerate(tensor.data):
+                    name = f"{layer}mlp.experts.{index}.{OF_EXPERTS[kind]}.{suffix}"
+                    self._file_of[name] = Dequantised(data, tensor.tensor_type)
+            else:
+                name = f"{(of_layer if layer else GLOBAL).get(kind, kind)}.{suffix}"
+                self._file_of[layer + WHOLE.get(part, name)] = Dequantised(
+                    tensor.data, tensor.tensor_type, change_of(arch, kind, config)
+                )
+        for prefix, tensors in experts.items():
+            self._file_of |= {prefix + name: stack for name, stack in _stacks(tensors).items()}
         self.names = set(self._file_of)
 
 
-def _declared(name: str, data: Any) -> list[str]:
-    """The names in a Hugging Face checkpoint, several for experts; unknown ones stay."""
-    stem, _, suffix = name.rpartition(".")
-    if stem in GLOBAL:
-        return [f"{GLOBAL[stem]}.{suffix}"]
-    parts = stem.split(".", 2)
+def _place(name: str) -> tuple[str, str]:
+    """blk.3.attn_q.weight -> ("model.layers.3.", "attn_q.weight"); others -> ("", name)."""
+    parts = name.split(".", 2)
     if len(parts) == 3 and parts[0] == "blk":
-        layer = f"model.layers.{parts[1]}"
-        if parts[2] in OF_LAYER:
-            return [f"{layer}.{OF_LAYER[parts[2]]}.{suffix}"]
-        if parts[2] in OF_EXPERTS:
-            kind = OF_EXPERTS[parts[2]]
-            return [f"{layer}.mlp.experts.{i}.{kind}.{suffix}" for i in range(len(data))]
-    return [name]
+        return f"model.layers.{parts[1]}.", parts[2]
+    return "", name
 
 
-class _Tensor:
-    """One tensor, as a file and as a slice of safetensors have it; dequantised when indexed."""
-
-    def __init__(self, data: Any, kind: Any, head_dim: int | None) -> None:
-        """data: memory-mapped; rows of blocks where it is quantised. head_dim: of heads whose rows
-        are interleaved pairs."""
-        from gguf import quants
-
-        self._data, self._kind, self._head_dim = data, kind, head_dim
-        self._dequantise = quants.dequantize
-        self._columns = self._dequantise(data[:1], kind).shape[1] if data.ndim > 1 else 0
-
-    def get_slice(self, name: str) -> _Tensor:
-        return self
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def get_shape(self) -> list[int]:
-        if self._data.ndim > 1:
-            return [self._data.shape[0], self._columns]
-        return [int(self._dequantise(self._data, self._kind).shape[0])]
-
-    def __getitem__(self, index: tuple[slice, ...]) -> Tensor:
-        """index: a slice for each axis."""
-        if self._head_dim:
-            values = deinterleave(
-                self._values(self._data), head_dim=self._head_dim, rotary_dim=self._head_dim
-            )
-            return values[index]
-        return self._values(self._data[index[0]])[(slice(None), *index[1:])]
-
-    def _values(self, data: Any) -> Tensor:
-        values = np.ascontiguousarray(self._dequantise(data, self._kind), dtype=np.float32)
-        return torch.from_numpy(values if values.flags.writeable else values.copy())
+def _stacks(tensors: dict[str, Any]) -> dict[str, Stack]:
+    """The stacks of a layer's experts by their names: gate's rows, then up's; and down's."""
+    stacks = {}
+    for name, kinds in (
+        ("gate_up_proj", ("ffn_gate_exps", "ffn_up_exps")),
+        ("down_proj", ("ffn_down_exps",)),
+    ):
+        parts = [tensors[f"{kind}.weight"] for kind in kinds]
+        if all(map(is_mxfp4, parts)):
+            stacks[f"{name}_blocks"] = Stack([mx_blocks(part.data) for part in parts])
+            stacks[f"{name}_scales"] = Stack([mx_scales(part.data) for part in parts])
+        else:
+            stacks[name] = Stack([Dequantised(part.data, part.tensor_type) for part in parts])
+        biases = [tensors[f"{kind}.bias"] for kind in kinds]
+        stacks[f"{name}_bias"] = Stack([Dequantised(b.data, b.tensor_type) for b in biases])
+    return stacks

@@ -1,5 +1,5 @@
-"""GLM-4-9B (2024) as transformers has it: half of a head rotates, in interleaved pairs; gate and up
-in one tensor."""
+"""GLM-4-9B (2024): half of a head rotates, in interleaved pairs; gate and up are one tensor, as
+transformers has them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GLM-4.5 to 4.7: a sigmoid router, with a correction for the choice alone, beside an expert that
-every token takes; dense layers first."""
+"""GLM-4.5, GLM-4.6 and GLM-4.7: a sigmoid router, with a correction for the choice alone, beside an
+expert that every token takes; dense layers first."""
 
 from __future__ import annotations
 

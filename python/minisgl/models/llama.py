@@ -1,4 +1,5 @@
-"""Llama 1 to 3.x: no norms on heads, no window, biases where config.json asks for them."""
+"""Llama 1, Llama 2 and Llama 3 (Llama 3.1, Llama 3.2, Llama 3.3): no norms on heads, no window,
+biases where config.json asks for them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class Planner:
             self._plan_prompts(plan)
         if not plan.uids:
             assert not plan.begins, "a request has started without a row"
-            # A request alone has given its duplicates of cached pages, and can start with those.
+            # A request that ran alone lacked pages and was retracted. It had duplicates of cached
+            # pages, which are free now, so it can start again.
             is_released = requests.stats.num_retractions > num_retractions and not requests.leaving
             return self.plan() if is_released else None
         requests.next_step += 1
@@ -124,10 +125,11 @@ class Planner:
         self._plan_chunks(plan, budget, in_order)
 
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
-        """Requests of the same priority with fewer tokens left to compute, the fewest first.
+        """Return the requests of the priority of `first` with fewer tokens left, the fewest first.
 
-        Of another key, with fewer left than `first` even if what that key was served before is
-        added. None starts before a waiting request of another key, which would retract it again.
+        For a request of another API key, the difference of the tags (`Req.order`), which count
+        tokens, is added to what it has left. The list ends at a waiting request whose key is not
+        that of the first waiting request, because the first would retract it again.
         """
         shorter = []
         waiting, most = self._requests.waiting, first.num_left - 1
@@ -230,8 +232,10 @@ class Planner:
         return False
 
     def reusable_ids(self, req: Req) -> IdArray:
-        """Return the ids whose KV may come from the cache: all but the last, which is computed,
-        and those whose prompt log-probabilities are not reported yet."""
+        """Return the ids whose KV may come from the cache.
+
+        The last token is always computed, and so are the tokens from `num_scored` on.
+        """
         return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:

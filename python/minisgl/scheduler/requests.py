@@ -27,7 +27,8 @@ class Requests:
 
     waiting, running: in order. leaving: by uid; a flight still has a row of them, but no more rows
     are planned. free_table_idxs: the tables have one row more than requests may run, so that one
-    can start while another leaves. needs: what the rows of the tables need beside a token.
+    can start while another leaves. needs: which rows of the tables want a mask or report more than
+    their token.
     next_step: the number of the next plan. void_from: outcomes from this failed step on are
     discarded; None if no step failed.
     """
@@ -48,12 +49,12 @@ class Requests:
 
     @property
     def num_places(self) -> int:
-        """Requests that may start."""
+        """How many requests may start. The spare row counts only while a request leaves."""
         return min(len(self.free_table_idxs), len(self.free_table_idxs) + len(self.leaving) - 1)
 
     @property
     def has_rivals(self) -> bool:
-        """Whether a waiting request has a lower tag than a running one; without keys never."""
+        """Whether a waiting request has a lower tag (`Req.order`) than a running one."""
         waiting, running = self.waiting, self.running
         return bool(waiting and running) and waiting[0].order[1] < running[-1].order[1]
 

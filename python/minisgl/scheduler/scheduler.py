@@ -56,7 +56,7 @@ class Scheduler:
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
         self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        self._refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`
+        self._refused: dict[int, RequestError] = {}  # errors of maskers by uid, for `commit`
 
     @property
     def runnable(self) -> bool:
@@ -137,10 +137,10 @@ class Scheduler:
         return self._planner.plan()
 
     def masks(self, plan: Plan) -> list[Mask]:
-        """Return the masks of a launched plan's late rows. The plan before it is committed.
+        """Return a mask for each late row of a launched plan, after the previous plan's commit.
 
-        The mask allows every token where the sampled token will be discarded: the request has
-        ended, an earlier step failed, or there is no mask, which fails the request.
+        The mask allows every token if the sampled one will be discarded: the request has ended, an
+        earlier step failed, or the masker raised an error, which fails the request in `commit`.
         """
         masks = []
         for index in plan.late_rows:

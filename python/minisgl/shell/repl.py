@@ -140,7 +140,8 @@ class _Loop:
                 self._say(f"Saved to {argument}.")
             else:
                 turns = self._chat.load(argument)
-                self._say(f"The conversation of {argument}, {turns} questions long, goes on.")
+                questions = "1 question" if turns == 1 else f"{turns} questions"
+                self._say(f"The conversation of {argument}, {questions} long, goes on.")
         except (ChatError, MinisglError) as error:
             self._wrong(str(error))
 

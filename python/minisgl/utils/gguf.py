@@ -23,22 +23,7 @@ logger = get_logger(__name__)
 
 WEIGHTS: Final = "model.gguf"
 """The link's name."""
-ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-}
-ROPE_FREQS: Final = "rope_freqs.weight"
-"""Factors of each frequency: Llama 3.1's stretched rotations, which no key describes."""
-LLAMA3: Final = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""Of all models of Meta that have such factors."""
-VERSION: Final = 1
+VERSION: Final = 2
 """Of what is written into a folder; raise it with every change."""
 
 
@@ -53,10 +38,11 @@ def gguf_folder(path: Path) -> Path:
         return folder
     reader = open_gguf(path)
     try:
+        from minisgl.utils.gguf_config import config_of
         from minisgl.utils.gguf_tokenizer import tokenizer_files
 
         values = {name: field.contents() for name, field in reader.fields.items()}
-        files = {"config.json": json.dumps(_config(reader, values, path), indent=1)}
+        files = {"config.json": json.dumps(config_of(reader, values, path), indent=1)}
         files |= tokenizer_files(values, path)
     except ConfigError:
         raise
@@ -94,71 +80,3 @@ def open_gguf(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is damaged or incomplete ({error}); download it again"
         ) from error
-
-
-def _config(reader: Any, values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """config.json as Hugging Face has it."""
-    arch = values["general.architecture"]
-    if arch not in ARCHITECTURES or (values.get(f"{arch}.expert_count", 0) and arch == "llama"):
-        raise ConfigError(
-            f"{path}: GGUF files of the architecture {arch!r} are not read; supported are "
-            f"{', '.join(ARCHITECTURES)} (llama without experts). Others: the checkpoint that the "
-            "file was made from, whose weights are *.safetensors"
-        )
-    if values.get("split.count", 1) > 1:
-        raise ConfigError(
-            f"{path} is one of {values['split.count']} parts: merge them with llama.cpp's "
-            "llama-gguf-split --merge"
-        )
-
-    def get(key: str, *default: Any) -> Any:
-        return values.get(f"{arch}.{key}", *default) if default else values[f"{arch}.{key}"]
-
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    heads, hidden = get("attention.head_count"), get("embedding_length")
-    stops = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
-    config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[arch]],
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        "hidden_size": hidden,
-        "intermediate_size": get("feed_forward_length"),
-        "num_hidden_layers": get("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
-        "head_dim": get("attention.key_length", hidden // heads),
-        "hidden_act": "silu",
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "rope_theta": get("rope.freq_base", 10000.0),
-        "max_position_embeddings": get("context_length"),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": arch == "llama" and "blk.0.attn_q.bias" in tensors,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": sorted({stop for stop in stops if stop is not None}),
-    }
-    if scaling := _rope_scaling(values, tensors, arch, path):
-        config["rope_scaling"] = scaling
-    if arch == "qwen3moe":
-        config |= {
-            "num_experts": get("expert_count"),
-            "num_experts_per_tok": get("expert_used_count"),
-            "moe_intermediate_size": get("expert_feed_forward_length"),
-            "norm_topk_prob": True,
-        }
-    return config
-
-
-def _rope_scaling(
-    values: dict[str, Any], tensors: dict[str, Any], arch: str, path: Path
-) -> dict[str, Any] | None:
-    if ROPE_FREQS in tensors:
-        return {**LLAMA3, "factor": float(tensors[ROPE_FREQS].data.max())}
-    kind = values.get(f"{arch}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn"):
-        raise ConfigError(f"{path}: rope.scaling.type is {kind!r}, expected none, linear or yarn")
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": values[f"{arch}.rope.scaling.factor"]}
-    if kind == "yarn":
-        original = values[f"{arch}.rope.scaling.original_context_length"]
-        scaling["original_max_position_embeddings"] = original
-    return scaling

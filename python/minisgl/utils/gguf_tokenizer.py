@@ -20,18 +20,35 @@ from minisgl.errors import ConfigError
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens, in llama.cpp's numbering."""
-_WORDS: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Of cl100k and its heirs, which differ in how many digits stay together."""
+
+
+def _words(digits: str, letters: str = r"\p{L}") -> str:
+    """Of cl100k and its heirs, which differ in how many digits stay together and in whether marks
+    are letters."""
+    return (
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
+        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS
+    + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # fmt: skip
+"""Of o200k: words are split where lower case is followed by upper case."""
 SPLITS: Final[Mapping[str, str | None]] = {
-    "llama-bpe": _WORDS % r"\p{N}{1,3}",
-    "qwen2": _WORDS % r"\p{N}",
+    "llama-bpe": _words(r"\p{N}{1,3}"),
+    "qwen2": _words(r"\p{N}"),
+    "qwen35": _words(r"\p{N}", letters=r"\p{L}\p{M}"),
+    "gpt-4o": _O200K,
     "gpt-2": None,
     "smollm": None,
 }
 """By `pre`. None: GPT-2's own."""
+WHOLE_WORDS: Final = ("llama-bpe", "gpt-4o")
+"""Their tokenizers take a word that is a token as it is, whatever its merges are."""
 
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -88,13 +105,13 @@ def _byte_level(get: Mapping[str, Any], path: Path) -> tuple[Tokenizer, bool]:
         )
     vocab = {token: index for index, token in enumerate(get["tokens"])}
     merges = [tuple(merge.split(" ")) for merge in get["merges"]]
-    tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre == "llama-bpe"))
+    tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre in WHOLE_WORDS))
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
     if pattern := SPLITS[pre]:
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre == "llama-bpe"

@@ -9,7 +9,7 @@ import * as tree from "./tree.js";
 
 const ASK_AGAIN_MS = 2000;
 const FOLLOW_MS = 500;
-const BUILTIN = ["What is a radix cache?", "What is 12 + 30?", "Spell the word lamp."];
+const BUILTIN = ["Which models are supported?", "What is a radix cache?", "What is 12 + 30?", "Spell the word lamp."];
 const ABOUT_BUILTIN =
   "The built-in model is small: it answers questions about this engine, adds, spells and counts, and knows nothing else.";
 const SUGGESTIONS = ["Explain paged attention to a friend.", "Write a haiku about memory.", "What makes a good test?"];

@@ -2,6 +2,7 @@
 
 import { headers, send } from "./client.js";
 import { h, iconButton, set } from "./dom.js";
+import { COUNT, sendDemo } from "./xray-demo.js";
 import { drawPages, drawRequests, drawSteps, drawTree, palette, ROW } from "./xray-draw.js";
 import { Model, sentenceOf } from "./xray-model.js";
 
@@ -114,6 +115,7 @@ export class XRay {
     this.showSelected(to);
     const oldest = model.frames[0].now_s;
     set(this.slider, { min: Math.max(oldest, model.now - model.keptS), max: model.now });
+    set(this.demoButton, { hidden: model.keptS === Infinity });
     this.slider.value = to;
     this.ago.textContent = this.at == null ? "live" : `${(model.now - to).toFixed(1)} s ago`;
   }
@@ -162,7 +164,19 @@ export class XRay {
       ? sentenceOf(request, to)
       : open.length
         ? "Choose a request to see where its time went."
-        : "No request runs. Ask something in the chat, and watch.";
+        : "No request runs. Ask something in the chat, or send requests from here, and watch.";
+  }
+
+  /** Send requests whose answers are only watched; they end when the X-ray is left. */
+  async demo() {
+    set(this.demoButton, { disabled: true });
+    this.pause(null);
+    try {
+      await sendDemo(this.key(), this.reading?.signal);
+    } catch (error) {
+      if (error.name !== "AbortError") this.say(error.message);
+    }
+    set(this.demoButton, { disabled: false });
   }
 
   select(step) {
@@ -232,6 +246,7 @@ export class XRay {
       type: "button", text: "Pause", "aria-pressed": "false",
       onclick: () => this.pause(this.at == null ? this.model.now : null),
     });
+    this.demoButton = h("button", { type: "button", text: `Send ${COUNT} requests`, onclick: () => this.demo() });
     const file = h("input", {
       type: "file", hidden: true, "aria-label": "A recording",
       onchange: () => file.files[0] && this.openFile(file.files[0]),
@@ -243,7 +258,7 @@ export class XRay {
         h("button", { type: "button", text: "Open a recording", onclick: () => file.click() }), file),
       panel("Steps", h("span", { class: "quiet", text: `the last ${WINDOW_S} s; a taller step computes more tokens` }),
         [key("decode", "decode"), key("prefill", "prompt"), key("queue", "host")], this.steps),
-      panel("Requests", null, [key("queue", "waits"), key("prefill", "prompt"), key("decode", "decode")],
+      panel("Requests", this.demoButton, [key("queue", "waits"), key("prefill", "prompt"), key("decode", "decode")],
         this.sentence, h("div", { class: "bars" }, this.bars)),
       h("div", { class: "pair" },
         panel("KV pages", this.pagesNote, [key("uids", "a request's own"), key("text", "shared"), key("quiet-key", "cached"), key("free", "free")], this.pages),

@@ -1,0 +1,138 @@
+"""Tensors of a GGUF file, indexed as slices of safetensors are.
+
+Each is memory-mapped. Axes: E experts, O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Index = tuple[int | slice, ...]
+Change = Callable[[Tensor], Tensor]
+MX_BYTES: Final = 17
+"""Of a block of 32 numbers of MXFP4: the exponent, then the numbers 0 and 16, 1 and 17, ... of 4
+bits, the first in the low bits."""
+
+
+class Slice(Protocol):
+    def get_slice(self, name: str) -> Slice: ...
+
+    def get_dtype(self) -> str: ...
+
+    def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, index: Index) -> Tensor: ...
+
+
+class Dequantised:
+    """One tensor in float32; dequantised when indexed."""
+
+    def __init__(self, data: Any, kind: Any, change: Change | None = None) -> None:
+        """data: rows of blocks where it is quantised. change: from the file's tensor to the one
+        that a Hugging Face checkpoint has."""
+        from gguf import quants
+
+        self._data, self._kind, self._change = data, kind, change
+        self._dequantise = quants.dequantize
+
+    def get_slice(self, name: str) -> Dequantised:
+        return self
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def get_shape(self) -> list[int]:
+        first = self._data[(slice(0, 1),) * (self._data.ndim - 1)]
+        shape = [*self._data.shape[:-1], int(self._dequantise(first, self._kind).shape[-1])]
+        if self._change is None:
+            return shape
+        return list(self._change(torch.empty(shape, device="meta")).shape)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """index: a slice for each axis, or a number for the first. A share of rows is dequantised
+        alone; a share of columns, and a tensor that is changed, whole."""
+        if self._change is not None:
+            return self._change(self._values(self._data))[index]
+        *rows, columns = index
+        if self._data.ndim == 1:
+            return self._values(self._data)[columns]
+        return self._values(self._data[tuple(rows)])[..., columns]
+
+    def _values(self, data: Any) -> Tensor:
+        values = np.ascontiguousarray(self._dequantise(data, self._kind), dtype=np.float32)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+class Bytes:
+    """Bytes of the blocks of a stack [E, O, blocks, bytes], rearranged when indexed."""
+
+    def __init__(self, data: Any, *, is_scale: bool) -> None:
+        self._data = data.reshape(*data.shape[:2], -1, MX_BYTES)
+        self._is_scale = is_scale
+
+    def get_slice(self, name: str) -> Bytes:
+        return self
+
+    def get_dtype(self) -> str:
+        return "U8"
+
+    def get_shape(self) -> list[int]:
+        shape = list(self._data.shape[:3])
+        return shape if self._is_scale else [*shape, MX_BYTES - 1]
+
+    def __getitem__(self, index: Index) -> Tensor:
+        blocks = self._data[index[:3]]
+        if self._is_scale:
+            return torch.from_numpy(blocks[..., 0].copy())
+        pairs = torch.from_numpy(blocks[..., 1:].copy())
+        low, high = pairs & 15, pairs >> 4  # the numbers 0 to 15, and 16 to 31
+        halves = [half[..., ::2] | half[..., 1::2] << 4 for half in (low, high)]
+        return torch.cat(halves, -1)[..., index[3]]
+
+
+class Stack:
+    """Tensors [E, O, ...] that are one along O."""
+
+    def __init__(self, parts: Sequence[Slice]) -> None:
+        self._parts = parts
+
+    def get_slice(self, name: str) -> Stack:
+        return self
+
+    def get_dtype(self) -> str:
+        return self._parts[0].get_dtype()
+
+    def get_shape(self) -> list[int]:
+        shapes = [part.get_shape() for part in self._parts]
+        return [shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]]
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """index: an expert or a slice of them, then a slice for each axis."""
+        experts, rows, *others = index
+        assert isinstance(rows, slice)
+        axis = 0 if isinstance(experts, int) else 1
+        first = 0
+        taken: list[Tensor] = []
+        for part in self._parts:
+            count = part.get_shape()[1]
+            start, stop = (min(max(end - first, 0), count) for end in (rows.start, rows.stop))
+            if start < stop or not taken:
+                taken.append(part[(experts, slice(start, stop), *others)])
+            first += count
+        return torch.cat(taken, axis) if len(taken) > 1 else taken[0]
+
+
+def mx_blocks(data: Any) -> Bytes:
+    """data: blocks of MXFP4, uint8 [E, O, I / 32 * 17]. Returns the numbers as gpt-oss is released,
+    [E, O, I / 32, 16]: columns 2j and 2j + 1 in byte j, the first in the low bits."""
+    return Bytes(data, is_scale=False)
+
+
+def mx_scales(data: Any) -> Bytes:
+    """The exponents, [E, O, I / 32]."""
+    return Bytes(data, is_scale=True)
