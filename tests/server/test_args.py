@@ -163,7 +163,7 @@ def test_help_tells_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 42
+    assert len(values) == 43
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings
