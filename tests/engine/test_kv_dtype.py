@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.dense_cases import DENSE_CASES
 from helpers.engine_runs import Reference, drive, greedy, make_engine, make_scheduler, prompts
-from helpers.model_harness import Runner, Sequence, load, relative_error
+from helpers.family_cases import SIZES
+from helpers.model_harness import (
+    Runner,
+    Sequence,
+    load,
+    make_reference,
+    random_ids,
+    relative_error,
+)
 from helpers.quantised_kv import KV_DTYPES, RoundedCache
 from minisgl.attention import create_attention_backend
 from minisgl.core import SamplingParams
@@ -52,6 +61,23 @@ def test_logits_are_those_of_rounded_keys_and_values(
     got = torch.cat(sequence.logits)
     assert relative_error(got, want) <= TOLERANCE[name]
     assert relative_error(plain, want) >= ROUNDING[name]
+
+
+@pytest.mark.parametrize("attn", ["torch", "cpu"])
+@pytest.mark.parametrize("case", ["gemma4", "gemma4-shared"])
+def test_keys_that_are_values_or_another_layer_s(case: str, attn: str, tmp_path: Path) -> None:
+    make, fields, _, _ = DENSE_CASES[case]
+    theirs = make_reference(make(**{**SIZES, **fields}))
+    theirs.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    for name in NAMES:
+        backend, sequence = create_attention_backend(attn, Ops()), Sequence(random_ids(40, 3), 4)
+        runner = Runner(model, page_size=8, rows=1, attn=backend, kv_dtype=BY_NAME[name])
+        runner.generate([sequence], chunk=17)  # a window has 9 tokens
+        ids = torch.tensor([sequence.ids[:-1]])
+        with torch.inference_mode():
+            want = theirs(ids, past_key_values=RoundedCache(BY_NAME[name])).logits[0]
+        assert relative_error(torch.cat(sequence.logits), want) <= TOLERANCE[name]
 
 
 @pytest.fixture(

@@ -13,6 +13,7 @@ from minisgl.kernel.gates import Gates
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import gates as triton_gates
 from minisgl.kernel.triton.gates import TritonGates
+from minisgl.quantization import PlainWeight
 
 REFERENCE, FAST = Gates(Ops()), TritonGates(Ops())
 # One unit in the last place of the largest value, or two where two roundings can part.
@@ -75,9 +76,10 @@ def test_norm(
 @pytest.mark.parametrize("num_tokens", TOKENS)
 def test_add(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(num_tokens)
-    x, y = (part((num_tokens, size), dtype, device) for _ in range(2))
-    gate = part((num_tokens, 1), dtype, device)
-    check(FAST.add(x, gate, y), REFERENCE.add(x, gate, y))
+    x, h, y = (part((num_tokens, size), dtype, device) for _ in range(3))
+    weight = (torch.randn(1, size, device=device) * size**-0.5).to(dtype)
+    gate = PlainWeight.of(Ops(), weight)
+    check(FAST.add(x, h, gate, y), REFERENCE.add(x, h, gate, y))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

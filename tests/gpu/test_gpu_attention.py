@@ -231,12 +231,12 @@ def test_each_key_counts_once(
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=named)
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+@pytest.mark.parametrize("normed", ["", "qk", "qkv"])
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 512])
 @pytest.mark.parametrize("num_rows", [6, 48])  # of few, and of many pairs of rows and heads
 @BACKENDS
 def test_decode_that_norms_rotates_and_stores(
-    name: str, num_rows: int, head_dim: int, normed: bool, dtype: torch.dtype, device: torch.device
+    name: str, num_rows: int, head_dim: int, normed: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Where no rounding is: elements of one magnitude, weights of powers of 2, quarter turns."""
     ends = (1, 6, 41, 301, 901, 3001) * (num_rows // 6)
@@ -260,13 +260,16 @@ def test_decode_that_norms_rotates_and_stores(
         k_norm_weight=weights[1] if normed else None,
         norm_eps=1e-6,  # nothing, when 16 bits are left of it
         cos_sin=torch.cat((cos[turns], sin[turns]), -1),
+        norms_values="v" in normed,
     )
     qk = draw([-2.0, 2.0], len(step.q), 18 * head_dim)
-    qkv = torch.cat((qk.to(dtype), step.v.flatten(1)), -1)
-    q, k, _ = steps.split(qkv, step.batch.positions)
+    values = draw([-2.0, 2.0], *step.v.shape).to(dtype) if steps.norms_values else step.v
+    qkv = torch.cat((qk.to(dtype), values.flatten(1)), -1)
+    q, k, v = steps.split(qkv, step.batch.positions)
     step.q.copy_(q)
-    for row, (keys, _) in enumerate(step.contexts):
-        keys[-1] = k[row]
+    step.v.copy_(v)
+    for row, (keys, values) in enumerate(step.contexts):
+        keys[-1], values[-1] = k[row], v[row]
 
     batch = make_batch(step, backend, device)
     on_device = dataclasses.replace(

@@ -22,8 +22,10 @@ from transformers import (
 )
 
 from helpers.dense_cases import CAPS, DENSE_CASES, GEMMA
+from helpers.engine_runs import drive, greedy
 from helpers.family_cases import ALL_EXPERTS, ALL_GPT_OSS, CASES, SIZES, check_case, save_case
 from helpers.model_harness import (
+    VOCAB,
     Runner,
     Sequence,
     load,
@@ -31,11 +33,14 @@ from helpers.model_harness import (
     random_ids,
     relative_error,
 )
+from helpers.rounding_error import EACH_FAMILY, errors, margin_of
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.attention.triton_backend import TritonAttnBackend
+from minisgl.engine import EngineConfig
+from minisgl.engine.startup import start_engine
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
 from minisgl.models import BaseLLMModel
@@ -97,6 +102,7 @@ def test_float32_greedy_tokens_are_those_of_transformers(
         (GptOssConfig, {**ALL_GPT_OSS, "head_dim": 64}),
         (Gemma2Config, {**GEMMA, "head_dim": 64, **CAPS}),
         DENSE_CASES["gemma4-shared"][:2],
+        DENSE_CASES["gemma4-experts"][:2],
     ],
 )
 @torch.inference_mode()
@@ -127,3 +133,45 @@ def test_16_bits_are_as_close_as_transformers(
     their_error = relative_error(theirs, exact)
     assert relative_error(ours, exact) <= 1.5 * their_error
     assert relative_error(ours, theirs) <= 2 * their_error
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+@torch.inference_mode()
+def test_each_family_is_as_close_to_float32_as_transformers(
+    name: str, device: torch.device, tmp_path: Path
+) -> None:
+    """In bfloat16, which transformers computes on the same GPU."""
+    if device.type == "cpu":
+        pytest.skip("Triton's interpreter computes bfloat16 wrong")
+    pairs = [
+        errors(name, seed, tmp_path / str(seed), torch.bfloat16, device=device) for seed in range(3)
+    ]
+    ours, theirs = (sum(each) for each in zip(*pairs, strict=True))
+    print(f"bfloat16 {name}: {ours / theirs:.3f} of transformers' error")
+    assert ours <= margin_of(name) * theirs
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_graphs_change_no_token_of_a_family(
+    name: str, device: torch.device, tmp_path: Path
+) -> None:
+    """In bfloat16, alone: more rows are padded to a graph's, which may change a GEMM's rounding."""
+    if device.type == "cpu":
+        pytest.skip("a CPU has no CUDA graphs")
+    config_class, changes, *_ = CASES[name]
+    sizes = {**SIZES, "max_position_embeddings": 1024, **changes}
+    make_reference(config_class(**sizes)).save_pretrained(tmp_path)
+    found = []
+    for graphs in (0, 4):
+        engine = start_engine(
+            EngineConfig(
+                folder=tmp_path, device="cuda", dtype="bfloat16", attn="triton", num_pages=64,
+                max_running_requests=4, max_prefill_length=100, cuda_graph_max_bs=graphs,
+            )
+        )  # fmt: skip
+        try:
+            requests = [(random_ids(n, n), greedy(40)) for n in (5, 70, 200)]
+            found.append([drive(engine, [r], vocab_size=VOCAB)[0] for r in requests])
+        finally:
+            engine.close()
+    assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.moe import ClampedGate, SquaredRelu, fused
+from minisgl.moe import ClampedGate, SquaredRelu, TorchMoeBackend, fused
 from minisgl.moe.fused import FusedMoeBackend
 
 REFERENCE = Ops()
@@ -36,7 +37,7 @@ TABLE = [
     (8192, 128, 8, 256, 192, 0, None),
     (8192, 8, 1, 128, 64, 0, None),
 ]
-OTHER_FORMS = [(2, 9, 2, 72, 40, 0, None), *TABLE[2:4], TABLE[5], TABLE[7]]
+OTHER_FORMS = [(2, 9, 2, 72, 40, 0, None), *TABLE[2:4], TABLE[5], TABLE[7], TABLE[8]]
 
 
 @pytest.fixture(params=["triton", "hopper"])
@@ -115,6 +116,18 @@ def test_routing(
     want_weights, want_ids = REFERENCE.route(logits, top_k, renormalise)
     assert torch.equal(ids, want_ids)
     torch.testing.assert_close(weights, want_weights, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_an_expert_may_have_a_scale(
+    tokens: int, device: torch.device, backend: FusedMoeBackend
+) -> None:
+    kind = torch.float32
+    x, logits, experts = make_case(tokens, 12, 3, 64, 64, dtype=kind, device=device)
+    experts = dataclasses.replace(experts, scale=torch.rand(12, device=device) + 0.5)
+    got = backend.forward(x, logits, experts)
+    want = TorchMoeBackend(REFERENCE).forward(x, logits, experts)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_routing_of_nonsense_stays_in_range(device: torch.device) -> None:

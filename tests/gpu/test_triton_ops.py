@@ -64,15 +64,16 @@ def test_activations(rows: int, size: int, dtype: torch.dtype, device: torch.dev
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("normed", ["", "qk", "qkv"])
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "rotary_dim"), [((16, 8), 128, 128), ((5, 1), 20, 20), ((4, 2), 80, 32)]
+    ("heads", "head_dim", "rotary_dim"),
+    [((16, 8), 128, 128), ((5, 1), 20, 20), ((4, 2), 80, 32), ((16, 4), 512, 512)],
 )
 def test_norm_rope_store(
     heads: tuple[int, int],
     head_dim: int,
     rotary_dim: int,
-    normed: bool,
+    normed: str,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
@@ -103,19 +104,25 @@ def test_norm_rope_store(
         num_kv_heads=num_kv,
         head_dim=head_dim,
         keep=True,
+        norms_values="v" in normed,
     )
     sizes = [num_q * head_dim, num_kv * head_dim, num_kv * head_dim]
     want_q, want_k, want_v = (x.view(tokens, -1, head_dim) for x in qkv.split(sizes, -1))
     if normed:
         want_q = REFERENCE.rms_norm(want_q, weights[0], 1e-6)
         want_k = REFERENCE.rms_norm(want_k, weights[1], 1e-6)
+    if "v" in normed:
+        want_v = REFERENCE.rms_norm(want_v, torch.ones(head_dim, device=device), 1e-6)
     want_q, want_k = REFERENCE.apply_rope(want_q, want_k, table, positions)
     REFERENCE.store_kv(want_k, want_v.contiguous(), slots, pools[1])
     check(q, want_q.contiguous())
     check(k, want_k.contiguous())
-    assert torch.equal(v, want_v)
+    check(v, want_v)
     check(pools[0].k, pools[1].k)
-    assert torch.equal(pools[0].v, pools[1].v)
+    check(pools[0].v, pools[1].v)
+    if "v" not in normed:
+        assert torch.equal(v, want_v)
+        assert torch.equal(pools[0].v, pools[1].v)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

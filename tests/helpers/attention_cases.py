@@ -218,6 +218,7 @@ class Steps:
     k_norm_weight: Tensor | None
     norm_eps: float
     cos_sin: Tensor
+    norms_values: bool = False
 
     def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ops, H = Ops(), self.layer.head_dim
@@ -231,4 +232,6 @@ class Steps:
             q = ops.rms_norm(q, self.q_norm_weight, self.norm_eps)
         if self.k_norm_weight is not None:
             k = ops.rms_norm(k, self.k_norm_weight, self.norm_eps)
+        if self.norms_values:
+            v = ops.rms_norm(v, torch.ones(H), self.norm_eps)
         return (*ops.apply_rope(q, k, self.cos_sin, positions_T), v)

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import (
     Cohere2Config,
     CohereConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -18,7 +19,9 @@ from transformers import (
     Glm4Config,
     GlmConfig,
     GraniteConfig,
+    HunYuanDenseV1Config,
     Ministral3Config,
+    MinistralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -163,6 +166,13 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
         1,
         True,
     ),
+    "ernie4.5": (Ernie4_5Config, {"head_dim": 16, "tie_word_embeddings": False}, 4, False),
+    "ernie4.5-biases-old": (
+        Ernie4_5Config,
+        {"head_dim": 10, "use_bias": True, "tie_word_embeddings": True},
+        1,
+        True,
+    ),
     "exaone4": (
         Exaone4Config,
         {"sliding_window": None, "layer_types": ["full_attention"] * 2},
@@ -257,6 +267,30 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
         1,
         False,
     ),
+    "hunyuan": (HunYuanDenseV1Config, {"head_dim": 16}, 4, False),
+    "hunyuan-alpha-old": (
+        HunYuanDenseV1Config,
+        {
+            "head_dim": 10,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, **THETA},
+        },
+        1,
+        True,
+    ),
+    "ministral": (
+        MinistralConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        4,
+        False,
+    ),
+    "ministral-old": (MinistralConfig, {"head_dim": 10, "sliding_window": 13}, 1, True),
     "ministral3": (Ministral3Config, {"head_dim": 16, "rope_parameters": YARN}, 4, False),
     "ministral3-window": (
         Ministral3Config,

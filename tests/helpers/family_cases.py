@@ -252,6 +252,12 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         4,
         True,
     ),
+    "granite-moe-stacked": (
+        GraniteMoeConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_bias": True},
+        1,
+        False,
+    ),
     "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),
     "gpt-oss-old": (
         GptOssConfig,

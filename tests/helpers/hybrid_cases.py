@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import (
     FalconH1Config,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
@@ -75,6 +76,18 @@ MIXTURE = {
     "moe_intermediate_size": 24,
     "moe_shared_expert_intermediate_size": 40,
     "routed_scaling_factor": 2.5,
+}
+GRANITE4 = {
+    "layer_types": [M, A, M],
+    "num_hidden_layers": 3,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 8.0,
 }
 HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "qwen3.5": (Qwen3_5TextConfig, DELTA, 4, False),
@@ -155,6 +168,36 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
             "mamba_d_conv": 2,
             "num_hidden_layers": 1,
             "tie_word_embeddings": True,
+        },
+        1,
+        True,
+    ),
+    "granite4-moe": (
+        GraniteMoeHybridConfig,
+        {**GRANITE4, "num_local_experts": 5, "num_experts_per_tok": 3},
+        4,
+        False,
+    ),
+    "granite4-moe-rotating-stacked": (
+        GraniteMoeHybridConfig,
+        {
+            **GRANITE4,
+            "num_local_experts": 4,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        16,
+        False,
+    ),
+    "granite4-dense-old": (
+        GraniteMoeHybridConfig,
+        {
+            **GRANITE4,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "layer_types": [FULL] * 3,
         },
         1,
         True,

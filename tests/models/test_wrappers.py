@@ -16,6 +16,7 @@ from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4Config,
+    Lfm2VlConfig,
     Mistral3Config,
     MuseGlimmerConfig,
     Phi3Config,
@@ -49,6 +50,7 @@ VISION = {
     "image_size": 16,
     "patch_size": 8,
 }
+LFM2_VISION = {name: VISION[name] for name in VISION if name != "image_size"} | {"num_patches": 4}
 GEMMA4_VISION = {name: value for name, value in VISION.items() if name != "image_size"}
 
 
@@ -77,6 +79,9 @@ def wrapped(kind: str) -> PreTrainedConfig:
         vision = {"pos_emb_height": 4, "pos_emb_width": 4}
         vision |= {name: VISION[name] for name in VISION if name != "image_size"}
         return MuseGlimmerConfig(text_config={**text, "pad_token_id": 0}, vision_config=vision)
+    if kind == "lfm2":
+        text = {**SIZES, **HYBRID_CASES["lfm2"][1], "model_type": kind}
+        return Lfm2VlConfig(text_config=text, vision_config=LFM2_VISION)
     text = {**SIZES, "model_type": kind, "head_dim": 16}
     if kind == "ministral3":
         text["rope_parameters"] = YARN
@@ -90,8 +95,11 @@ def rename(folder: Path, prefix: str, new: str) -> None:
     save_file({name.replace(prefix, new): tensor for name, tensor in tensors.items()}, file)
 
 
+WRAPPED = ("gemma3", "gemma4", "mistral", "ministral3", "muse_glimmer", "lfm2")
+
+
 @pytest.mark.parametrize("released", [False, True], ids=["transformers-5", "released"])
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral", "ministral3", "muse_glimmer"])
+@pytest.mark.parametrize("kind", WRAPPED)
 @torch.inference_mode()
 def test_the_text_model_of_a_wrapper_is_served(
     kind: str, released: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -163,16 +171,21 @@ def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_layers_that_draft_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """glm4_moe's, after the last layer."""
-    reference, page_size = save_case("glm4-moe", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [("glm4-moe", "model.layers.3.eh_proj.weight"), ("nemotron-3", "mtp.layers.0.eh_proj.weight")],
+)
+def test_layers_that_draft_are_skipped(
+    name: str, draft: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference, page_size = save_case(name, tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(48, 96)
+    tensors[draft] = torch.zeros(48, 96)
     save_file(tensors, file, metadata={"format": "pt"})
     with caplog.at_level(logging.INFO):
         model = load(tmp_path)
-    assert any("skipped 1 tensors of model.layers.3." in line for line in caplog.messages)
+    assert len([line for line in caplog.messages if "skipped 1 tensors of" in line]) == 1
     check_case(reference, Runner(model, page_size=page_size), num_outputs=9)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minisgl.core import SamplingParams
+from minisgl.core import SamplingParams, StepFailed
 from minisgl.core.groups import CacheGroup
+from minisgl.errors import EngineError
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.testing import InstantExecutor
@@ -60,6 +61,22 @@ def test_a_branch_is_paid_for_by_the_second_prompt_alone() -> None:
     scheduler, stem = make_scheduler(), ids(MATCH, 0)
     costs = [computed(scheduler, stem + ids(300, seed)) for seed in (1, 2, 3, 4)]
     assert costs == [MATCH + 300, MATCH + 300, 300, 300]
+
+
+def test_a_state_of_a_failed_step_is_not_found() -> None:
+    """The pages of its tokens are of an earlier step, and stay."""
+    scheduler, stem = make_scheduler(), ids(MATCH, 0)
+    computed(scheduler, stem + ids(300, 1))
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    message = UserMsg(uid=0, ids=ids_to_bytes(stem + ids(300, 2)), sampling=sampling)
+    scheduler.handle(message)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.ends == [MATCH]
+    scheduler.commit(plan, StepFailed(error=EngineError("the device failed"), uids=(0,)))
+    scheduler.check()
+    assert computed(scheduler, stem + ids(300, 3)) == MATCH + 300
+    assert computed(scheduler, stem + ids(300, 4)) == 300
 
 
 def test_eight_choices_compute_their_prompt_once() -> None:

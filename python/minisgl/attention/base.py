@@ -46,9 +46,11 @@ class QKVSteps(Protocol):
 
     q_norm_weight, k_norm_weight: [H], or None if the family does not norm queries and keys.
     norm_eps: the epsilon of these norms. cos_sin: float32 [P, R], see `Ops.apply_rope`.
+    norms_values: values are normed too, without a weight.
     """
 
     layer: AttnLayer
+    norms_values: bool
 
     @property
     def q_norm_weight(self) -> Tensor | None: ...

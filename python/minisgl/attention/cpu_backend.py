@@ -50,6 +50,8 @@ class CpuAttnBackend(BaseAttnBackend):
         return out_TNH
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
+        if steps.norms_values:
+            return super().forward_qkv(qkv, steps, batch)
         layer = steps.layer
         pool = batch.context.kv_pool.layer(layer.layer_id)
         out = torch.empty(len(qkv), layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)

@@ -131,6 +131,7 @@ class PagedAttnBackend(BaseAttnBackend):
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
             keep=metadata.fresh.num_rows > 0,
+            norms_values=steps.norms_values,
         )
         return self.attend(q_TNH, k_TKH, v_TKH, layer, batch).flatten(1)
 

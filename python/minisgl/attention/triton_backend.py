@@ -50,6 +50,7 @@ class TritonAttnBackend(PagedAttnBackend):
             q_weight=steps.q_norm_weight,
             k_weight=steps.k_norm_weight,
             eps=steps.norm_eps,
+            norms_values=steps.norms_values,
         )
         shape = (len(qkv), layer.num_q_heads, head_dim)
         out_BNH = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)

@@ -40,19 +40,31 @@ FEW_BELOW = 64
 its own for each number of splits. They fetch their first keys before the kernel before them ends.
 Not measured between 8 and 128."""
 WIDE, WIDE_FLOAT32 = DecodeConfig(32, 2, 3, 4), DecodeConfig(32, 2, 2, 4)
-"""For heads above 128 dims, and for float32. Not tuned: they are what shared memory holds."""
+"""For heads above 128 dims, and for float32; they are what shared memory holds. WIDE is the best of
+eight for 64 rows of 16 heads of 256 dims: 236 us; the others took 242 to 352."""
+WIDEST = DecodeConfig(32, 4, 3, 2)
+"""For heads above 256 dims: 64 rows of 4 heads of 512 dims take 130 us, with two warps 322, since
+their registers do not suffice."""
+WIDE_FEW, WIDEST_FEW = DecodeConfig(64, 8, 2, 2), DecodeConfig(32, 8, 3, 2)
+"""The same for a step of few rows with a `Rotation`. One row of 640 keys: 16 heads of 256 dims take
+9.3 us instead of WIDE's 13.2, 4 heads of 512 dims 15.5 instead of WIDEST's 20.3 (one H200)."""
 
 
-def decode_config(pairs: int, num_cores: int, block_h: int, dtype: torch.dtype) -> DecodeConfig:
-    """Return the config. pairs: rows times key/value heads. block_h: the head dim, padded."""
+def decode_config(
+    pairs: int, num_cores: int, block_h: int, dtype: torch.dtype, *, is_few: bool = False
+) -> DecodeConfig:
+    """Return the config. pairs: rows times key/value heads. block_h: the head dim, padded. is_few:
+    whether the step has few rows, and a `Rotation`."""
 
     def splits(config: DecodeConfig) -> int:
         return num_cores * config.programs // pairs  # per pair, if all run at once
 
     if dtype.itemsize != 2:
         return WIDE_FLOAT32
+    if block_h > 256:
+        return WIDEST_FEW if is_few else WIDEST
     if block_h > 128:
-        return WIDE
+        return WIDE_FEW if is_few else WIDE
     if splits(LIGHT) == 0:
         return DEEP
     is_full = splits(DEEP) * pairs >= FULL * num_cores * DEEP.programs

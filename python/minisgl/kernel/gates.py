@@ -8,11 +8,20 @@ Axes: T tokens, N heads, H head dim, V value dim, D hidden size.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.kernel.ops import Ops
+
+
+class Matrix(Protocol):
+    """What an op needs of a `minisgl.quantization.Weight`."""
+
+    def dense(self) -> Tensor: ...
+    def linear(self, x: Tensor) -> Tensor: ...
 
 
 class Gates:
@@ -40,9 +49,12 @@ class Gates:
         normed = self.ops.rms_norm(x_TNV, weight_V, eps).flatten(1)
         return (normed * F.silu(z.float())).to(x_TNV.dtype)
 
-    def add(self, x_TD: Tensor, gate_T1: Tensor, y_TD: Tensor) -> Tensor:
-        """x + sigmoid(gate) * y; each step is rounded to the tensors' dtype."""
-        return x_TD + torch.sigmoid(gate_T1) * y_TD
+    def add(self, x_TD: Tensor, h_TD: Tensor, gate: Matrix, y_TD: Tensor) -> Tensor:
+        """x + sigmoid(gate.linear(h)) * y; each step is rounded to the tensors' dtype.
+
+        gate: [1, D].
+        """
+        return x_TD + torch.sigmoid(gate.linear(h_TD)) * y_TD
 
     def output(self, x: Tensor, gate_TNH: Tensor) -> Tensor:
         """x * sigmoid(gate), [T, N * H]; the sigmoid is rounded to the tensors' dtype."""

@@ -1,7 +1,7 @@
 """The grouped GEMMs of experts on Hopper: what the host knows of `csrc/cuda/grouped.cu`.
 
-Compiled by NVRTC, which takes 8 s for each, and cached on disk: two kernels for a dtype, whatever
-the sizes.
+Compiled by NVRTC, which takes 8 s for each, and cached on disk: a kernel for a dtype and an
+activation, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.hopper import INPUTS, TYPES, Kernels, load_gemm
+from minisgl.kernel.ops import Activation
 
 MOST = 192
 """Pairs of a tile. More need more registers than there are."""
@@ -22,6 +23,10 @@ NUM_THREADS = 384  # three warpgroups
 BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
 """Beside the stages: news of two tiles, what eight warps transpose, barriers."""
 MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
+
+
+_GATES: tuple[Activation | None, ...] = ("silu", None)
+"""What most models need, compiled from the start."""
 
 
 class _Task(ctypes.Structure):
@@ -36,10 +41,12 @@ class _Task(ctypes.Structure):
     )
 
 
-def kernel_cubin(kind: tuple[torch.dtype, bool]) -> bytes:
-    """kind: dtype, and whether silu(gate) * up comes out. Raises JitUnavailable."""
-    dtype, gated = kind
-    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES, "GATED": gated}
+def kernel_cubin(kind: tuple[torch.dtype, Activation | None]) -> bytes:
+    """kind: dtype, and the activation of a gate; None for outputs without one. Raises
+    JitUnavailable."""
+    dtype, gate = kind
+    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES}
+    numbers.update(GATED=gate is not None, GELU=gate == "gelu_tanh")
     return load_gemm("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
 
 
@@ -56,17 +63,19 @@ class GroupedGemms:
         )
         self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
         if dtype in TYPES:
-            for gated in (True, False):
-                self._kernels.begin_compiling((dtype, gated))
+            for gate in _GATES:
+                self._kernels.begin_compiling((dtype, gate))
 
-    def takes(self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor) -> bool:
-        """Whether both GEMMs of experts can be computed here."""
+    def takes(
+        self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor, gate: Activation = "silu"
+    ) -> bool:
+        """Whether both GEMMs of experts can be computed here. Compiles what GELU needs."""
         if x.dtype not in TYPES or len(down_LDF) > MAX_EXPERTS:
             return False
         for weight in (gate_up_LGD, down_LDF):
             if weight.dtype != x.dtype or weight.shape[2] % INPUTS or weight.data_ptr() % 16:
                 return False
-        return all(self._kernels.get((x.dtype, gated)) is not None for gated in (True, False))
+        return all(self._kernels.get((x.dtype, kind)) is not None for kind in (gate, None))
 
     def gemm(
         self,
@@ -76,10 +85,10 @@ class GroupedGemms:
         rows_LT: Tensor,
         scales: Tensor | None,
         out: Tensor,
+        gate: Activation = "silu",
     ) -> None:
-        """See `minisgl.kernel.triton.moe.grouped_gemm`."""
-        gated = scales is None
-        kernel = self._kernels.get((x.dtype, gated))
+        """See `minisgl.kernel.triton.moe.grouped_gemm`. gate: of outputs without scales."""
+        kernel = self._kernels.get((x.dtype, gate if scales is None else None))
         assert kernel is not None, "takes() was not asked"
         (num_experts, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
         inputs = x.shape[1]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class AttentionLayer(StateLessOP):
     """Attention by the backend of the layer's KV pool, which also stores k and v."""
 
+    norms_values = False
+
     def __init__(
         self,
         layer: AttnLayer,

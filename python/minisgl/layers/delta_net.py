@@ -26,7 +26,7 @@ from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.shard import HeadShare, split_heads, times
-from minisgl.quantization import Part
+from minisgl.quantization import PLAIN, Part
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
@@ -146,7 +146,7 @@ class GatedDeltaNet(ConvolvedOP):
         parts = projections(
             prefix, heads, (num_heads, num_key_heads), (key_dim, value_dim, hidden_size)
         )
-        self.qkvz, self.ba = build.weight(*parts.qkvz()), build.weight(*parts.ba())
+        self.declare_projections(build, parts)
         width = 2 * num_key_heads * key_dim
         firsts = (0, num_key_heads * key_dim, width)
         self.declare_conv(
@@ -169,6 +169,15 @@ class GatedDeltaNet(ConvolvedOP):
             name=f"{prefix}.out_proj",
         )
 
+    def declare_projections(self, build: BuildContext, parts: Projections) -> None:
+        """As one weight where none is quantised: `ba` is None then. Files that are leave ba out."""
+        groups = [parts.qkvz(), parts.ba()]
+        formats = [build.formats.of([part.module for part in group], "Linear") for group in groups]
+        if all(format is PLAIN for format in formats):
+            groups = [[*groups[0], *groups[1]]]
+        self.qkvz = build.weight(*groups[0])
+        self.ba = build.weight(*groups[1]) if len(groups) > 1 else None
+
     def forward(
         self,
         norm: RMSNormFused,
@@ -178,10 +187,13 @@ class GatedDeltaNet(ConvolvedOP):
         rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """See `Attention.forward`."""
-        layer = self.layer
+        layer, width = self.layer, sum(self.layer.sizes)
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
-        qkv, z = self.qkvz.linear(x_TD).tensor_split([sum(layer.sizes)], dim=-1)
-        g_TN, beta_TN = self.gates.delta(self.ba.linear(x_TD), self.a_log, self.dt_bias)
+        ends = [width, width + layer.num_heads * layer.value_dim]
+        qkv, z, ba = self.qkvz.linear(x_TD).tensor_split(ends, dim=-1)
+        if self.ba is not None:
+            ba = self.ba.linear(x_TD)
+        g_TN, beta_TN = self.gates.delta(ba, self.a_log, self.dt_bias)
         view = batch.pools[layer.pool]
         out_TNV = view.context.attn.forward(qkv, g_TN, beta_TN, self.conv, layer, view)
         if rows_S is not None:

@@ -41,14 +41,9 @@ class Linear(BaseOP):
         residual: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Apply norm, then the projection, then the gated activation. Returns (output, residual).
-
-        One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.
-        """
-        if self.comm.size == 1:
-            return self.weight.norm_linear(x, residual, norm.weight, norm.eps, self.bias, gate)
-        x, residual = norm.forward(x, residual)
-        return self.weight.linear(x, self.bias, gate), residual
+        """Apply norm, then the projection, then the gated activation. Returns (output,
+        residual)."""
+        return norm.linear(self.weight, x, residual, self.bias, gate)
 
 
 class LinearColParallelMerged(Linear):

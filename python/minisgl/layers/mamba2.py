@@ -6,7 +6,8 @@ dt B x^T; the output C^T S + D x is gated, normed per group, and projected.
 
 Heads are split over ranks like those of attention, with the group (B and C) that they read.
 
-Axes: T tokens, N heads, K groups, H state size, V head dim, D inputs of the convolution.
+Axes: T tokens, N heads, K groups, H state size, V head dim, D inputs of the convolution, C channels
+of a group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.attention.recurrent import DeltaLayer, StateSpace
-from minisgl.errors import ConfigError
 from minisgl.layers.base import BuildContext
 from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import Linear, LinearRowParallel
@@ -56,16 +56,13 @@ class Mamba2(ConvolvedOP):
     ) -> None:
         """prefix: of the tensors' names. num_heads, num_groups: of all ranks. bias, out_bias: of
         the projections. norm: of each group, after the gate or before it. place: the layer's pool,
-        and its index in it. Raises ConfigError for more ranks than groups if there is a norm."""
+        and its index in it."""
         super().__init__()
-        comm = build.comm
-        if norm and comm.size > num_groups:
-            raise ConfigError(
-                f"a Mamba2 layer of {num_groups} groups cannot be shared by {comm.size} ranks; "
-                f"use at most {num_groups}"
-            )
+        self.comm = comm = build.comm
         heads = split_heads(num_heads, num_groups, comm.size)[comm.rank]
         self.eps, self._norm_first = norm_eps, norm == "before"
+        self._groups, self._num_groups = heads.kv, num_groups
+        self._group_width = num_heads // num_groups * head_dim
         self.layer = DeltaLayer(
             pool=place[0],
             layer_id=place[1],
@@ -132,7 +129,12 @@ class Mamba2(ConvolvedOP):
         """float32 [T, N * V], normed per group where the layer has a norm."""
         if self.norm is None:
             return x
-        count = self.layer.num_key_heads
-        groups = x.view(len(x), count, x.shape[1] // count)
-        groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
-        return groups.flatten(1) * self.norm.float()
+        own = self._groups
+        x_TKC = x.view(len(x), len(own), x.shape[1] // len(own))
+        sum_TK = x_TKC.square().sum(-1)
+        if self.comm.size > self._num_groups:  # ranks have parts of a group
+            every_TK = sum_TK.new_zeros(len(x), self._num_groups)
+            every_TK[:, own.start : own.stop] = sum_TK
+            sum_TK = self.comm.all_reduce(every_TK)[:, own.start : own.stop]
+        x_TKC = x_TKC * torch.rsqrt(sum_TK / self._group_width + self.eps)[..., None]
+        return x_TKC.flatten(1) * self.norm.float()

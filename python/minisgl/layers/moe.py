@@ -191,7 +191,7 @@ class SharedExpert(BaseOP):
         out_TD = self.forward(x_TD)
         if not self.gate:
             return routed_TD + out_TD
-        return self.gates.add(routed_TD, self.gate.linear(x_TD), out_TD)
+        return self.gates.add(routed_TD, x_TD, self.gate, out_TD)
 
 
 class UngatedExpert(SharedExpert):

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from minisgl.kernel.ops import Activation
 from minisgl.layers.base import BaseOP, BuildContext
-from minisgl.quantization import Part
+from minisgl.quantization import Part, Weight
 
 
 class _Norm(BaseOP):
@@ -42,6 +43,23 @@ class RMSNormFused(_Norm):
         """With s = all_reduce(x) + residual, returns (norm(s), s). The first block passes no
         residual."""
         return self.comm.add_norm(self.ops, x, residual, self.weight, self.eps)
+
+    def linear(
+        self,
+        weight: Weight,
+        x: Tensor,
+        residual: Tensor | None,
+        bias: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Apply this norm, then `weight.linear`. Returns (output, residual).
+
+        One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.
+        """
+        if self.comm.size == 1:
+            return weight.norm_linear(x, residual, self.weight, self.eps, bias, gate)
+        x, residual = self.forward(x, residual)
+        return weight.linear(x, bias, gate), residual
 
     def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
         """Returns rows rows_S [S, D] of a residual that `forward` returned for `num_rows` rows."""

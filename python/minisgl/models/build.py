@@ -102,7 +102,7 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
         from minisgl.models.gguf import GgufCheckpoint
 
         return GgufCheckpoint(folder, config)
-    if config.family.view is None and not config.is_wrapped:
+    if not (config.family.view or config.family.names or config.is_wrapped):
         return Checkpoint(folder)
     from minisgl.models.view import open_view
 

@@ -171,7 +171,7 @@ class ModelConfig:
         if quantization or stored is not None or modelopt.is_file():
             from minisgl.models.formats import read_stored
 
-            formats = read_stored(config, modelopt, quantization)
+            formats = read_stored(config, modelopt, quantization, family, is_wrapped)
         return cls(
             architecture=str(architectures[0]),
             vocab_size=config.integer("vocab_size"),

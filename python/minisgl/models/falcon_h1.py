@@ -1,5 +1,5 @@
 """Falcon-H1: Mamba2 and attention side by side on one norm, with constant factors everywhere, which
-the tensors take while they are read. (No GPU has run it yet.)"""
+the tensors take while they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl.models.view import refuse_quantised
 
 if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
+    from minisgl.models.config import Fields, ModelConfig
     from minisgl.models.view import CheckpointView
 
 
@@ -39,12 +39,17 @@ def sizes(config: ModelConfig) -> tuple[int, int, int, int]:
     return num_heads, inner // num_heads, num_groups, fields.integer("mamba_d_state")
 
 
-def spec(config: ModelConfig) -> ModelSpec:
-    fields = config.fields
+def check_mamba(fields: Fields) -> None:
+    """Raise ConfigError for what Mamba2 does not do here."""
     if not fields.flag("mamba_conv_bias", True):
         raise fields.error("mamba_conv_bias", "true: convolutions without a bias are not served")
     if fields.values.get("time_step_limit") not in (None, *NO_LIMITS):
         raise fields.error("time_step_limit", "[0.0, Infinity]: time steps are not clamped")
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    fields = config.fields
+    check_mamba(fields)
     num_heads, head_dim, num_groups, state_size = sizes(config)
     norm_first = fields.flag("mamba_norm_before_gate", True)
     mamba = MambaSpec(
@@ -92,7 +97,6 @@ NAMES = {
     ".feed_forward.": ".mlp.",
     ".mamba.norm.": ".mamba.gated_norm.",
 }
-"""Parts of the files' names -> as the layers declare them."""
 
 
 def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
@@ -126,12 +130,13 @@ def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     rows = torch.tensor(numbers("ssm_multipliers", 5)).repeat_interleave(counts)
     scaled = rows * fields.number("ssm_in_multiplier", 1.0)
     in_rows = {".mamba.in_proj.weight": scaled, ".mamba.in_proj.bias": rows}
-    return ScaledView(view, factors, in_rows).renamed(NAMES)
+    return ScaledView(view, factors, in_rows)
 
 
 FAMILY = Family(
     architectures=("FalconH1ForCausalLM",),
     spec=spec,
+    names=NAMES,
     view=view,
     defaults={
         "num_key_value_heads": 8,

@@ -3,16 +3,26 @@ while loading."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.models.config import Fields
+from minisgl.models.spec import Family
 from minisgl.quantization import Formats
 from minisgl.utils.hf import read_json
 
 
-def read_stored(config: Fields, modelopt: Path, quantization: Quantization | None) -> Formats:
+def read_stored(
+    config: Fields,
+    modelopt: Path,
+    quantization: Quantization | None,
+    family: Family,
+    is_wrapped: bool,
+) -> Formats:
     """modelopt: the path of that file. quantization: the format to make. Raises ConfigError."""
     values = config.values.get("quantization_config")
     if quantization:
@@ -27,5 +37,19 @@ def read_stored(config: Fields, modelopt: Path, quantization: Quantization | Non
     from minisgl.quantization.config import read_formats, read_modelopt_file
 
     if values is None:
-        return read_modelopt_file(read_json(modelopt), str(modelopt))
-    return read_formats(values, config.where)
+        formats = read_modelopt_file(read_json(modelopt), str(modelopt))
+    else:
+        formats = read_formats(values, config.where)
+    return replace(formats, aliases=partial(names_in_files, family.names, is_wrapped))
+
+
+def names_in_files(renames: Mapping[str, str], is_wrapped: bool, module: str) -> list[str]:
+    """Return what files may call a module, which lists of a quantization_config name, too."""
+    names = [f"{module}."]
+    for part, declared in [*renames.items()][::-1]:
+        names += [name.replace(declared, part) for name in names if declared in name]
+    if is_wrapped:
+        inner = [name.removeprefix("model.") for name in names if name.startswith("model.")]
+        names += [f"language_model.{name}" for name in names]
+        names += [f"model.language_model.{name}" for name in inner]
+    return [name[:-1] for name in names]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention.names import SOFTCAP
 from minisgl.models.decoder import Attention
-from minisgl.models.gemma import GemmaNorm, GemmaNormFused
+from minisgl.models.gemma import GemmaNorm
 from minisgl.models.layer_types import layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.scaled import ScaledDecoder
@@ -29,8 +29,7 @@ class CappedAttention(Attention):
 
 class Gemma2Block(SandwichBlock):
     attention_type = CappedAttention
-    pre_norm_type = GemmaNormFused
-    post_norm_type = GemmaNorm
+    rms_norm_type = GemmaNorm
 
 
 def spec(config: ModelConfig) -> ModelSpec:

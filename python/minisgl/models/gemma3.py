@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers import AttentionLayer
-from minisgl.models.gemma import GemmaNorm, GemmaNormFused
+from minisgl.models.gemma import GemmaNorm
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.rotation import sliding_rope
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Gemma3Block(SandwichBlock):
-    pre_norm_type = GemmaNormFused
-    post_norm_type = GemmaNorm
+    rms_norm_type = GemmaNorm
 
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)

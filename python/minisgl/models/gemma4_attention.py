@@ -16,7 +16,6 @@ from minisgl.layers import AttentionLayer, LinearQKVMerged, RMSNorm
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.layers.split_attention import SplitAttentionLayer
 from minisgl.models.decoder import Attention
 from minisgl.quantization import Part
 
@@ -44,8 +43,10 @@ class UnitNorm(RMSNorm):
         return self.weight.nbytes
 
 
-class NormedValues(SplitAttentionLayer):
-    """q_norm and k_norm, rotation, and the norm of values."""
+class NormedValues(AttentionLayer):
+    """q_norm and k_norm, rotation, and the norm of values, which has the epsilon of the others."""
+
+    norms_values = True
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """Gemma 4's block and decoder: each layer may have a part of the token's embedding of its own, and
-its output is scaled.
+its output is scaled, by the `SandwichNorm` that follows it.
 
 Axes: T tokens of this step, S rows that sample, D hidden size, L layers, P width of a layer's part.
 """
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from minisgl.layers import RMSNorm, VocabParallelEmbedding
-from minisgl.layers.base import BaseOP, Identity
+from minisgl.layers.base import BaseOP
+from minisgl.layers.sandwich import SandwichNorm
 from minisgl.models.decoder import GatedMLP
 from minisgl.models.gemma4_attention import Gemma4Attention
 from minisgl.models.gemma4_experts import Gemma4Experts
-from minisgl.models.post_norm import SandwichBlock
+from minisgl.models.post_norm import NoNorm, SandwichBlock, alone
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.quantization import Part
 
@@ -25,31 +26,36 @@ if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import BuildContext
     from minisgl.models.decoder import LayerBuild
-    from minisgl.models.spec import ModelSpec
+    from minisgl.models.spec import LayerSpec, ModelSpec
 
 
 class LayerInput(BaseOP):
-    """h + norm(projection(gelu(gate(h)) * the layer's part of the embedding)), on every rank."""
+    """projection(gelu(gate(h)) * the layer's part of the embedding), on every rank. before: what
+    makes h of the MLP's output and the residual."""
 
-    def __init__(self, build: BuildContext, spec: ModelSpec, prefix: str, width: int) -> None:
+    def __init__(
+        self, build: BuildContext, spec: ModelSpec, prefix: str, before: SandwichNorm
+    ) -> None:
         super().__init__()
-        size, self.ops = spec.config.hidden_size, build.ops
+        size, width = spec.config.hidden_size, _part_width(spec)
+        self.ops, self.before = build.ops, before
         gate, projection = (
             f"{prefix}.per_layer_{name}.weight" for name in ("input_gate", "projection")
         )
         self.gate = build.weight(Part.whole(gate, width, size))
         self.projection = build.weight(Part.whole(projection, size, width))
-        name = f"{prefix}.post_per_layer_input_norm.weight"
-        self.norm = RMSNorm(build, size=size, eps=spec.config.norm_eps, name=name)
 
-    def forward(self, h_TD: Tensor, part_TP: Tensor) -> Tensor:
-        gated = self.ops.gated(torch.cat((self.gate.linear(h_TD), part_TP), -1), "gelu_tanh")
-        return h_TD + self.norm.forward(self.projection.linear(gated))
+    def forward(self, x_TD: Tensor, h_TD: Tensor, part_TP: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes the MLP's output and the residual. Returns (output, h)."""
+        gate_TP, h_TD = self.before.linear(self.gate, x_TD, h_TD)
+        gated = self.ops.gated(torch.cat((gate_TP, part_TP), -1), "gelu_tanh")
+        return self.projection.linear(gated), h_TD
 
 
 class Gemma4Block(SandwichBlock):
     attention_type = Gemma4Attention
-    layer_scalar: Tensor
+    mlp_norm: SandwichNorm
+    factor_name, whole_embedding = "layer_scalar", True
 
     def __init__(self, at: LayerBuild) -> None:
         spec, layer, build = at.spec, at.layer, at.build
@@ -59,33 +65,62 @@ class Gemma4Block(SandwichBlock):
             spec = replace(spec, config=wide)
             at = replace(at, spec=spec)
         super().__init__(at)
-        self.entry = Identity()
-        self.declare("layer_scalar", build.dtype, Part.whole(f"{prefix}.layer_scalar", 1))
-        width = fields.integer("hidden_size_per_layer_input", minimum=0)
-        self.layer_input = LayerInput(build, spec, prefix, width) if width else None
         self.experts: Gemma4Experts | None = None
         if isinstance(self.mlp, Gemma4Experts):
             self.experts, self.mlp = self.mlp, GatedMLP(spec, build, f"{prefix}.mlp")
             self.of_mlp = at.norm(RMSNorm, "post_feedforward_layernorm_1")
             self.before_experts = at.norm(RMSNorm, "pre_feedforward_layernorm_2")
             self.of_experts = at.norm(RMSNorm, "post_feedforward_layernorm_2")
+            self.comm, self.no_norm = build.comm, NoNorm()
+        self.layer_input: LayerInput | None = None
+        if _part_width(spec):
+            post = self.post_norm(spec, build, layer, self.norm_names[3])
+            before = SandwichNorm(alone(build) if self.experts else build, pre=None, post=post)
+            self.layer_input = LayerInput(build, spec, prefix, before)
+
+    @classmethod
+    def entry(
+        cls, spec: ModelSpec, build: BuildContext, before: LayerSpec | None, pre: RMSNorm | None
+    ) -> SandwichNorm:
+        is_whole = _part_width(spec) > 0 or spec.moe is not None
+        return super().entry(spec, alone(build) if is_whole else build, before, pre)
+
+    @classmethod
+    def last_name(cls, spec: ModelSpec) -> str:
+        return "post_per_layer_input_norm" if _part_width(spec) else cls.norm_names[3]
 
     def whole(
-        self, h_TD: Tensor, part_TP: Tensor | None, batch: Batch, rows_S: Tensor | None
-    ) -> Tensor:
-        """Takes and returns the sum of embedding and blocks so far, on every rank; of the tokens
-        rows_S, or of all. part_TP: of the tokens to return."""
-        x_TD, h_TD = self.attention.forward(self.attention_norm, h_TD, None, batch, rows_S)
-        h_TD = h_TD + self.attention_post_norm.forward(self.all_reduce.forward(x_TD))
-        x_TD = self.all_reduce.forward(self.mlp.forward(self.mlp_norm, h_TD, None)[0])
+        self,
+        x_TD: Tensor,
+        h_TD: Tensor | None,
+        part_TP: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, with the layer's part of the embedding of the tokens to return."""
+        x_TD, h_TD = self.attention.forward(self.attention_norm, x_TD, h_TD, batch, rows_S)
         if self.experts:
-            mixed_TD = self.experts.beside(h_TD, self.before_experts.forward(h_TD))
-            mixed_TD = self.of_experts.forward(self.all_reduce.forward(mixed_TD))
-            x_TD = self.of_mlp.forward(x_TD) + mixed_TD
-        h_TD = h_TD + self.mlp_post_norm.forward(x_TD)
+            x_TD, h_TD = self._mixed(self.experts, x_TD, h_TD)
+        else:
+            x_TD, h_TD = self.mlp.forward(self.mlp_norm, x_TD, h_TD)
         if self.layer_input and part_TP is not None:
-            h_TD = self.layer_input.forward(h_TD, part_TP)
-        return h_TD * self.layer_scalar
+            x_TD, h_TD = self.layer_input.forward(x_TD, h_TD, part_TP)
+        return x_TD, h_TD
+
+    def _mixed(self, experts: Gemma4Experts, x_TD: Tensor, h_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """MLP and mixture side by side. Returns (their sum on every rank, residual)."""
+        norm = self.mlp_norm
+        assert norm.pre is not None
+        norms = (norm.pre, experts.router_norm, self.before_experts)
+        (of_mlp, of_router, of_experts), h_TD = norm.forward_each(x_TD, h_TD, *norms)
+        x_TD = self.comm.all_reduce(self.mlp.forward(self.no_norm, of_mlp, None)[0])
+        mixed_TD = self.comm.all_reduce(experts.beside(of_router, of_experts))
+        return norm.add(x_TD, self.of_mlp, mixed_TD, self.of_experts), h_TD
+
+
+def _part_width(spec: ModelSpec) -> int:
+    """The width of a layer's part of the embedding; 0 without parts."""
+    return spec.config.fields.integer("hidden_size_per_layer_input", minimum=0)
 
 
 class LayerEmbedding(BaseOP):
@@ -121,19 +156,20 @@ class Gemma4Decoder(ScaledDecoder):
         softcap = fields.optional_number("final_logit_softcapping")
         scale = hidden_size**0.5
         super().__init__(spec, build, num_positions, embedding_scale=scale, softcap=softcap)
-        width = fields.integer("hidden_size_per_layer_input", minimum=0)
+        width = _part_width(spec)
         self.parts = LayerEmbedding(build, spec, width) if width else None
 
     def forward(self, batch: Batch) -> Tensor:
-        h_TD = self.comm.all_reduce(self.embed(batch.input_ids))
-        parts_TLP = self.parts.forward(batch.input_ids, h_TD) if self.parts else None
+        x_TD = self.comm.all_reduce(self.embed(batch.input_ids))
+        parts_TLP = self.parts.forward(batch.input_ids, x_TD) if self.parts else None
+        h_TD: Tensor | None = None
         blocks = cast("tuple[Gemma4Block, ...]", tuple(self.blocks))
         for index, block in enumerate(blocks):
             rows_S = None
-            if block is blocks[-1] and len(batch.sample_positions) < len(h_TD):
+            if block is blocks[-1] and len(batch.sample_positions) < len(x_TD):
                 rows_S = batch.sample_positions
             part_TP = None if parts_TLP is None else parts_TLP[:, index]
             if part_TP is not None and rows_S is not None:
                 part_TP = part_TP[rows_S]
-            h_TD = block.whole(h_TD, part_TP, batch, rows_S)
-        return self.norm.forward(h_TD, None)[0]
+            x_TD, h_TD = block.whole(x_TD, h_TD, part_TP, batch, rows_S)
+        return self.norm.forward(x_TD, h_TD)[0]

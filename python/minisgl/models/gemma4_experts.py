@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from minisgl.layers import RMSNorm
 from minisgl.layers.moe import ExpertNames, MoELayer
 from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.moe import Experts
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
@@ -17,8 +19,19 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
+class RouterNorm(RMSNorm):
+    """RMS norm that also divides by the root of the size. The weight stays float32, so that one
+    rounding is left of three."""
+
+    def __init__(self, build: BuildContext, *, size: int, name: str) -> None:
+        super().__init__(replace(build, dtype=torch.float32), size=size, eps=1e-6, name=name)
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.weight *= self.weight.shape[0] ** -0.5
+
+
 class Gemma4Experts(MoELayer):
-    """The router sees what the block norms for the experts before that norm."""
+    """The router sees what the block norms for the experts, after a norm of its own."""
 
     per_expert_scale: Tensor
 
@@ -26,7 +39,6 @@ class Gemma4Experts(MoELayer):
         self, build: BuildContext, *args: Any, hidden_size: int, names: ExpertNames, **options: Any
     ) -> None:
         super().__init__(build, *args, hidden_size=hidden_size, names=names, **options)
-        self.ops, self.root = build.ops, hidden_size**-0.5
         prefix = names.router.removesuffix(".proj.weight")
         num_experts = options["num_experts"]
         self.declare(
@@ -34,15 +46,16 @@ class Gemma4Experts(MoELayer):
             torch.float32,
             Part.whole(f"{prefix}.per_expert_scale", num_experts),
         )
-        self.router_norm = RMSNorm(build, size=hidden_size, eps=1e-6, name=f"{prefix}.scale")
+        self.router_norm = RouterNorm(build, size=hidden_size, name=f"{prefix}.scale")
 
-    def beside(self, x_TD: Tensor, normed_TD: Tensor) -> Tensor:
-        """Route x. Returns the weighted sum of this rank's experts of normed_TD."""
-        experts = self.experts
-        logits_TE = self.router.linear(self.router_norm.forward(x_TD) * self.root)
-        weights_TK, ids_TK = self.ops.route(logits_TE, experts.top_k, experts.renormalise)
-        weights_TK = weights_TK * self.per_expert_scale[ids_TK]
-        return self._backend.routed(normed_TD, weights_TK, ids_TK, experts)
+    def beside(self, routed_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """Route by routed_TD, which `router_norm` normed. Returns the weighted sum of this rank's
+        experts of x."""
+        return self._backend.forward(x_TD, self.router.linear(routed_TD), self.experts)
+
+    @property
+    def experts(self) -> Experts:
+        return replace(super().experts, scale=self.per_expert_scale)
 
 
 def experts_beside(config: ModelConfig) -> MoeSpec | None:

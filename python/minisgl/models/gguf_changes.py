@@ -61,6 +61,6 @@ def _of_delta_net(kind: str, config: ModelConfig) -> Change | None:
 
 
 def _side_by_side(rows: Tensor, size: int, *, keys: int, values: int) -> Tensor:
-    """rows: [values * size, ...], the first value head of each key head, then the second of each."""
+    """rows: [values * size, ...]: the first value head of each key head, then the second ones."""
     heads = rows.reshape(values // keys, keys, size, *rows.shape[1:])
     return heads.transpose(0, 1).reshape(rows.shape)

@@ -48,7 +48,8 @@ class SigmoidExperts(MoELayer):
         scores_TE = F.linear(x_TD.float(), self.router.dense().float()).sigmoid()
         choice_TE = scores_TE + self.correction
         if self._groups > 1:
-            grouped = choice_TE.view(len(x_TD), self._groups, -1)
+            each = choice_TE.shape[1] // self._groups
+            grouped = choice_TE.view(len(x_TD), self._groups, each)
             best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._kept, dim=-1).indices
             is_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
             choice_TE = grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    return replace(granite.spec(config), moe=mixture_in_each_layer(config, _names))
+    return replace(granite.spec(config), moe=mixture_in_each_layer(config, expert_names))
 
 
-def _names(layer: int) -> ExpertNames:
-    """Files have one tensor for all experts."""
+def expert_names(layer: int) -> ExpertNames:
+    """As released: one tensor for all experts."""
     prefix = f"model.layers.{layer}.block_sparse_moe"
     return ExpertNames(
         router=f"{prefix}.router.layer.weight",
@@ -32,10 +32,19 @@ def _names(layer: int) -> ExpertNames:
     )
 
 
+NAMES = {
+    ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+    ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+    ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+}
+"""Names that transformers 5 keeps -> as released."""
+
+
 FAMILY = replace(
     granite.FAMILY,
     architectures=("GraniteMoeForCausalLM",),
     spec=spec,
+    names=NAMES,
     defaults={
         "max_position_embeddings": 2048,
         "num_local_experts": 8,

@@ -10,7 +10,6 @@ from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
 
 FULL, CONV = "full_attention", "conv"
 
@@ -65,13 +64,6 @@ NAMES = {
     ".w2.": ".down_proj.",
     ".w3.": ".up_proj.",
 }
-"""Parts of the files' names -> as the layers declare them."""
-
-
-def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    return view.renamed(NAMES)
-
-
 DEFAULTS = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 128_000,
@@ -86,5 +78,5 @@ FAMILY = Family(
     spec=spec,
     defaults=DEFAULTS,
     renames={**RENAMES, "block_ff_dim": "intermediate_size", "block_norm_eps": "rms_norm_eps"},
-    view=view,
+    names=NAMES,
 )

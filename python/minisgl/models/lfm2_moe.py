@@ -1,5 +1,5 @@
 """LFM2-MoE: LFM2 with a mixture in all but the first layers: a sigmoid router, with a correction
-for the choice alone. (No GPU has run it yet.)"""
+for the choice alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.models.glm4_moe import SigmoidExperts
-from minisgl.models.lfm2 import DEFAULTS, RENAMES, lfm2_layers, view
+from minisgl.models.lfm2 import DEFAULTS, NAMES, RENAMES, lfm2_layers
 from minisgl.models.mixture import MoeSpec, read_experts
 from minisgl.models.qwen_mixture import expert_names
 from minisgl.models.spec import Family, ModelSpec
@@ -52,5 +52,5 @@ FAMILY = Family(
         "num_experts_per_tok": 4,
     },
     renames=RENAMES,
-    view=view,
+    names=NAMES,
 )

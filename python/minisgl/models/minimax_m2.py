@@ -15,7 +15,6 @@ from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -42,17 +41,11 @@ def _names(layer: int) -> ExpertNames:
     )
 
 
-def _view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    correction = "e_score_correction_bias"
-    return view.renamed(
-        {".block_sparse_moe.": ".mlp.", f".mlp.{correction}": f".mlp.gate.{correction}"}
-    )
-
-
+CORRECTION = "e_score_correction_bias"
 FAMILY = Family(
     architectures=("MiniMaxM2ForCausalLM",),
     spec=spec,
-    view=_view,
+    names={".block_sparse_moe.": ".mlp.", f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
     defaults={
         "num_key_value_heads": 8,
         "head_dim": 128,

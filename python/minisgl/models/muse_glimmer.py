@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minisgl.layers import RMSNormFused
+from minisgl.layers import RMSNorm
 from minisgl.layers.attention import AttentionLayer
-from minisgl.layers.base import Identity
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.decoder import Attention
-from minisgl.models.gemma import GemmaNorm, GemmaNormFused
+from minisgl.models.gemma import GemmaNorm
 from minisgl.models.gemma4_attention import UnitNorm
 from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
-from minisgl.models.post_norm import SandwichBlock, alone
+from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.rotation import no_rotation
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec
@@ -28,9 +27,10 @@ from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
-    from minisgl.layers import BuildContext
+    from minisgl.layers import BuildContext, RMSNormFused
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec
 
 
 class GatedAttention(Attention):
@@ -79,19 +79,16 @@ class GatedAttention(Attention):
 
 class MuseGlimmerBlock(SandwichBlock):
     attention_type = GatedAttention
-    pre_norm_type = GemmaNormFused
-    post_norm_type = GemmaNorm
-
-    def __init__(self, at: LayerBuild) -> None:
-        super().__init__(at)
-        self.entry = Identity()
-        eps = at.spec.config.fields.number("post_norm_eps", 1e-8)
-        self.attention_post_norm.eps = self.mlp_post_norm.eps = eps
+    rms_norm_type, final_norm_type = GemmaNorm, RMSNorm
+    whole_embedding = True
 
     @classmethod
-    def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        size, eps = spec.config.hidden_size, spec.config.norm_eps
-        return RMSNormFused(alone(build), size=size, eps=eps, name="model.norm.weight")
+    def post_norm(
+        cls, spec: ModelSpec, build: BuildContext, layer: LayerSpec, name: str
+    ) -> RMSNorm:
+        norm = super().post_norm(spec, build, layer, name)
+        norm.eps = spec.config.fields.number("post_norm_eps", 1e-8)
+        return norm
 
 
 class MuseGlimmerDecoder(ScaledDecoder):

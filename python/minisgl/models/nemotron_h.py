@@ -1,5 +1,5 @@
 """Nemotron-H, Nemotron Nano 2, Nemotron 3: Mamba2 in most layers, attention without rotation in a
-few, MLPs or mixtures with squared ReLU between them. (No GPU has run the mixtures yet.)"""
+few, MLPs or mixtures with squared ReLU between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from minisgl.models.spec import Family, ModelSpec, layers_of
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import LayerSpec
-    from minisgl.models.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -68,12 +67,6 @@ NAMES = {
     ".mixer.norm.": ".mixer.gated_norm.",
     **{f".mixer.{x}_proj.": f".self_attn.{x}_proj." for x in "qkvo"},
 }
-"""Parts of the files' names -> as the layers declare them."""
-
-
-def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    view.drop("mtp.")  # layers that draft several tokens
-    return view.renamed(NAMES)
 
 
 FAMILY = Family(
@@ -96,5 +89,5 @@ FAMILY = Family(
         "moe_shared_expert_intermediate_size": 7688,
     },
     renames={"layer_norm_epsilon": "rms_norm_eps", "attention_head_dim": "head_dim"},
-    view=view,
+    names=NAMES,
 )

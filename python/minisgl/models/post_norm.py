@@ -1,10 +1,10 @@
 """Blocks that norm what attention and MLP return, before the residual addition.
 
-Such a norm needs the whole output, so it all-reduces. Its block passes on whole outputs, and the
-norms of the next block, which would all-reduce otherwise, only add and norm::
+Such a norm needs the whole output, so the all-reduce goes before it. One `SandwichNorm` does what
+lies between two layers, also between the MLP of a block and the attention of the next one::
 
-    Block          x = partial sum   norm(all_reduce(x) + residual) ...
-    SandwichBlock  x = whole         norm(x + residual), attention, norm(all_reduce(...)) ...
+    Block          norm(all_reduce(x) + residual)
+    SandwichBlock  pre(post(all_reduce(x)) + residual)
 
 Axes: T tokens of this step, S rows that sample, D hidden size.
 """
@@ -17,79 +17,90 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from minisgl.distributed import SingleRank
-from minisgl.layers import (
-    BaseOP,
-    BuildContext,
-    Identity,
-    RMSNorm,
-    RMSNormFused,
-    StateLessOP,
-)
+from minisgl.kernel.ops import Activation
+from minisgl.layers import BaseOP, BuildContext, RMSNorm, RMSNormFused
+from minisgl.layers.sandwich import SandwichNorm
 from minisgl.models.decoder import Block
 
 if TYPE_CHECKING:
-    from minisgl.core import Batch
     from minisgl.models.decoder import LayerBuild
-    from minisgl.models.spec import ModelSpec
-
-
-class AllReduce(StateLessOP):
-    """This rank's partial sum -> the sum."""
-
-    def __init__(self, build: BuildContext) -> None:
-        super().__init__()
-        self.comm = build.comm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.comm.all_reduce(x)
+    from minisgl.models.spec import LayerSpec, ModelSpec
+    from minisgl.quantization import Weight
 
 
 class SandwichBlock(Block):
     """norm, attention, norm, add; norm, MLP, norm, add.
 
-    norm_names: in the checkpoint, in this order. pre_norm_type, post_norm_type: of those before
-    attention and MLP and after the last block, and of the others.
+    norm_names: in the checkpoint, in this order; None for none. rms_norm_type: of these norms;
+    final_norm_type: of the model's last, if it is another. factor_name: of a number that multiplies
+    the block's output. whole_embedding: whether the embedding is no partial sum.
     """
 
-    norm_names: ClassVar[tuple[str, str, str, str]] = (
+    norm_names: ClassVar[tuple[str | None, str, str | None, str]] = (
         "input_layernorm",
         "post_attention_layernorm",
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     )
-    pre_norm_type: ClassVar[type[RMSNormFused]] = RMSNormFused
-    post_norm_type: ClassVar[type[RMSNorm]] = RMSNorm
+    rms_norm_type: ClassVar[type[RMSNorm]] = RMSNorm
+    final_norm_type: ClassVar[type[RMSNorm] | None] = None
+    factor_name: ClassVar[str | None] = None
+    whole_embedding: ClassVar[bool] = False
 
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
-        # The first block gets the embedding, which is a partial sum.
-        self.entry = Identity() if at.index else AllReduce(at.build)
-        self.all_reduce = AllReduce(at.build)
-        first, second, third, fourth = self.norm_names
-        whole = replace(at, build=alone(at.build))
-        self.attention_norm = whole.norm(self.pre_norm_type, first)
-        self.attention_post_norm = at.norm(self.post_norm_type, second)
-        self.mlp_norm = whole.norm(self.pre_norm_type, third)
-        self.mlp_post_norm = at.norm(self.post_norm_type, fourth)
+        spec, build, index = at.spec, at.build, at.index
+        first, second, third, _ = self.norm_names
+        before = spec.layers[index - 1] if index else None
+        pre, mlp_pre = (
+            name and self.norm_of(spec, build, f"{at.layer.prefix}.{name}")
+            for name in (first, third)
+        )
+        self.attention_norm = self.entry(spec, build, before, pre or None)
+        self.mlp_norm = SandwichNorm(
+            build, pre=mlp_pre or None, post=self.post_norm(spec, build, at.layer, second)
+        )
 
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        size, eps = spec.config.hidden_size, spec.config.norm_eps
-        return cls.pre_norm_type(alone(build), size=size, eps=eps, name="model.norm.weight")
+        pre = cls.norm_of(spec, build, "model.norm", cls.final_norm_type)
+        return cls.entry(spec, build, spec.layers[-1], pre)
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
-        batch: Batch,
-        rows_S: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        x_TD, residual_TD = self.attention.forward(
-            self.attention_norm, self.entry.forward(x_TD), residual_TD, batch, rows_S
-        )
-        x_TD = self.attention_post_norm.forward(self.all_reduce.forward(x_TD))
-        x_TD, residual_TD = self.mlp.forward(self.mlp_norm, x_TD, residual_TD)
-        return self.mlp_post_norm.forward(self.all_reduce.forward(x_TD)), residual_TD
+    @classmethod
+    def entry(
+        cls, spec: ModelSpec, build: BuildContext, before: LayerSpec | None, pre: RMSNorm | None
+    ) -> SandwichNorm:
+        """Return what follows the embedding, or ends the block `before`; then norms by `pre`."""
+        if before is None:
+            return SandwichNorm(alone(build) if cls.whole_embedding else build, pre=pre)
+        post = cls.post_norm(spec, build, before, cls.last_name(spec))
+        factor = f"{before.prefix}.{cls.factor_name}" if cls.factor_name else None
+        return SandwichNorm(build, pre=pre, post=post, factor=factor)
+
+    @classmethod
+    def last_name(cls, spec: ModelSpec) -> str:
+        """Return the name of the last norm of a block."""
+        return cls.norm_names[3]
+
+    @classmethod
+    def post_norm(
+        cls, spec: ModelSpec, build: BuildContext, layer: LayerSpec, name: str
+    ) -> RMSNorm:
+        """Return a norm of what attention or MLP returns."""
+        return cls.norm_of(spec, build, f"{layer.prefix}.{name}")
+
+    @classmethod
+    def norm_of(
+        cls, spec: ModelSpec, build: BuildContext, name: str, kind: type[RMSNorm] | None = None
+    ) -> RMSNorm:
+        size, eps = spec.config.hidden_size, spec.config.norm_eps
+        return (kind or cls.rms_norm_type)(build, size=size, eps=eps, name=f"{name}.weight")
+
+
+class PostNormBlock(SandwichBlock):
+    """attention, norm, add; MLP, norm, add."""
+
+    norm_names = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
 def alone(build: BuildContext) -> BuildContext:
@@ -100,9 +111,6 @@ def alone(build: BuildContext) -> BuildContext:
 class NoNorm(RMSNormFused):
     """In the place of a norm, for a projection that takes its input as it is."""
 
-    weight = None  # type: ignore[assignment] # `Ops.norm_linear` takes None for no norm
-    eps = 0.0
-
     def __init__(self) -> None:
         BaseOP.__init__(self)
 
@@ -111,27 +119,16 @@ class NoNorm(RMSNormFused):
         assert residual is None
         return x, x
 
+    def linear(
+        self,
+        weight: Weight,
+        x: Tensor,
+        residual: Tensor | None,
+        bias: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert residual is None
+        return weight.linear(x, bias, gate), x
+
     def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
         return residual[rows_S]
-
-
-class PostNormBlock(SandwichBlock):
-    """attention, norm, add; MLP, norm, add."""
-
-    def __init__(self, at: LayerBuild) -> None:
-        super().__init__(at)
-        self.attention_norm = self.mlp_norm = NoNorm()
-
-    def forward(
-        self,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
-        batch: Batch,
-        rows_S: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        x_TD = self.entry.forward(x_TD)
-        sum_TD = x_TD if residual_TD is None else x_TD + residual_TD
-        x_TD, sum_TD = self.attention.forward(self.attention_norm, sum_TD, None, batch, rows_S)
-        sum_TD = sum_TD + self.attention_post_norm.forward(self.all_reduce.forward(x_TD))
-        x_TD, sum_TD = self.mlp.forward(self.mlp_norm, sum_TD, None)
-        return self.mlp_post_norm.forward(self.all_reduce.forward(x_TD)), sum_TD

@@ -37,7 +37,9 @@ class ScaledDecoder(Decoder):
         return super().embed(ids_T) * self.embedding_scale
 
     def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        logits_SV = super().logits(x_SD * self.logit_scale, shared)
+        if self.logit_scale != 1.0:
+            x_SD = x_SD * self.logit_scale
+        logits_SV = super().logits(x_SD, shared)
         if self.softcap is None:
             return logits_SV
         return self.softcap * (logits_SV / self.softcap).tanh()

@@ -174,8 +174,9 @@ class Family:
     defaults: the values of fields that are not in the file, as in Hugging Face's config class.
     renames: the family's own name of a field -> the name here. layer_ropes: `rope_parameters` may
     have one object for each type of layer; `ModelConfig.rope` is that of full attention.
-    view: makes the tensors that the layers declare from those in the files; None takes them as they
-    are.
+    names: parts of tensors' names in the files -> as the layers declare them, applied one after
+    another. view: makes the tensors that the layers declare from those in the files; None takes
+    them as they are.
     """
 
     architectures: tuple[str, ...]
@@ -183,4 +184,5 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     layer_ropes: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
     view: Callable[[CheckpointView, ModelConfig], CheckpointView] | None = None

@@ -105,7 +105,9 @@ class CheckpointView(Checkpoint):
         skipped = {name for name in self.names if name.startswith(prefix)}
         if skipped:
             logger.info("%s: skipped %d tensors of %s*", self.folder, len(skipped), prefix)
-        self.names -= skipped
+        for name in skipped:
+            del self._places[name]
+        self.names = set(self._places)
 
     def interleaved(self, config: ModelConfig) -> CheckpointView:
         """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
@@ -140,7 +142,9 @@ class CheckpointView(Checkpoint):
 def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
     """Returns the view that the model of `config` needs."""
     view = CheckpointView(folder, text_name)
-    return config.family.view(view, config) if config.family.view else view
+    family = config.family
+    view = family.view(view, config) if family.view else view
+    return view.renamed(family.names)
 
 
 def text_alone(view: CheckpointView, config: ModelConfig) -> CheckpointView:

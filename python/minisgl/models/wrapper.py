@@ -11,6 +11,8 @@ from minisgl.models.registry import supported_architectures
 TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
@@ -22,6 +24,7 @@ TEXT_MODELS = {
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
+    "Lfm2VlForConditionalGeneration": ("lfm2", "lfm2_moe"),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),

@@ -48,6 +48,7 @@ class Experts:
     `SquaredRelu` gate_up is [L, F, D], up alone.
 
     top_k, renormalise: see `Ops.route`. gate_up_bias [L, 2F], down_bias [L, D]: None for none.
+    scale: float32 [E], which multiplies an expert's routing weight after that; None for 1.
     """
 
     gate_up: Weight
@@ -60,11 +61,19 @@ class Experts:
     activation: Activation | ClampedGate | SquaredRelu = "silu"
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    scale: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the activation is SiLU and there are no biases, which every kernel computes."""
-        return self.activation == "silu" and self.gate_up_bias is None and self.down_bias is None
+        return self.plain_gate == "silu"
+
+    @property
+    def plain_gate(self) -> Activation | None:
+        """The activation of experts that are a gated MLP without biases; None for others."""
+        if isinstance(self.activation, ClampedGate | SquaredRelu) or self.gate_up_bias is not None:
+            return None
+        return None if self.down_bias is not None else self.activation
 
     @property
     def is_squared(self) -> bool:
@@ -93,6 +102,8 @@ class BaseMoeBackend(ABC):
         layer's are; the sum over experts is float32 until its end.
         """
         weights_TK, ids_TK = self.ops.route(logits_TE, experts.top_k, experts.renormalise)
+        if experts.scale is not None:
+            weights_TK = weights_TK * experts.scale[ids_TK]
         return self.routed(x_TD, weights_TK, ids_TK, experts)
 
     @abstractmethod

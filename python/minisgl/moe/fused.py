@@ -67,7 +67,9 @@ class FusedMoeBackend(BaseMoeBackend):
 
     def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
         counts_L = _empty_counts(x_TD, experts)
-        weights_TK, ids_TK = moe.route(logits_TE, experts.top_k, experts.renormalise, counts_L)
+        weights_TK, ids_TK = moe.route(
+            logits_TE, experts.top_k, experts.renormalise, counts_L, experts.scale
+        )
         return self._routed(x_TD, weights_TK, ids_TK, experts, counts_L)
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
@@ -103,11 +105,11 @@ class FusedMoeBackend(BaseMoeBackend):
         mean = len(x_TD) * experts.top_k / experts.total  # pairs that an expert gets
         if (
             self._grouped
-            and experts.is_plain
+            and (gate := experts.plain_gate)
             and mean >= FEWEST_GROUPED
-            and self._grouped.takes(x_TD, experts.gate_up_LGD, experts.down_LDF)
+            and self._grouped.takes(x_TD, experts.gate_up_LGD, experts.down_LDF, gate)
         ):
-            return self._grouped.gemm, self._grouped.gemm
+            return partial(self._grouped.gemm, gate=gate), self._grouped.gemm
         up, down = self._tiles(x_TD, experts, mean)
         return (
             partial(moe.grouped_gemm, tile=up, gate=gate_of(experts), bias=experts.gate_up_bias),

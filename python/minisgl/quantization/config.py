@@ -19,7 +19,7 @@ from minisgl.quantization.grouped import Grouped
 from minisgl.quantization.grouped import Spelling as GroupedSpelling
 from minisgl.quantization.rules import ConfiguredFormats, Rule, Section, excluded, of_class
 from minisgl.quantization.scaled import Scaled
-from minisgl.quantization.weight import PLAIN, Format, Formats, Target
+from minisgl.quantization.weight import PLAIN, Format, Target
 
 NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
@@ -72,7 +72,7 @@ NVFP4: Mapping[str, Format] = {
 }
 
 
-def read_formats(config: object, where: str) -> Formats:
+def read_formats(config: object, where: str) -> ConfiguredFormats:
     """The formats that a `quantization_config` describes. where: its file, for errors.
 
     Raises ConfigError where it is malformed, or describes a format that is not supported.
@@ -90,7 +90,7 @@ def read_formats(config: object, where: str) -> Formats:
     return ConfiguredFormats(where=where, rules=tuple(rules))
 
 
-def read_modelopt_file(values: Mapping[str, object], where: str) -> Formats:
+def read_modelopt_file(values: Mapping[str, object], where: str) -> ConfiguredFormats:
     """The formats of ModelOpt's hf_quant_config.json. where: the file, for errors."""
     section = Section(values, where).section("quantization")
     return ConfiguredFormats(where=where, rules=tuple(_modelopt(section)))
@@ -180,7 +180,7 @@ def _gptq(config: Section) -> list[Rule]:
         ends = tuple(f".{name}" for names in blocks for name in names)
     except TypeError:
         raise config.unsupported("modules_in_block_to_quantize", "lists of names") from None
-    others = Rule(matches=lambda module, target: not module.endswith(ends), format=PLAIN)
+    others = Rule(matches=lambda module, target: module.endswith(ends), format=PLAIN, others=True)
     return [*rules, others, *_layers(format)]
 
 

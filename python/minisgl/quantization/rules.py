@@ -24,18 +24,23 @@ Matches = Callable[[str, Target], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Modules that `matches` have this format."""
+    """Modules that `matches` have this format. others: the modules that it does not match."""
 
     matches: Matches
     format: Format
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredFormats(Formats):
-    """The first rule that matches a module decides; a module of no rule is plain."""
+    """The first rule that matches a module decides; a module of no rule is plain.
+
+    aliases: module -> its name, and what files may call it; a rule matches any of them.
+    """
 
     where: str
     rules: tuple[Rule, ...]
+    aliases: Callable[[str], Sequence[str]] = lambda module: (module,)
 
     @property
     def names(self) -> Sequence[str]:
@@ -51,8 +56,11 @@ class ConfiguredFormats(Formats):
         return formats[0]
 
     def _of_one(self, module: str, target: Target) -> Format:
-        rules = (rule.format for rule in self.rules if rule.matches(module, target))
-        return next(rules, PLAIN)
+        names = self.aliases(module)
+        for rule in self.rules:
+            if any(rule.matches(name, target) for name in names) != rule.others:
+                return rule.format
+        return PLAIN
 
 
 class Section:

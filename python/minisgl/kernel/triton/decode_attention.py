@@ -73,7 +73,7 @@ class Rotation:
 
     Requires a head dim that is a power of two, of which all dims rotate.
     qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. q_weight,
-    k_weight: of the norms, [H], or None.
+    k_weight: of the norms, [H], or None. norms_values: see `norm_rope_store`.
     """
 
     qkv: Tensor
@@ -82,6 +82,7 @@ class Rotation:
     q_weight: Tensor | None
     k_weight: Tensor | None
     eps: float
+    norms_values: bool = False
 
 
 def decode(
@@ -144,7 +145,7 @@ def decode(
             *common, splits.splits_each, SHARED_SPLITS, bool(window), cap,
             sinks is not None, cascade,
             max(power_of_2(group), 16), merge_g, merge_p, block_h, config.keys, MIN_SPLIT,
-            rotation is not None, normed,
+            rotation is not None, normed, rotation is not None and rotation.norms_values,
             config == LIGHT and splits.splits_each > 0 and has_pdl(),
         ),
         dtype=(*dtypes, weights[0].dtype), num_warps=config.warps, num_stages=config.stages,
@@ -166,7 +167,7 @@ def _decode(
     WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, MERGE_G: tl.constexpr, MERGE_P: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    MIN_SPLIT: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, VALUES: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head, split = tl.program_id(0), tl.program_id(1)
@@ -225,6 +226,9 @@ def _decode(
                 k_row = base_ptr + (K * G + kv_head + one) * H
                 k_new = rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
                 v_new = tl.load(base_ptr + (K * G + K + kv_head) * H + h)
+                if VALUES:
+                    v32 = v_new.to(tl.float32)
+                    v_new = (v32 * tl.rsqrt(tl.sum(v32 * v32, 0) / H + eps)).to(v_new.dtype)
                 head_new = new * K + kv_head
                 if KV == FP8:
                     k_new = to_fp8(k_new, tl.load(k_scale_ptr + kv_head))

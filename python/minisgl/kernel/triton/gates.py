@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.gates import Gates
+from minisgl.kernel.gates import Gates, Matrix
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.launch import Launcher, begin
 
@@ -50,13 +50,14 @@ class TritonGates(Gates):
         )  # fmt: skip
         return out
 
-    def add(self, x_TD: Tensor, gate_T1: Tensor, y_TD: Tensor) -> Tensor:
+    def add(self, x_TD: Tensor, h_TD: Tensor, gate: Matrix, y_TD: Tensor) -> Tensor:
         num_tokens, size = x_TD.shape
         out_TD = torch.empty((num_tokens, size), dtype=x_TD.dtype, device=x_TD.device)
+        block = power_of_2(size)
         _launch_add(
-            (num_tokens, -(-size // BLOCK), 1), (x_TD, gate_T1, y_TD, out_TD),
-            (x_TD.stride(0), gate_T1.stride(0), y_TD.stride(0), size, BLOCK),
-            dtype=x_TD.dtype, num_warps=4,
+            (num_tokens, 1, 1), (x_TD, h_TD, gate.dense(), y_TD, out_TD),
+            (x_TD.stride(0), h_TD.stride(0), y_TD.stride(0), size, block),
+            dtype=x_TD.dtype, num_warps=min(max(block // 256, 1), 8),
         )  # fmt: skip
         return out_TD
 
@@ -91,7 +92,7 @@ def _softplus(x):
     return tl.where(x > 20.0, x, log1p)
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["ba_ptr"])
 def _delta(
     ba_ptr, a_log_ptr, dt_bias_ptr, g_ptr, beta_ptr, total,
     STRIDE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -132,15 +133,17 @@ def _norm(
 
 @triton.jit
 def _add(
-    x_ptr, gate_ptr, y_ptr, out_ptr,
-    X_STRIDE: tl.constexpr, GATE_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    x_ptr, h_ptr, weight_ptr, y_ptr, out_ptr,
+    X_STRIDE: tl.constexpr, H_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     mask = offsets < SIZE
+    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     begin(PDL)
-    gate = tl.load(gate_ptr + token * GATE_STRIDE)
+    h = tl.load(h_ptr + token * H_STRIDE + offsets, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.sum(h * weight, 0).to(out_ptr.dtype.element_ty)
     x = tl.load(x_ptr + token * X_STRIDE + offsets, mask=mask, other=0.0)
     y = tl.load(y_ptr + token * Y_STRIDE + offsets, mask=mask, other=0.0)
     share = _sigmoid(gate.to(tl.float32)).to(x.dtype).to(tl.float32)

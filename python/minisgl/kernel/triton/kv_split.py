@@ -103,8 +103,8 @@ def split_contexts(
     num_rows, num_q_heads, head_dim = q_shape
     block_h, pairs = block_h_of(head_dim), num_rows * num_kv_heads
     group = num_q_heads // num_kv_heads
-    config = decode_config(pairs, num_cores, block_h, dtype)
     is_few = rotates and pairs < FEW_BELOW
+    config = decode_config(pairs, num_cores, block_h, dtype, is_few=is_few)
     splits_each = few_splits(pairs, num_cores, config) if is_few else 0
     at_once = splits_at_once(num_kv_heads, num_cores, config)
     num_splits = num_rows * splits_each if is_few else num_rows + at_once

@@ -45,6 +45,16 @@ def has_pdl() -> bool:
     return not INTERPRET and torch.cuda.get_device_capability()[0] >= 9
 
 
+@functools.cache
+def shared_kib() -> int:
+    """Return the shared memory that a block may have: 227 on H100 and B200, 99 on RTX cards."""
+    if INTERPRET:
+        return 99
+    device = torch.cuda.current_device()
+    properties = triton.runtime.driver.active.utils.get_device_properties(device)
+    return int(properties["max_shared_mem"]) >> 10
+
+
 def compile_only(work: Callable[[], None]) -> None:
     """Kernels that `work` launches, in this thread, and that are not compiled yet are compiled and
     do not run: side by side, by as many threads as there are cores, since Triton's compiler holds

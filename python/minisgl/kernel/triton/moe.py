@@ -74,19 +74,24 @@ Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
 
 def route(
-    logits_TE: Tensor, top_k: int, renormalise: bool, counts: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """See `Ops.route`. counts: at most E int32, set to zero on the way."""
+    logits_TE: Tensor, top_k: int, renormalise: bool, counts: Tensor | None = None,
+    scale_E: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """See `Ops.route`. counts: at most E int32, set to zero on the way. scale_E: see `Experts`."""
     num_tokens, num_experts = logits_TE.shape
     weights_TK = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TE.device)
     ids_TK = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits_TE.device)
     if num_tokens:
         _launch_route(
             (num_tokens, 1, 1),
-            (logits_TE, weights_TK, ids_TK, ids_TK if counts is None else counts),
             (
-                num_experts, top_k, renormalise, 0 if counts is None else len(counts),
-                power_of_2(num_experts), power_of_2(top_k),
+                logits_TE, weights_TK, ids_TK, ids_TK if counts is None else counts,
+                weights_TK if scale_E is None else scale_E,
+            ),
+            (
+                num_experts, top_k, renormalise, scale_E is not None,
+                0 if counts is None else len(counts), power_of_2(num_experts),
+                power_of_2(top_k),
             ),
             dtype=logits_TE.dtype, num_warps=1,
         )  # fmt: skip
@@ -94,18 +99,9 @@ def route(
 
 
 def experts(
-    x_TD: Tensor,
-    gate_up_LGD: Tensor,
-    down_LDF: Tensor,
-    weights_TK: Tensor,
-    ids_TK: Tensor,
-    first: int,
-    counts_L: Tensor,
-    *,
-    up: Gemm,
-    down: Gemm,
-    down_bias_LD: Tensor | None = None,
-) -> Tensor:
+    x_TD: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor, weights_TK: Tensor, ids_TK: Tensor,
+    first: int, counts_L: Tensor, *, up: Gemm, down: Gemm, down_bias_LD: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up.
 
     down_bias_LD: for a `down` that adds no biases.
@@ -191,9 +187,9 @@ def grouped_gemm(
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, weights_ptr, ids_ptr, counts_ptr,
-    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, COUNTS: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    logits_ptr, weights_ptr, ids_ptr, counts_ptr, scale_ptr,
+    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
+    COUNTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK_E)
@@ -216,6 +212,8 @@ def _route_kernel(
         left = tl.where(e == best, float("-inf"), left)
     if RENORMALISE:
         weights = weights / tl.sum(weights, 0)
+    if SCALED:
+        weights *= tl.load(scale_ptr + ids, mask=k < K, other=0.0)
     tl.store(weights_ptr + t * K + k, weights, mask=k < K)
     tl.store(ids_ptr + t * K + k, ids, mask=k < K)
 

@@ -1,7 +1,8 @@
 // The products of a mixture's experts: a pair is a token and one of its experts, and each pair's
 // row of x is multiplied by its expert's weights, w [experts, F, D]:
 //
-//   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up
+//   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up, or with GELU
+//              gelu(gate) * up
 //   otherwise  out[pair, F] = scale[pair] * sum
 //
 // A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
@@ -14,8 +15,8 @@
 //   two that multiply          64 weight rows of each half, all pairs (wgmma); then they turn the
 //                              sums by stmatrix, so that a pair's outputs are written side by side
 //
-// Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED and
-// BFLOAT16 defined (grouped.py).
+// Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED,
+// GELU and BFLOAT16 defined (grouped.py).
 
 constexpr int INPUTS = 64;         // of a turn: 128 bytes, which is what the swizzle spans
 constexpr int BOX = 128;           // rows of w that one copy brings
@@ -258,7 +259,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
   const unsigned transposed = shared_address(shared.transposed[warp]);
   if constexpr (GATED) {
     store<N>(task, news, transposed, output, [&](int i, int) {
-      return gated(first[i], first[i + 1], second[i], second[i + 1]);
+      return gated<GELU>(first[i], first[i + 1], second[i], second[i + 1]);
     });
   } else {
     auto scaled = [&](const float (&sums)[N / 2]) {

@@ -101,9 +101,21 @@ __device__ float silu(float x) {
   return result;
 }
 
-// silu(gate) * up of two; each step is rounded, as where it is a tensor of its own.
+// The tanh form of GELU: x * sigmoid(2 z).
+__device__ float gelu(float x) {
+  const float z = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  float power, result;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(z * -2.8853900817779268f));
+  asm("div.approx.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(1 + power));
+  return result;
+}
+
+// silu(gate) * up of two, or gelu(gate) * up; each step is rounded, as where it is a tensor of its own.
+template <bool TANH = false>
 __device__ unsigned gated(float gate, float next_gate, float up, float next_up) {
   const unsigned gates = round(gate, next_gate), ups = round(up, next_up);
-  const unsigned active = round(silu(low(gates)), silu(high(gates)));
+  const float first = low(gates), second = high(gates);
+  const unsigned active =
+      TANH ? round(gelu(first), gelu(second)) : round(silu(first), silu(second));
   return round(low(active) * low(ups), high(active) * high(ups));
 }

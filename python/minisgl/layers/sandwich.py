@@ -1,0 +1,74 @@
+"""The norm of a layer's output, the residual addition, and the norm before the next layer, as one.
+
+Axes: T tokens, S rows that sample, D hidden size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from minisgl.kernel.ops import Activation
+from minisgl.kernel.sandwich import Norm, create_sandwich
+from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.quantization import Part, Weight
+
+
+class SandwichNorm(RMSNormFused):
+    """All-reduce x, norm it, add the residual, multiply by a factor, norm the sum.
+
+    Its sum is whole on every rank. pre, post: the norms; None for none. factor: the checkpoint's
+    name of a number, or None for 1.
+    """
+
+    factor: Tensor | None = None
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        pre: RMSNorm | None,
+        post: RMSNorm | None = None,
+        factor: str | None = None,
+    ) -> None:
+        BaseOP.__init__(self)
+        self.comm, self.sandwich = build.comm, create_sandwich(build.ops)
+        self.pre, self.post = pre, post
+        if factor is not None:
+            self.declare("factor", build.dtype, Part.whole(factor, 1))
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns (the normed sum, or the sum itself without `pre`; the sum)."""
+        normed, total = self.forward_each(x, residual, *([self.pre] if self.pre else []))
+        return normed[0] if normed else total, total
+
+    def forward_each(
+        self, x: Tensor, residual: Tensor | None, *pre: RMSNorm
+    ) -> tuple[list[Tensor], Tensor]:
+        """As `forward`, with other norms of the sum: its values after each."""
+        x, norms = self.comm.all_reduce(x), [Norm(norm.weight, norm.eps) for norm in pre]
+        return self.sandwich.norm(x, residual, _norm(self.post), self.factor, norms)
+
+    def add(self, x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
+        """Returns x and y, each normed, as a sum."""
+        return self.sandwich.add(
+            x, Norm(x_norm.weight, x_norm.eps), y, Norm(y_norm.weight, y_norm.eps)
+        )
+
+    def linear(
+        self,
+        weight: Weight,
+        x: Tensor,
+        residual: Tensor | None,
+        bias: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.forward(x, residual)
+        return weight.linear(x, bias, gate), residual
+
+    def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
+        return residual[rows_S]
+
+
+def _norm(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.weight, norm.eps)

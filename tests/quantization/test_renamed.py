@@ -1,0 +1,99 @@
+"""Quantised checkpoints of families whose files have other names than the layers declare: lists of
+a quantization_config name modules as the files do.
+
+fp8 in the spelling of ModelOpt (Nemotron's releases) and of compressed-tensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from helpers.family_cases import SIZES
+from helpers.hybrid_cases import HYBRID_CASES
+from helpers.model_harness import relative_error
+from helpers.quantised import is_linear, run, run_ranks, save_both
+from minisgl.errors import ConfigError
+from minisgl.models.formats import names_in_files
+
+TOLERANCE = 1e-5
+FP8 = torch.float8_e4m3fn
+
+
+def case(name: str) -> PreTrainedConfig:
+    config_class, changes, *_ = HYBRID_CASES[name]
+    return config_class(**{**SIZES, **changes})
+
+
+def modelopt(*plain: str) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", *plain]}
+
+
+def compressed(*plain: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "ignore": ["lm_head", *plain],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+# name -> (quantization_config, parts of the names of modules that stay plain)
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "lfm2": (
+        compressed("model.layers.0.feed_forward.w1", "model.layers.0.feed_forward.w3"),
+        ("layers.0.feed_forward.w1", "layers.0.feed_forward.w3"),
+    ),
+    "lfm2-moe": (
+        compressed(r"re:.*feed_forward\.gate$", r"re:.*conv\.in_proj$"),
+        ("feed_forward.gate.", "conv.in_proj"),
+    ),
+    "nemotron-h": (
+        modelopt("backbone.layers.0.mixer.in_proj", "backbone.layers.3*"),
+        ("layers.0.mixer.in_proj", "layers.3."),
+    ),
+    "nemotron-3": (modelopt("backbone.layers.*.mixer.gate"), ("mixer.gate.",)),
+}
+
+
+def fp8(module: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = tensor.abs().max() / 448
+    numbers = (tensor / scale).to(FP8)
+    tensors = {"weight": numbers, "weight_scale": scale.clone(), "input_scale": torch.ones(())}
+    return tensors, numbers.float() * scale
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_dequantised_weights(name: str, tmp_path: Path) -> None:
+    quantization, plain = CASES[name]
+
+    def is_quantised(file_name: str, tensor: Tensor) -> bool:
+        return is_linear(file_name, tensor) and not any(part in file_name for part in plain)
+
+    tensors = save_both(case(name), quantization, fp8, tmp_path, is_quantised)
+    assert sum(tensor.dtype == FP8 for tensor in tensors.values()) > 5
+    expected, tokens = run(tmp_path / "float32")
+    for logits, ours in (run(tmp_path / "quantised"), *run_ranks(tmp_path / "quantised")):
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
+
+
+def test_falcon_h1_is_refused_by_name(tmp_path: Path) -> None:
+    """Its constant factors would have to multiply scales."""
+    save_both(case("falcon-h1"), modelopt(), fp8, tmp_path)
+    with pytest.raises(ConfigError, match="FalconH1ForCausalLM multiplies its tensors while they"):
+        run(tmp_path / "quantised")
+
+
+def test_names_in_files() -> None:
+    names = names_in_files({"backbone.": "model.", ".mixer.q_": ".self_attn.q_"}, False, "model.0")
+    assert set(names) == {"model.0", "backbone.0"}
+    names = names_in_files({}, True, "model.layers.0.mlp.up_proj")
+    assert "model.language_model.layers.0.mlp.up_proj" in names
+    assert "language_model.model.layers.0.mlp.up_proj" in names
