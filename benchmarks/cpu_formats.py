@@ -39,6 +39,7 @@ PAIRS: Final = (
     ("bf16", "llama.cpp bf16"),
     ("int8", "llama.cpp q8_0"),
     ("int4", "llama.cpp q4_0"),
+    ("bf16", "vllm"),
 )
 READ_BYTES: Final = 1 << 29
 BESIDE: Final = 8  # streams beside a neighbour
@@ -54,6 +55,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rounds", type=natural, default=3, help="rounds")
     parser.add_argument("--transformers", action="store_true", help="beside its `generate`")
     parser.add_argument("--llama", action="store_true", help="beside llama.cpp (llama-cpp-python)")
+    parser.add_argument("--vllm", type=Path, help="beside vLLM's CPU build, of this folder")
     parser.add_argument(
         "--http", type=natural, nargs="*", default=[], help="a server's streams beside `LLM`"
     )
@@ -72,6 +74,11 @@ def main(argv: list[str]) -> None:
 
             threads = torch.get_num_threads()
             engines |= stack.enter_context(llama_engines(folder, values, threads))
+        if args.vllm:
+            from benchmarks.vllm_cpu import vllm_engine
+
+            vllm = vllm_engine(folder / "vllm", values, args.vllm)
+            engines["vllm"] = stack.enter_context(vllm)
         server = None
         if args.http:
             server = stack.enter_context(served(folder / "served", values, args.stream))

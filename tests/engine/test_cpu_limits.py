@@ -14,11 +14,23 @@ from minisgl.engine.numa import online_nodes
 
 
 @pytest.mark.parametrize(
-    ("cpu_max", "threads"),
-    [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4), (None, 4)],
+    ("cpu_max", "asked", "threads"),
+    [
+        ("max 100000", None, 4),
+        ("250000 100000", None, 2),
+        ("50000 100000", None, 1),
+        ("800000 100000", None, 4),
+        (None, None, 4),
+        ("50000 100000", 3, 3),
+        (None, 6, 6),
+    ],
 )
-def test_threads_fit_a_containers_limit(
-    cpu_max: str | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_threads_fit_a_containers_limit_or_are_those_asked_for(
+    cpu_max: str | None,
+    asked: int | None,
+    threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if cpu_max:
         (tmp_path / "cpu.max").write_text(cpu_max + "\n")
@@ -26,10 +38,10 @@ def test_threads_fit_a_containers_limit(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     set_to: list[int] = []
     monkeypatch.setattr(cpu.CpuDevice, "set_threads", lambda self, count: set_to.append(count))
-    device = cpu.CpuDevice()
+    device = cpu.CpuDevice(1, asked)
     device.close()
-    assert device.num_threads == threads
-    assert set_to == ([threads] if threads < 4 else [])
+    assert device.num_threads == (0 if asked else threads), "0: start-up does not choose"
+    assert set_to == ([threads] if threads != 4 else [])
 
 
 def test_memory_fits_a_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

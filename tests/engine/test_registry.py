@@ -7,6 +7,7 @@ import torch
 
 from minisgl.engine import registry
 from minisgl.engine.cpu import CpuDevice
+from minisgl.errors import ConfigError
 from minisgl.utils import gpus
 
 
@@ -27,3 +28,8 @@ def test_a_torch_that_finds_no_gpu_is_told_where_there_is_one(
     assert isinstance(registry.create_device(name, index, 2), CpuDevice)
     told = "computing on the CPU: this machine's driver has 2 GPUs, but torch"
     assert (told in caplog.text) == is_told
+
+
+def test_threads_are_for_a_cpu() -> None:
+    with pytest.raises(ConfigError, match="--threads 2 is for steps on a CPU"):
+        registry.create_device("cuda", 0, 1, 2)

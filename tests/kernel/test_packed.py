@@ -155,7 +155,7 @@ def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
         "packed",
         sources=[str(CSRC / "linear.cpp")],
         extra_cflags=[*CFLAGS, *NATIVE, "-O1", flag],
-        extra_ldflags=["-fopenmp"],
+        extra_ldflags=["-pthread"],
         build_directory=str(tmp_path),
     )
     ops = CpuOps(Library())

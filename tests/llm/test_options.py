@@ -22,7 +22,7 @@ CHANGED: dict[str, Any] = {
     "cache": "naive", "max_prefill_length": 8, "max_running_requests": 3, "max_seq_len": 99,
     "device": "cpu", "attn": "torch", "memory_ratio": 0.25, "num_pages": 5,
     "cuda_graph_max_bs": 7, "dummy_weight": True, "tp": 2, "ep": True, "disable_pynccl": True,
-    "quantization": "int8", "kv_cache_dtype": "fp8",
+    "quantization": "int8", "kv_cache_dtype": "fp8", "threads": 3,
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def test_defaults_and_every_flag() -> None:
             "--device cpu --hang-timeout 3 --quantization int8 --drain-timeout 9 "
             "--restart --max-restarts 8 --max-queue-wait 7 --api-key k --api-key-file f "
             "--cors-origin https://a.b:1,* --ssl-certfile f --ssl-keyfile f "
-            "--attn torch --num-pages 5 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
+            "--attn torch --num-pages 5 --threads 3 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
             "--tool-call-parser hermes --kv-cache-dtype int8 --xray-text"
@@ -163,7 +163,7 @@ def test_help_tells_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 42
+    assert len(values) == 43
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

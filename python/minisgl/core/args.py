@@ -194,6 +194,10 @@ class EngineArgs:
         None, whole(1), "engine", "pages of the KV cache, instead of --memory-ratio",
         unset="from --memory-ratio",
     )
+    threads: int | None = option(
+        None, whole(1, 4096), "engine", "threads that a CPU's steps run on, for each rank",
+        unset="the cores that this process may use, or one where that is faster", nodes="own",
+    )
     cuda_graph_max_bs: int = option(
         256, whole(0), "engine",
         "steps of up to N decoding requests are replayed, as CUDA graphs or on a CPU; 0 for none"

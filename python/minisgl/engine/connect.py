@@ -24,7 +24,7 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
     Raises ConfigError and EngineError.
     """
     ranks, num_local = config.ranks, config.num_local
-    device = create_device(config.device, ranks.rank % num_local, num_local)
+    device = create_device(config.device, ranks.rank % num_local, num_local, config.threads)
     try:
         comm = create_communicator(
             ranks, store=config.store, device=device.torch_device, pynccl=not config.disable_pynccl

@@ -39,7 +39,8 @@ class _CpuPending:
 class CpuDevice(Device):
     """The machine's cores and memory. Mutable: it owns the thread that is its stream.
 
-    num_sharing: ranks on this machine. Each uses an equal share of cores and memory.
+    num_sharing: ranks on this machine. Each uses an equal share of cores and memory. num_threads:
+    of a step, instead of the share of the cores.
     """
 
     torch_device = torch.device("cpu")
@@ -50,17 +51,19 @@ class CpuDevice(Device):
     measured_sizes = (16, 32, 64, 128, 256)
     default_memory_ratio = 0.5  # lower than on a GPU, because other programs use this memory too
 
-    def __init__(self, num_sharing: int = 1) -> None:
+    def __init__(self, num_sharing: int = 1, num_threads: int | None = None) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
         self._num_sharing = num_sharing
         self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
-        self.num_threads = max(min(torch.get_num_threads(), _cgroup_cores()) // num_sharing, 1)
+        share = max(min(torch.get_num_threads(), _cgroup_cores()) // num_sharing, 1)
+        self.num_threads = share if num_threads is None else 0
+        self._num_threads = num_threads or share
         if NODE_1.exists():
             from minisgl.engine.numa import interleave
 
             interleave()  # before the stream's thread starts: threads inherit it
-        if self.num_threads < torch.get_num_threads():
-            self.set_threads(self.num_threads)
+        if self._num_threads != torch.get_num_threads():
+            self.set_threads(self._num_threads)
 
     def peak_memory_bytes(self) -> int:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -97,7 +100,7 @@ class CpuDevice(Device):
 
     def describe(self) -> str:
         # Of one rank `engine.startup.threads` logs on how many threads.
-        threads = f", {counted(self.num_threads, 'thread')} a rank"
+        threads = f", {counted(self._num_threads, 'thread')} a rank"
         return "CPU" + (threads if self._num_sharing > 1 else "")
 
     def close(self) -> None:

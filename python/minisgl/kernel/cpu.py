@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
+from minisgl.kernel import huge_pages
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.recording import Calls
 
@@ -41,6 +42,9 @@ class CpuOps(Ops):
         self.numbers_linear = library.numbers_linear  # these two for `minisgl.kernel.panels`
         self.numbers_rows = library.numbers_rows
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return huge_pages.empty(shape, dtype)
 
     def copy_finite(self, source: Tensor, target: Tensor) -> bool:
         if source.dtype == target.dtype and source.is_contiguous():

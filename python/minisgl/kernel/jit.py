@@ -5,8 +5,7 @@ by a hash of everything that it depends on (sources, flags, compiler, processor 
 changed source or another machine never loads a stale file.
 
 The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
-so no CUDA toolkit is needed. Importing tvm_ffi imports torch, which loads torch's OpenMP runtime
-first; ours shares it.
+so no CUDA toolkit is needed.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ CSRC = Path(__file__).parent / "csrc"
 # fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: we read neither errno nor
 # traps, and GCC vectorises comparisons only with them. Infinities and NaN keep their meaning.
 CFLAGS = (
-    *("-std=c++17", "-O3", "-fopenmp", "-ffp-contract=fast"),
+    *("-std=c++17", "-O3", "-pthread", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wfatal-errors"),
 )
 NATIVE = ("-march=native",)
-LDFLAGS = ("-fopenmp",)
+LDFLAGS = ("-pthread",)
 
 _BUILDING = threading.Lock()
 

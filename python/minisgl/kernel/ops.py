@@ -33,6 +33,10 @@ class Ops:
 
     name = "torch"
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return `torch.empty`, for a weight."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
     def embed(self, ids_T: Tensor, weight_VD: Tensor) -> Tensor:
         """Rows of the table; ids are trusted to be in [0, V)."""
         return F.embedding(ids_T, weight_VD)

@@ -85,6 +85,7 @@ class LLM:
         max_seq_len: int | None = None,
         max_prefill_length: int | None = None,
         cache: CacheKind = "radix",
+        threads: int | None = None,
         cuda_graph_max_bs: int = 256,
         tp: int = 1,
         ep: bool = False,

@@ -88,7 +88,7 @@ def load_model(
     else:
         from minisgl.models.dummy import load_dummy
 
-        load_dummy(model, device=device, seed=seed, progress=progress)
+        load_dummy(model, device=device, ops=ops, seed=seed, progress=progress)
     if config.formats.names and comm.rank == 0:
         from minisgl.quantization.panelled import log_kernels
 

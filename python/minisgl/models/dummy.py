@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from minisgl.models.weight import QUANTISED, Progress, fill_parameters
 from minisgl.quantization import Parameter, TensorOwner
 
+if TYPE_CHECKING:
+    from minisgl.kernel.ops import Ops
+
 STD = 0.02
 """Hugging Face's `initializer_range`. Random activations then keep their scale over the layers."""
 
 
 def load_dummy(
-    model: TensorOwner, *, device: torch.device, seed: int = 0, progress: Progress | None = None
+    model: TensorOwner,
+    *,
+    device: torch.device,
+    ops: Ops,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> None:
     """Fill with random weights, for benchmarks: equal for equal seeds, shapes and devices.
 
@@ -22,7 +32,7 @@ def load_dummy(
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(parameter: Parameter) -> Tensor:
-        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        tensor = ops.empty(parameter.shape, parameter.dtype, device)
         if parameter.dtype == torch.int32:
             return tensor.zero_()  # numbers of groups
         if parameter.dtype in (torch.int8, torch.uint8):

@@ -150,7 +150,7 @@ def load_weight(
     names = join_names(parameters, checkpoint)
 
     def fill(parameter: Parameter) -> Tensor:
-        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        tensor = ops.empty(parameter.shape, parameter.dtype, device)
         rows = tensor.flatten(0, tensor.dim() - len(parameter.parts[0].local_shape))
         row = 0
         for part in (part for part in parameter.parts if part.share):

@@ -44,6 +44,7 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--attn": ("--attention-backend", "--flash-attn", "-fa", "--prefill-attention-backend",
                "--decode-attention-backend"),
     "--cache naive": ("--no-enable-prefix-caching", "--disable-radix-cache", "--no-cache-prompt"),
+    "--threads": ("-t", "--threads-batch", "-tb"),
     "--cuda-graph-max-bs": ("--cuda-graphs", "--cuda-graph-bs", "--cudagraph-capture-sizes"),
     "--cuda-graph-max-bs 0": ("--enforce-eager", "--disable-cuda-graph"),
     "--dummy-weight": ("--load-format",),
@@ -128,7 +129,6 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--presence-penalty", "--frequency-penalty", "--samplers", "--max-best-of",
         "--max-stop-sequences", "--max-top-n-tokens", "--max-logprobs",
     ),
-    "set the environment variable OMP_NUM_THREADS": ("--threads", "-t", "--threads-batch", "-tb"),
     "set the environment variable CUDA_VISIBLE_DEVICES": (
         "--base-gpu-id", "--gpu-id-step", "--main-gpu", "-mg", "--device-ids",
     ),

@@ -7,6 +7,10 @@ import os
 from importlib.metadata import version
 from itertools import takewhile
 
+from minisgl.errors import ConfigError
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
+
 
 def num_gpus() -> int:
     """The number of NVIDIA GPUs that torch may find here, without importing it; 0 if unknown."""
@@ -47,3 +51,23 @@ def too_few_gpus(num_ranks: int, num_gpus: int) -> str | None:
         f"{num_ranks} ranks on this machine need a GPU each, but torch finds {num_gpus}; lower "
         "--tp, spread the ranks with --nnodes, look at CUDA_VISIBLE_DEVICES, or say --device cpu"
     )
+
+
+def warn_of_unused(torch_version: str) -> None:
+    """Log where the driver has GPUs that torch does not find."""
+    if num_unused := gpus_of_driver():
+        get_logger(__name__).warning(
+            "computing on the CPU: this machine's driver has %s, but torch %s finds none; "
+            "install a torch for CUDA (docs/cuda.md), or say --device cpu",
+            counted(num_unused, "GPU"),
+            torch_version,
+        )
+
+
+def refuse_threads(threads: int | None) -> None:
+    """Raise ConfigError for `--threads` of an engine on a GPU."""
+    if threads is not None:
+        raise ConfigError(
+            f"--threads {threads} is for steps on a CPU, and this engine computes on a GPU: "
+            "leave it out, or say --device cpu"
+        )

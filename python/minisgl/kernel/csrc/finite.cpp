@@ -1,10 +1,13 @@
 // Whether weights are finite, asked while they are copied. The copy is bound by memory, so the
 // question costs little there; a second pass over what left the caches costs twice as much.
+#include <algorithm>
+
 #include "tensor.h"
+#include "threads.h"
 
 namespace {
 
-constexpr int64_t SERIAL = 1 << 16;  // bytes below which a second thread costs more than it brings
+constexpr int64_t SERIAL = 1 << 16;  // bytes that one thread copies at a time: fewer are not worth a second
 
 // A number is NaN or infinite where all bits of `mask` are set. Adding the lowest of them then
 // carries into the sign bit, and only then: no comparison.
@@ -12,22 +15,23 @@ template <class U, bool COPIES>
 bool finite(const U* source, U* target, int64_t n, U mask, int64_t num_threads) {
   typedef U V __attribute__((vector_size(W * 4)));
   constexpr int64_t LANES = sizeof(V) / sizeof(U);
+  constexpr int64_t CHUNK = SERIAL / sizeof(V);  // vectors
   const U lowest = mask & -mask;
   const int64_t vectors = n / LANES;
-  U carries = 0;
-  if (n * int64_t(sizeof(U)) < SERIAL) num_threads = 1;
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1) reduction(| : carries)
-  {
+  std::atomic<U> found{0};
+  each_item((vectors + CHUNK - 1) / CHUNK, num_threads, [&](int64_t chunk) {
     V all = {};
-#pragma omp for schedule(static) nowait
-    for (int64_t i = 0; i < vectors; i++) {
+    for (int64_t i = chunk * CHUNK; i < std::min((chunk + 1) * CHUNK, vectors); i++) {
       V v;
       std::memcpy(&v, source + i * LANES, sizeof(v));
       if (COPIES) std::memcpy(target + i * LANES, &v, sizeof(v));
       all |= (v & mask) + lowest;
     }
-    for (int64_t l = 0; l < LANES; l++) carries |= all[l];
-  }
+    U some = 0;
+    for (int64_t l = 0; l < LANES; l++) some |= all[l];
+    found.fetch_or(some, std::memory_order_relaxed);
+  });
+  U carries = found;
   for (int64_t i = vectors * LANES; i < n; i++) {
     if (COPIES) target[i] = source[i];
     carries |= U((source[i] & mask) + lowest);

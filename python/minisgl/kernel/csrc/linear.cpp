@@ -26,8 +26,8 @@ void each_panel(const TensorView& weight, int64_t num_threads, F f) {
         "packing: a matrix of 16-bit numbers and an even number of inputs");
   const int64_t inputs = weight.size(1);
   uint32_t* all = data<uint32_t>(weight);
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
-  for (int64_t p = 0; p < weight.size(0) / PANEL; p++) f(all + p * PANEL * inputs / 2, inputs / 2);
+  each_item(weight.size(0) / PANEL, num_threads,
+            [&](int64_t p) { f(all + p * PANEL * inputs / 2, inputs / 2); });
 }
 
 }  // namespace
@@ -58,18 +58,17 @@ void packed_rows(TensorView ids, TensorView weight, TensorView out, int64_t num_
             out.numel() == ids.numel() * inputs,
         "embed: ids [T], weight [V, D] and out [T, D], packed");
   const bool is_wide = ids.dtype().bits == 64;
-#pragma omp parallel for num_threads(num_threads) if (ids.numel() > 8 && num_threads > 1)
-  for (int64_t t = 0; t < ids.numel(); t++) {
+  each_item(ids.numel(), ids.numel() > 8 ? num_threads : 1, [&](int64_t t) {
     const int64_t id = is_wide ? data<int64_t>(ids)[t] : data<int32_t>(ids)[t];
     uint32_t* to = data<uint32_t>(out) + t * steps;
     const uint32_t* all = data<uint32_t>(weight);
     if (id >= whole) {
       std::memcpy(to, all + id * steps, steps * 4);
-      continue;
+      return;
     }
     const uint32_t* from = all + id / PANEL * PANEL * steps + id % PANEL;
     for (int64_t s = 0; s < steps; s++) to[s] = from[s * PANEL];
-  }
+  });
 }
 
 // out = x @ weight.T + bias, then the gate (0: none, 1: SiLU, 2: GELU): x [M, I], weight [O, I]

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tensor.h"
+#include "threads.h"
 
 namespace {
 
@@ -81,8 +82,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
   for (int e = 0; e < num_held; e++)
     if (pairs.begin[e] < pairs.begin[e + 1]) chosen.push_back(e);
   const int up_blocks = (F + BLOCK - 1) / BLOCK;
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic)
-  for (int64_t item = 0; item < int64_t(chosen.size()) * up_blocks; item++) {
+  each_item(int64_t(chosen.size()) * up_blocks, num_threads, [&](int64_t item) {
     const int e = chosen[item / up_blocks], f0 = int(item % up_blocks) * BLOCK;
     for (int f = f0; f < std::min(f0 + BLOCK, F); f++) {
       const T* gate = up_base + (int64_t(e) * (GATED ? 2 * F : F) + f) * D;
@@ -109,11 +109,10 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
         }
       }
     }
-  }
+  });
 
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic)
-  for (int d0 = 0; d0 < D; d0 += BLOCK) {
-    const int width = std::min(BLOCK, D - d0);
+  each_item((D + BLOCK - 1) / BLOCK, num_threads, [&](int64_t item) {
+    const int d0 = int(item) * BLOCK, width = std::min(BLOCK, D - d0);
     std::vector<float> total(num_tokens * BLOCK);
     for (int e : chosen)
       for (int d = 0; d < width; d += 2) {
@@ -138,7 +137,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
       each(&total[t * BLOCK], width, [&](VF v, int i) {
         store_until(data<T>(out) + t * D + d0, i, width, v);
       });
-  }
+  });
 }
 
 }  // namespace

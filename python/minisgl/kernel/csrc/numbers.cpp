@@ -44,8 +44,8 @@ struct IntRows {
       : numbers((rows + PADDING) * inputs), scales((rows + PADDING) * ((inputs + block - 1) / block)),
         sums(scales.size()) {
     const int64_t blocks = (inputs + block - 1) / block;
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1 && rows * inputs > 32768)
-    for (int64_t i = 0; i < rows * blocks; i++) {
+    if (rows * inputs <= 32768) num_threads = 1;
+    each_item(rows * blocks, num_threads, [&](int64_t i) {
       const int64_t at = i / blocks * inputs + i % blocks * block;
       const int n = int(std::min(block, inputs - i % blocks * block));
       VF largest = {}, finite = {};
@@ -65,7 +65,7 @@ struct IntRows {
       });
       scales[i] = scale + sum(finite);  // NaN where an input is infinite or NaN
       sums[i] = sum(__builtin_convertvector(total, VF)) * scale;
-    }
+    });
   }
 };
 
@@ -154,8 +154,7 @@ void numbers_rows(TensorView ids, TensorView numbers, TensorView scales, TensorV
             numbers.numel() == scales.numel() * inputs,
         "embed: ids [T], int8 numbers [V, D], scales [V] and out [T, D], packed");
   const bool is_wide = ids.dtype().bits == 64;
-#pragma omp parallel for num_threads(num_threads) if (ids.numel() > 8 && num_threads > 1)
-  for (int64_t t = 0; t < ids.numel(); t++) {
+  each_item(ids.numel(), ids.numel() > 8 ? num_threads : 1, [&](int64_t t) {
     const int64_t id = is_wide ? data<int64_t>(ids)[t] : data<int32_t>(ids)[t];
     const int8_t* from = data<int8_t>(numbers) + (id / PANEL * steps * PANEL + id % PANEL) * 2;
     bf16* to = data<bf16>(out) + t * inputs;
@@ -167,7 +166,7 @@ void numbers_rows(TensorView ids, TensorView numbers, TensorView scales, TensorV
       }
       store_until(to, int(i), int(inputs), v * data<float>(scales)[id]);
     }
-  }
+  });
 }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(numbers_linear, numbers_linear);

@@ -5,6 +5,7 @@
 // most of the 5 to 20 microseconds that a chain of torch ops costs.
 #include "rows.h"
 #include "tensor.h"
+#include "threads.h"
 
 namespace {
 
@@ -38,8 +39,7 @@ void check_same(const TensorView& a, const TensorView& b, const char* name) {
 template <class F>
 void parallel(int64_t count, int64_t width, int64_t num_threads, F f) {
   if (count * width < SERIAL) num_threads = 1;
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(static)
-  for (int64_t i = 0; i < count; i++) f(i);
+  each_item(count, num_threads, f);
 }
 
 template <class F>

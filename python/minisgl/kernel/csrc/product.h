@@ -1,11 +1,8 @@
 // A linear layer's product in bfloat16: who computes which tile, and what becomes of its sums.
 #pragma once
 
-#include <omp.h>
-
-#include <atomic>
-
 #include "panels.h"
+#include "threads.h"
 
 enum Gate { NONE, SILU, GELU };  // the numbers that Python passes
 
@@ -40,23 +37,6 @@ inline void store_tile(const Tile& tile, const bf16* bias, Gate gate, bf16* out,
         if (tile.first[1] != tile.first[0]) store(to + PANEL, y[1]);
       }
     }
-}
-
-// Calls f(item) for items 0 to count - 1. A thread takes those of an equal share in order, so that it
-// can ask for the next item's bytes; then what is left of other shares, which slower threads leave.
-template <class F>
-void each_item(int64_t count, int64_t num_threads, F f) {
-  struct alignas(64) Next {
-    std::atomic<int64_t> item;
-  };
-  std::vector<Next> next(num_threads);
-  for (int64_t i = 0; i < num_threads; i++) next[i].item = count * i / num_threads;
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  for (int64_t i = 0; i < num_threads; i++) {
-    const int64_t share = (omp_get_thread_num() + i) % num_threads;
-    const int64_t end = count * (share + 1) / num_threads;
-    for (int64_t item; (item = next[share].item++) < end;) f(item);
-  }
 }
 
 // outputs: rows of the weight, of which a gate makes half as many columns.

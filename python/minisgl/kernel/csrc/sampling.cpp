@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tensor.h"
+#include "threads.h"
 
 namespace {
 
@@ -243,21 +244,20 @@ void sample(TensorView logits, tvm::ffi::Optional<TensorView> temperatures,
     using T = std::remove_pointer_t<decltype(type)>;
     const T* base = data<T>(logits);
     const int64_t stride = logits.stride(0);
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(dynamic)
-    for (int r = 0; r < num_rows; r++) {
+    each_item(num_rows, num_threads, [&](int64_t r) {
       Row<T> row{base + r * stride, V, 0, 1};
       ids[r] = argmax(row, row.top);
       if (!std::isfinite(row.top)) {  // argmax ignores NaN: of a row of NaN it is -infinity
         ids[r] = -1;
-        continue;
+        return;
       }
-      if (!temperature || temperature[r] == 0) continue;
+      if (!temperature || temperature[r] == 0) return;
       row.temperature = temperature[r];
       float least = -INFINITY;
       if (top_k || top_p) least = threshold(row, top_k ? top_k[r] : 0, top_p ? top_p[r] : 1.0f);
       if (min_p) least = std::max(least, std::log(min_p[r]));
       ids[r] = draw(row, ids[r], least, seed[r], index[r]);
-    }
+    });
   });
 }
 

@@ -1,0 +1,101 @@
+// The items of a step of attention, and the order of its work.
+//
+//   queries  |== tile ==|== tile ==|=|        a tile: up to TILE query vectors (tokens x the heads
+//   keys     |=== span ===|=== span ==|       that share the key/value head)
+//                                             spans: only where tiles are too few for the cores
+#pragma once
+
+#include "attention_item.h"
+#include "threads.h"
+
+namespace attention {
+
+constexpr int TILE = 64;       // query vectors: a transposed block of keys is worth its making
+constexpr int MIN_SPAN = 256;  // keys: a shorter span costs more to merge than it saves
+
+// prepare(t, keys, values) makes token t's query, and its keys and values [K, H], which are null for a
+// token whose key and value are in a page of the prefix cache already (slot -1).
+template <class T, class P, class Prepare>
+void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
+  const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
+  std::vector<Item> tiles;
+  double work = 0;  // query vectors x keys
+  int token = 0;
+  for (int row = 0; row < s.num_rows; row++)
+    for (int begin = s.ends[row] - s.lengths[row]; begin < s.ends[row]; begin += tile_queries) {
+      int n = std::min(tile_queries, s.ends[row] - begin);
+      int key_begin = first_key(s, begin);
+      for (int head = 0; head < s.num_kv_heads; head++)
+        tiles.push_back({row, head, token, begin, n, key_begin, begin + n, -1});
+      work += double(n * s.group) * (begin + n - key_begin) * s.num_kv_heads;
+      token += n;
+    }
+  // Starting the other threads takes a few microseconds: as long as about 100,000 products.
+  if (work * s.H < 100e3) num_threads = 1;
+
+  std::vector<Item> items;
+  std::vector<Merge> merges;
+  std::vector<size_t> offsets;
+  size_t partial_floats = 0;
+  for (const Item& tile : tiles) {
+    int M = tile.num_queries * s.group;
+    // Four items to a thread even out; a tile longer than that is cut into equal spans.
+    double share = work / (4.0 * num_threads) / M;
+    int length = tile.key_end - tile.key_begin;
+    int spans = num_threads == 1 ? 1 : int(length / std::max(share, double(MIN_SPAN)) + 0.5);
+    if (spans <= 1) {
+      items.push_back(tile);
+      continue;
+    }
+    int step = round_up((length + spans - 1) / spans, BLOCK);
+    Merge merge{tile, int(offsets.size()), 0};
+    for (int begin = tile.key_begin; begin < tile.key_end; begin += step) {
+      Item item = tile;
+      item.key_begin = begin;
+      item.key_end = std::min(begin + step, tile.key_end);
+      item.partial = int(offsets.size());
+      items.push_back(item);
+      offsets.push_back(partial_floats);
+      partial_floats += size_t(M) * (ld + 2);
+    }
+    merge.end = int(offsets.size());
+    merges.push_back(merge);
+  }
+  std::vector<float> partial_memory(partial_floats);
+  std::vector<float*> partials;
+  for (size_t offset : offsets) partials.push_back(partial_memory.data() + offset);
+  // Long items first: a causal prefill's last tiles see the most keys.
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return int64_t(a.num_queries) * (a.key_end - a.key_begin) >
+           int64_t(b.num_queries) * (b.key_end - b.key_begin);
+  });
+
+  const int64_t width = int64_t(s.num_kv_heads) * s.H;
+  each_item(s.num_tokens, num_threads, [&](int64_t t) {
+    const int64_t slot = s.slots[t], at = slot * width;
+    if (slot < 0) {
+      prepare(t, nullptr, nullptr);
+    } else if constexpr (Step<T, P>::QUANTISED) {
+      static thread_local std::vector<T> made;
+      made.resize(2 * width);
+      T *keys = made.data(), *values = keys + width;
+      prepare(t, keys, values);
+      float *k_scales = s.k_scales + slot * s.scale_stride,
+            *v_scales = s.v_scales + slot * s.scale_stride;
+      for (int k = 0, h = 0; k < s.num_kv_heads; k++, h += s.H) {
+        quantise_row(keys + h, s.k_pool + at + h, s.H, k_scales + k);
+        quantise_row(values + h, s.v_pool + at + h, s.H, v_scales + k);
+      }
+    } else {
+      prepare(t, s.k_pool + at, s.v_pool + at);
+    }
+  });
+  // Everything is stored before anything attends.
+  each_item(int64_t(items.size()), num_threads, [&](int64_t i) {
+    static thread_local Scratch scratch;
+    attend(s, items[i], scratch, items[i].partial < 0 ? nullptr : partials[items[i].partial]);
+  });
+  each_item(int64_t(merges.size()), num_threads, [&](int64_t i) { merge(s, merges[i], partials); });
+}
+
+}  // namespace attention

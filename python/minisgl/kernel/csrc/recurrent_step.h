@@ -1,0 +1,71 @@
+// A step of recurrent layers as its kernels see it: tensors, rows, items, and their scratch.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "tensor.h"
+
+namespace recurrent {
+
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+template <class T>
+struct Step {
+  const T *x, *weight;  // weight [taps, D]
+  T *mixed, *tails, *inputs, *keys, *out;
+  float *states, *updates, *decays;
+  const float *g, *beta;
+  const int32_t *slots, *row_table, *state_table, *table_idxs, *starts, *ends;
+  int64_t x_stride, row_stride, state_stride;
+  int num_rows, N, K, H, V, D, taps, interval, page_size;
+  const T* bias;      // of the convolution; null for none
+  const float* skip;  // of Mamba2; null for the delta rule
+};
+
+struct Row {
+  int first, start, end, base, newest;  // first: of its tokens in the step
+  const int32_t *pages;                 // of the rows group
+  int64_t state, new_state;             // pages; -1 for none
+};
+
+struct Heads {
+  int key, from, to;  // value heads [from, to)
+  bool keep_key;      // one item of a key head keeps it
+};
+
+template <class T>
+Row row_of(const Step<T>& s, int r, int first) {
+  Row row{first, s.starts[r], s.ends[r], 0, 0, s.row_table + s.table_idxs[r] * s.row_stride, -1, -1};
+  row.base = row.start / s.interval * s.interval, row.newest = row.end / s.interval * s.interval;
+  const int32_t* states = s.state_table + s.table_idxs[r] * s.state_stride;
+  if (row.base) row.state = states[row.base / s.page_size - 1];
+  if (row.newest > row.base) row.new_state = states[row.newest / s.page_size - 1];
+  return row;
+}
+
+// Where the convolution's input of the token at a slot is (minisgl/kvcache/recurrent.py).
+template <class T>
+INLINE T* ring_at(const Step<T>& s, int64_t slot) {
+  const int ring = std::min(s.page_size, s.taps);
+  return s.inputs + (slot / s.page_size * ring + slot % s.page_size % ring) * s.D;
+}
+
+// Where the rows group has an old token.
+template <class T>
+INLINE int64_t slot_of(const Step<T>& s, const Row& row, int position) {
+  return int64_t(row.pages[position / s.page_size]) * s.page_size + position % s.page_size;
+}
+
+struct Scratch {
+  std::vector<float> floats;
+  size_t used = 0;
+  float* take(size_t count) {
+    float* p = floats.data() + used;
+    used += round_up(count, W);
+    if (used > floats.size()) TVM_FFI_THROW(RuntimeError) << "recurrent: scratch is too small";
+    return p;
+  }
+};
+
+}  // namespace recurrent

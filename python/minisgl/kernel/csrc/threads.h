@@ -1,0 +1,166 @@
+// The threads of the kernels: each thread that calls them has workers of its own, which help it.
+//
+// A decode step is some 110 calls, a few microseconds apart. Waking a thread that sleeps takes 20 to
+// 60 us on a virtual machine, so a worker that has nothing to do spins for about that long before it
+// sleeps. libgomp spins for 2 to 5 us where a process has more threads than cores, as an engine has.
+//
+// The caller waits for workers that have begun, and not for those that got no core: all work is taken
+// from counters, so the threads that are there do it. Where a worker loses its core to another process
+// in the middle of its work, spinning would only use up its share of the cores: for some calls workers
+// then sleep early, so that they are woken with a fresh share.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+class Workers {
+ public:
+  // Calls f(0) here and f(1) to f(count - 1) in workers, those that come in time.
+  template <class F>
+  void run(int count, F& f) {
+    while (int(threads_.size()) < count - 1) {
+      const int index = int(threads_.size()) + 1;
+      threads_.emplace_back([this, index, seen = call_.load()] { serve(index, seen); });
+    }
+    task_ = [](void* f, int index) { (*static_cast<F*>(f))(index); };
+    context_ = &f, count_ = count;
+    if (num_crowded_ > 0) num_crowded_--;
+    gate_.store(0, std::memory_order_release);
+    call_.fetch_add(1);
+    if (num_asleep_.load()) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+    const Closing closing{*this};
+    f(0);
+  }
+
+  ~Workers() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) is_fork() ? thread.detach() : thread.join();
+  }
+
+ private:
+  static constexpr std::chrono::microseconds SPIN{50};  // as long as a wake
+  static constexpr std::chrono::microseconds CROWDED_SPIN{5};
+  static constexpr std::chrono::milliseconds LATE{2};  // longer than items, as long as a turn of others
+  static constexpr int CROWDED_CALLS = 1000;           // some steps
+  static constexpr int CLOSED = 1 << 30;
+
+  struct Closing {  // also where f throws
+    Workers& workers;
+    ~Closing() {
+      workers.gate_.fetch_or(CLOSED);
+      const auto all_left = [&] { return workers.gate_.load() == CLOSED; };
+      if (workers.spin_until(all_left)) return;
+      const auto start = std::chrono::steady_clock::now();
+      std::unique_lock<std::mutex> lock(workers.mutex_);
+      workers.waits_ = true;
+      workers.left_.wait(lock, all_left);
+      workers.waits_ = false;
+      if (std::chrono::steady_clock::now() - start > LATE) workers.num_crowded_ = CROWDED_CALLS;
+    }
+  };
+
+  void serve(int index, uint32_t seen) {
+    const auto is_called = [&] { return stop_ || call_.load() != seen; };
+    for (;;) {
+      if (!spin_until(is_called)) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        num_asleep_++;
+        wake_.wait(lock, is_called);
+        num_asleep_--;
+      }
+      if (stop_) return;
+      seen = call_.load();
+      int inside = gate_.load();
+      while (!(inside & CLOSED) && !gate_.compare_exchange_weak(inside, inside + 1)) continue;
+      if (inside & CLOSED) continue;
+      if (index < count_) task_(context_, index);
+      if (gate_.fetch_sub(1) == CLOSED + 1 && waits_) {
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        left_.notify_one();
+      }
+    }
+  }
+
+  // Whether `is_true` became true in time.
+  template <class F>
+  bool spin_until(F is_true) const {
+    const auto end = std::chrono::steady_clock::now() + (num_crowded_ > 0 ? CROWDED_SPIN : SPIN);
+    do {
+      for (int i = 0; i < 8; i++) {
+        if (is_true()) return true;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("isb");
+#endif
+      }
+    } while (std::chrono::steady_clock::now() < end);
+    return is_true();
+  }
+
+  // A fork has the object and not its threads.
+  bool is_fork() const {
+#if defined(__unix__) || defined(__APPLE__)
+    return getpid() != process_;
+#else
+    return false;
+#endif
+  }
+#if defined(__unix__) || defined(__APPLE__)
+  const pid_t process_ = getpid();
+#endif
+
+  void (*task_)(void*, int) = nullptr;
+  void* context_ = nullptr;
+  int count_ = 0;
+  alignas(64) std::atomic<uint32_t> call_{0};
+  alignas(64) std::atomic<int> gate_{CLOSED};  // how many workers are in the call, and CLOSED after it
+  std::atomic<int> num_asleep_{0}, num_crowded_{0};
+  std::atomic<bool> stop_{false}, waits_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_, left_;
+  std::vector<std::thread> threads_;
+};
+
+inline Workers& workers() {
+  static thread_local Workers own;
+  return own;
+}
+
+// Calls f(item) for items 0 to count - 1. A thread takes those of an equal share in order, so that it
+// can ask for the next item's bytes; then what is left of other shares, which slower threads leave.
+template <class F>
+void each_item(int64_t count, int64_t num_threads, F f) {
+  num_threads = std::max<int64_t>(std::min(num_threads, count), 1);
+  struct alignas(64) Next {
+    std::atomic<int64_t> item;
+  };
+  std::vector<Next> next(num_threads);
+  for (int64_t i = 0; i < num_threads; i++) next[i].item = count * i / num_threads;
+  // noinline: f is large, and there are two calls
+  auto take = [&](int thread) __attribute__((noinline)) {
+    for (int64_t i = 0; i < num_threads; i++) {
+      const int64_t share = (thread + i) % num_threads, end = count * (share + 1) / num_threads;
+      for (int64_t item; (item = next[share].item++) < end;) f(item);
+    }
+  };
+  num_threads == 1 ? take(0) : workers().run(int(num_threads), take);
+}
