@@ -24,9 +24,11 @@ from minisgl.message import (
     WatchMsg,
     WatchReply,
 )
+from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
-from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
+from minisgl.runtime.grammars import Grammars
+from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
@@ -77,6 +79,16 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         status.ready({"memory": memory} if leads else {})
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
+    tokenizer = load_tokenizer(folder)
+    eos_ids = end_of_sequence_ids(folder, tokenizer)
+    to_scheduler = PushQueue(endpoints.scheduler)  # its own, of the thread that compiles
+    grammars = Grammars(
+        lambda: tokenizer,
+        ModelConfig.from_folder(folder, args.quantization).vocab_size,
+        eos_ids,
+        lambda message: to_scheduler.put([message] if leads else []),
+    )
+    vocabulary = None if args.offline else grammars.prepare()
     engine = start_engine(
         config,
         progress=_Progress() if leads else None,
@@ -89,12 +101,12 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             return source
         from minisgl.scheduler.queue_wait import QueueWait
 
-        return QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.waiting)
+        return QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.queued)
 
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
 
-    text_of = load_tokenizer(folder).decode if args.xray_text and leads else None
+    text_of = tokenizer.decode if args.xray_text and leads else None
 
     def send_frame(frame: bytes) -> None:
         outbox.pass_on(WatchReply(frame=frame))
@@ -145,7 +157,6 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         executor, loop_outbox = _costed(engine, args.num_local, executor, loop_outbox)
     is_torn = False
     try:
-        eos_ids = end_of_sequence_ids(folder, load_tokenizer(folder))
         settings = scheduler_config(
             args,
             engine,
@@ -153,9 +164,11 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             max_stall_s=None if args.offline else _stall_bound_s(args, engine, rank),
             max_queued=None if args.offline else args.max_queued_requests,
         )
-        create_masker = masker_factory(folder, engine.model_config.vocab_size, eos_ids)
-        scheduler = Scheduler(settings, clock=now, create_masker=create_masker)
+        scheduler = Scheduler(settings, clock=now, create_masker=grammars.create)
         clock.lap("scheduler")
+        if vocabulary:
+            vocabulary.result()
+        clock.lap("vocabulary of grammars")
         info = {
             "num_pages": engine.memory.num_pages,
             "page_size": engine.page_size,
@@ -173,6 +186,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         raise
     finally:
         status.pulse.rest()
+        grammars.close()
+        to_scheduler.close()
         inbox.close()
         outbox.close()
         if not is_torn:
