@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.xray_cost import interval
+from benchmarks.paired import interval
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.report import machine_load, write_json
@@ -180,7 +180,7 @@ def main(argv: list[str]) -> int:
                 print(f"{number:>3}  {rounds[-1]['masked'] / rounds[-1]['plain']:.4f}", flush=True)
         finally:
             engine.close()
-    low, ratio, high = interval([pair["masked"] / pair["plain"] for pair in rounds])
+    ratio, low, high = interval([pair["masked"] / pair["plain"] for pair in rounds])
     medians = {kind: statistics.median(pair[kind] for pair in rounds) * 1e3 for kind in KINDS}
     print(
         f"{args.shape}, {args.masked} of {args.batch} rows with {args.masker} masks: "
