@@ -89,6 +89,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         lambda message: to_scheduler.put([message] if leads else []),
     )
     vocabulary = None if args.offline else grammars.prepare()
+    clock.lap("tokenizer")
     engine = start_engine(
         config,
         progress=_Progress() if leads else None,
@@ -165,10 +166,9 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             max_queued=None if args.offline else args.max_queued_requests,
         )
         scheduler = Scheduler(settings, clock=now, create_masker=grammars.create)
-        clock.lap("scheduler")
         if vocabulary:
             vocabulary.result()
-        clock.lap("vocabulary of grammars")
+        clock.lap("scheduler")
         info = {
             "num_pages": engine.memory.num_pages,
             "page_size": engine.page_size,
