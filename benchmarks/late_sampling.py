@@ -3,9 +3,11 @@
 The first `--masked` requests of a masked round (default: all) have masks, so each step is sampled
 after the step before is settled. `--masker even` allows the even ids; `grammar` follows a JSON
 schema, with the work that a user's grammar makes. Plain and masked rounds alternate on one engine,
-and a step's time is the median time between two steps' tokens. Greedy, random weights, no early
-end. The parts are the host's mean time per step in each part of a turn; `wait` is what it waits for
-the device.
+odd rounds in the other order, and a step's time is the median time between two steps' tokens. On a
+CPU it is CPU seconds of the process, compute threads included, because wall seconds change with
+other load. The result is the geometric mean of the rounds' ratios with a bootstrap confidence
+interval of 95 %. Greedy, random weights, no early end. The parts are the host's mean time per step
+in each part of a turn; `wait` is what it waits for the device.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.paired import interval
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.report import machine_load, write_json
@@ -81,8 +84,8 @@ def maskers(kind: str, folder: Path, vocab_size: int) -> Callable[[], Masker]:
 class Recorder:
     """The inbox and outbox of one round. Mutable: it notes when each step's tokens come."""
 
-    def __init__(self, requests: list[SchedulerMsg]) -> None:
-        self._requests = requests
+    def __init__(self, requests: list[SchedulerMsg], clock: Callable[[], float]) -> None:
+        self._requests, self._clock = requests, clock
         self.times: list[float] = []
         self.ids: list[int] = []
 
@@ -93,7 +96,7 @@ class Recorder:
     def send(self, events: list[Event]) -> None:
         tokens = [event.id for event in events if isinstance(event, Token)]
         if tokens:
-            self.times.append(time.perf_counter())
+            self.times.append(self._clock())
             self.ids += tokens
 
     def pong(self, seq: int) -> None:
@@ -139,6 +142,7 @@ def main(argv: list[str]) -> int:
     add("--steps", type=natural, default=64, help="decode steps of a round")
     add("--rounds", type=natural, default=5, help="rounds of each kind, after one to warm up")
     add("--masker", choices=("even", "grammar"), default="even", help="what makes the masks")
+    add("--clock", choices=("auto", "wall", "cpu"), default="auto", help="auto: cpu on a CPU")
     add("--device", default="auto", help="as the server's flag")
     add("--dtype", default="auto", help="as the server's flag")
     add_json(parser)
@@ -155,6 +159,8 @@ def main(argv: list[str]) -> int:
             cache="naive",
         )  # fmt: skip
         engine = start_engine(config)
+        is_cpu = engine.device.torch_device.type == "cpu"
+        args.clock = ("cpu" if is_cpu else "wall") if args.clock == "auto" else args.clock
         create = maskers(args.masker, config.folder, engine.model_config.vocab_size)
         try:
             rounds: list[dict[str, float]] = []
@@ -168,17 +174,19 @@ def main(argv: list[str]) -> int:
                         kind: _step_s(
                             engine, config, create if kind == "masked" else None, args, parts[kind]
                         )
-                        for kind in KINDS
+                        for kind in (KINDS if number % 2 else KINDS[::-1])
                     }
                 )
+                print(f"{number:>3}  {rounds[-1]['masked'] / rounds[-1]['plain']:.4f}", flush=True)
         finally:
             engine.close()
-    ratio = statistics.median(pair["masked"] / pair["plain"] for pair in rounds)
+    ratio, low, high = interval([pair["masked"] / pair["plain"] for pair in rounds])
     medians = {kind: statistics.median(pair[kind] for pair in rounds) * 1e3 for kind in KINDS}
     print(
         f"{args.shape}, {args.masked} of {args.batch} rows with {args.masker} masks: "
         f"plain {medians['plain']:.3f} ms a step, masked {medians['masked']:.3f} ms, "
-        f"ratio of paired rounds {ratio:.3f}"
+        f"{args.clock} seconds; ratio of {len(rounds)} paired rounds {ratio:.3f} "
+        f"[{low:.3f}, {high:.3f}]"
     )
     parts_us = {kind: times.us() for kind, times in parts.items()}
     for kind, times in parts_us.items():
@@ -186,7 +194,8 @@ def main(argv: list[str]) -> int:
     if args.json:
         result = {
             "shape": args.shape, "batch": args.batch, "masked": args.masked, "masker": args.masker,
-            "rounds_s": rounds, "ratio": ratio, "parts_us": parts_us,
+            "clock": args.clock, "rounds_s": rounds, "ratio": ratio, "low": low, "high": high,
+            "parts_us": parts_us,
         }  # fmt: skip
         write_json(args.json, {"load_before": load, **result})
     return 0
@@ -208,7 +217,8 @@ def _step_s(
     requests: list[SchedulerMsg] = [
         UserMsg(uid=uid, ids=ids, sampling=sampling) for uid, ids in enumerate(prompts)
     ]
-    recorder = Recorder(requests)
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
+    recorder = Recorder(requests, clock)
     scheduler = Scheduler(
         scheduler_config(config, engine, frozenset()),
         create_masker=lambda message: create() if create and message.uid < args.masked else None,

@@ -37,6 +37,7 @@ SECRET: Final = "pelargonium"
 TASK: Final = "Read note.txt with a shell command and tell me the word in it."
 COMMAND: Final = "cat note.txt"
 PATCH: Final = "*** Begin Patch\n*** Add File: copy.txt\n+patched\n*** End Patch\n"
+TIMEOUT_S: Final = 300.0  # a turn took 20 s, and more than 120 s at a load of 39 on two cores
 SHELLS: Final = ("exec_command", "shell_command", "shell", "Bash", "bash", "run_shell_command")
 
 
@@ -176,7 +177,7 @@ def try_agent(command: Command, programs: Path, name: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=TIMEOUT_S,
         )
         is_patched = (work / "copy.txt").exists()
     has_all = SECRET in done.stdout and is_patched == ("apply_patch" in model.called)

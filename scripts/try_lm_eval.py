@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,9 +83,17 @@ def main() -> None:
         ("questions", "local-completions", True, completions),
         ("questions", "local-chat-completions", True, chat),
     ]
-    rows, is_equal = [], True
+    is_equal = True
+
+    @cache
+    def reference(name: str, is_chat: bool) -> tuple[dict[str, float], list[Any]]:
+        return run(name, "hf", transformers, is_chat=is_chat)
+
+    print(
+        "| task | through | metric | score | transformers' | answers |\n|---|---|---|---|---|---|"
+    )
     for name, model, is_chat, args in cases:
-        theirs, their_answers = run(name, "hf", transformers, is_chat=is_chat)
+        theirs, their_answers = reference(name, is_chat)
         ours, our_answers = run(name, model, args, is_chat=is_chat)
         is_equal = is_equal and ours == theirs
         for metric, score in ours.items():
@@ -96,11 +105,7 @@ def main() -> None:
                 f"{theirs[metric]}",
                 largest_difference(our_answers, their_answers),
             )
-            rows.append(f"| {' | '.join(cells)} |")
-    print(
-        "| task | through | metric | score | transformers' | answers |\n|---|---|---|---|---|---|"
-    )
-    print("\n".join(rows))
+            print(f"| {' | '.join(cells)} |", flush=True)
     sys.exit(not is_equal)
 
 

@@ -38,6 +38,7 @@ def add(
     *,
     priority: int = 0,
     namespace: str = "",
+    grammar: str = "",
     **sampling: Any,
 ) -> Accepted | Failed:
     message = UserMsg(
@@ -46,6 +47,7 @@ def add(
         sampling=SamplingParams(**sampling),
         priority=priority,
         namespace=namespace,
+        grammar=grammar,
     )
     return scheduler.add(message)
 

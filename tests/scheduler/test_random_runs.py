@@ -31,7 +31,15 @@ from minisgl.core.groups import CacheGroup
 from minisgl.core.masker import Mask
 from minisgl.core.step_times import StepTimes
 from minisgl.kvcache import RadixPrefixCache
-from minisgl.message import AbortMsg, PingMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.message import (
+    AbortMsg,
+    CompiledMsg,
+    PingMsg,
+    SchedulerMsg,
+    StopMsg,
+    UserMsg,
+    ids_to_bytes,
+)
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.testing import FakeExecutor, ListOutbox, fake_logprob, fake_next_id
 
@@ -51,6 +59,8 @@ class Case:
     aborted: bool = False
     stopped_at: int | None = None
     is_masked: bool = False
+    has_grammar: bool = False
+    is_refused: bool = False
 
     def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
         """Tokens and finish reason if nobody interferes."""
@@ -128,13 +138,15 @@ class CheckedScheduler(Scheduler):
 
 
 class RandomInbox:
-    """Sends requests, aborts, stops and pings at random moments until all requests have ended."""
+    """Sends requests, ends of compilations, aborts, stops and pings at random moments until all
+    requests have ended."""
 
     def __init__(self, rng: random.Random, cases: list[Case], outbox: ListOutbox) -> None:
         self.rng = rng
         self.cases = cases
         self.outbox = outbox
         self.sent = 0
+        self.compiling: list[int] = []
         self.num_turns = 0
         self.num_keys = rng.choice([0, 0, 1, 2, 3])
 
@@ -161,9 +173,19 @@ class RandomInbox:
                     priority=rng.choice([0, 0, 0, -1, 1]),
                     share=self.share(),
                     namespace=rng.choice(["", "", "tenant"]),
+                    grammar="grammar" if case.has_grammar else "",
                 )
             )
+            if case.has_grammar:
+                self.compiling.append(self.sent)
             self.sent += 1
+        while self.compiling and rng.random() < 0.2:
+            uid = self.compiling.pop(rng.randrange(len(self.compiling)))
+            if rng.random() < 0.2:
+                self.cases[uid].is_refused = True
+                because = Failed(uid=uid, message="no", code="invalid", status=400)
+                messages.append(AbortMsg(uid=uid, because=because))
+            messages.append(CompiledMsg(uid=uid))
         if self.sent and rng.random() < 0.05:
             uid = rng.randrange(self.sent)
             self.cases[uid].aborted = True
@@ -242,6 +264,7 @@ def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
                     prompt_logprobs=2 if has_full_group and rng.random() < 0.2 else None,
                 ),
                 is_masked=rng.random() < masked_share,
+                has_grammar=rng.random() < masked_share,
             )
         )
     return cases
@@ -334,8 +357,9 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
         expected, reason = case.expected(config)
         assert ids == expected[: len(ids)], f"uid {uid}: wrong tokens"
         if isinstance(end, Failed):
-            assert fail, end
+            assert fail or (case.is_refused and not ids), end
             continue
+        assert not (case.is_refused and ids), "it ran without a grammar"
         assert isinstance(end, Finished)
         if end.reason == "abort":
             assert case.aborted
@@ -345,6 +369,7 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
             assert (ids, end.reason) == (expected, reason)
             assert end.num_output_tokens == len(expected)
     assert not scheduler.runnable
+    assert not scheduler.requests.by_uid
     assert scheduler.requests.cache.num_used_pages == 0
 
 

@@ -16,7 +16,7 @@ from minisgl.core import (
     Token,
 )
 from minisgl.errors import EngineError
-from minisgl.message import AbortMsg, StopMsg
+from minisgl.message import AbortMsg, CompiledMsg, StopMsg
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.io import Message
 from minisgl.scheduler.queue_wait import QueueWait
@@ -155,7 +155,7 @@ def test_what_waits_too_long_ends_by_a_message() -> None:
     add(scheduler, 0, [1, 2, 3])
     settle(scheduler, scheduler.plan())
     add(scheduler, 1, [4, 5, 6])
-    source = QueueWait(ListSource(), 2.0, lambda: scheduler.requests.waiting, clock=lambda: now)
+    source = QueueWait(ListSource(), 2.0, lambda: scheduler.requests.queued, clock=lambda: now)
     now += 2.0
     assert source.get(0) == []
     now += 0.05
@@ -174,6 +174,40 @@ def test_what_waits_too_long_ends_by_a_message() -> None:
     scheduler.requests.retract(scheduler.requests.running[0])
     now += 60
     assert source.get(0) == []
+
+
+def test_a_request_waits_for_its_grammar_and_others_go_on() -> None:
+    now = 100.0
+    scheduler = Scheduler(make(max_queued=3).config, clock=lambda: now)
+    for uid in range(3):
+        add(scheduler, uid, [1, 2], grammar="g", max_tokens=1)
+    assert not scheduler.runnable, "the loop sleeps until a message comes"
+    full = add(scheduler, 3, [3, 4])
+    assert isinstance(full, Failed)
+    assert full.status == 429, "what compiles is in the queue"
+    assert [type(event) for event in scheduler.handle(AbortMsg(uid=0))] == [Finished]
+    assert scheduler.handle(AbortMsg(uid=0)) == [], "it has ended already"
+    add(scheduler, 4, [3, 4], max_tokens=1)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.uids == [4]
+    settle(scheduler, plan)
+    assert scheduler.plan() is None
+    for uid in (0, 1, 9):  # an ended one, the next, an unknown one
+        assert scheduler.handle(CompiledMsg(uid=uid)) == []
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.uids == [1]
+    source = QueueWait(ListSource(), 2.0, lambda: scheduler.requests.queued, clock=lambda: now)
+    now += 3
+    (message,) = source.get(0)
+    assert isinstance(message, AbortMsg)
+    (failed,) = scheduler.handle(message)
+    assert isinstance(failed, Failed)
+    assert (failed.uid, failed.code) == (2, "queue_timeout")
+    scheduler.check()
+    settle(scheduler, plan)
+    assert not scheduler.requests.by_uid
 
 
 class ListSource:

@@ -308,6 +308,7 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
             "completion_tokens": 2,
             "total_tokens": 4,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
         "timings": {
             "queued_s": 0.25,

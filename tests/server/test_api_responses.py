@@ -252,6 +252,34 @@ def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> 
         client.responses.retrieve(unkept.id)
 
 
+def test_items_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
+    """The AI SDK sends what it got so, unless told not to store."""
+    text = "!part:reasoning:hm !part:content:so !part:call:f !part:arguments:{}"
+    first = client.responses.create(model=MODEL, input=text, tools=[TOOL])
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    items: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    call = first.output[-1]
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
+    again = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": text}, *items, result], tools=[TOOL]
+    )
+    _, assistant, tool = messages_of(server)
+    assert (assistant["reasoning_content"], assistant["content"]) == ("hm", "so")
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == call.call_id
+    client.responses.create(model=MODEL, input="more", previous_response_id=again.id)
+    assert messages_of(server)[1:3] == [assistant, tool]
+    client.responses.delete(first.id)
+    for reference, says in (
+        (items[0], "there is no item"),
+        ({"type": items[0]["type"]}, "missing"),
+    ):
+        wrong: Any = [{"role": "user", "content": "a"}, reference]
+        with pytest.raises(openai.BadRequestError, match=says) as raised:
+            client.responses.create(model=MODEL, input=wrong)
+        assert raised.value.param == "input[1].id"
+
+
 def test_a_read_keeps_an_answer_and_a_deleted_one_makes_room() -> None:
     message = Message(role="user", content="x")
     size = len(msgspec.json.encode([[message], message]))

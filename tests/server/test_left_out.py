@@ -132,6 +132,30 @@ def test_claude_code(claude: anthropic.Anthropic, server: ScriptedServer) -> Non
     assert prompt_of(server).tool_choice == "web_search"  # which the tokenizer refuses: no tool
 
 
+def test_hosted_tools_of_earlier_turns(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+    """A conversation that began with Claude goes on here."""
+    cited = {"type": "web_search_result_location", "cited_text": "c", "url": "u", "title": "t"}
+    blocks: Any = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "Found.", "citations": [{**cited, "encrypted_index": "e"}]},
+    ]
+    raw = claude.messages.with_raw_response.create(
+        model=MODEL,
+        max_tokens=9,
+        messages=[
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": "b"},
+        ],
+    )
+    assert raw.headers[WARNING] == (
+        "left out: messages[1].content[0] (server_tool_use), "
+        "messages[1].content[1] (web_search_tool_result)"
+    )
+    assert [turn["content"] for turn in prompt_of(server).messages] == ["a", "Found.", "b"]
+
+
 def test_the_log_names_each_kind_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,30 @@ def test_the_prompt_has_the_tools(
     assert prompt.tools[1]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
+def test_allowed_tools(client: openai.OpenAI, server: ScriptedServer) -> None:
+    """The prompt offers only the allowed ones, of which an answer may or must call one."""
+    named = {"type": "function", "function": {"name": "now"}}
+    for mode in ("auto", "required"):
+        allowed: Any = {"mode": mode, "tools": [named]}
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "a"}],
+            tools=TOOLS,
+            tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+        )
+        chat = server.received[-1].prompt
+        choice: Any = {
+            "type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "now"}],
+        }  # fmt: skip
+        tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        client.responses.create(model=MODEL, input="a", tools=tools, tool_choice=choice)
+        response = server.received[-1].prompt
+        for prompt in (chat, response):
+            assert isinstance(prompt, ChatPrompt)
+            assert [tool["function"]["name"] for tool in prompt.tools] == ["now"]
+            assert prompt.tool_choice == mode
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

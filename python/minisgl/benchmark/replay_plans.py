@@ -28,7 +28,15 @@ from minisgl.core.plan import Plan
 from minisgl.core.req import IdArray
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError, EngineError
-from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.message import (
+    AbortMsg,
+    CompiledMsg,
+    ExitMsg,
+    SchedulerMsg,
+    StopMsg,
+    UserMsg,
+    ids_to_bytes,
+)
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import Meter
 from minisgl.scheduler.recorder import BLOCK_TOKENS
@@ -47,7 +55,7 @@ class Recording:
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is no recording, or has lost its start."""
-        messages: list[dict[str, Any]] = []
+        messages: list[tuple[str, dict[str, Any]]] = []
         ends: dict[int, dict[str, Any]] = {}
         self.steps: dict[int, Step] = {}
         settings: dict[str, Any] | None = None
@@ -68,18 +76,20 @@ class Recording:
             elif kind == "end":
                 ends[fields["uid"]] = fields
             else:
-                messages.append(fields)
+                messages.append((kind, fields))
         if settings is None or not self.steps:
             raise ConfigError(f"{path} has no step")
         self.overlap: bool = settings.pop("overlap")
         self.config = _config(settings)
-        stopped = {fields["uid"] for fields in messages if "input_length" not in fields}
+        stopped = {fields["uid"] for kind, fields in messages if kind == "leave"}
         self.tokens: dict[int, IdArray] = {}
         self.turns: dict[int, list[SchedulerMsg]] = {}
-        for fields in messages:
+        for kind, fields in messages:
             message: SchedulerMsg
-            if "input_length" in fields:
+            if kind == "arrival":
                 message = self._user_message(fields, ends.get(fields["uid"], {}), stopped)
+            elif kind == "compiled":
+                message = CompiledMsg(uid=fields["uid"])
             elif fields["num_tokens"] is None:
                 message = AbortMsg(uid=fields["uid"])
             else:
@@ -107,6 +117,7 @@ class Recording:
         return UserMsg(
             uid=uid, ids=ids_to_bytes(tokens[:num_prompt].tolist()), sampling=sampling,
             priority=arrival["priority"], share=arrival["share"],
+            grammar="recorded" if arrival.get("has_grammar") else "",
         )  # fmt: skip
 
 

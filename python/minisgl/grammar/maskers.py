@@ -1,30 +1,34 @@
 """The masks of requests with a grammar. Each rank has its own, from the committed tokens alone.
 
-The first grammar of a process makes it read the tokenizer (1 s for 150,000 tokens). That and each
-compilation run in a thread, beside the steps of other requests and the prompt's own step; the first
-mask waits for them. Every rank waits, so plans do not depend on the time.
+A thread compiles the grammars, one after another, beside the steps of other requests. A request
+waits until rank 0 has compiled its grammar (`CompiledMsg`); another rank that is slower waits for
+its own before the first mask. So plans do not depend on the time.
+
+llguidance compiles without Python's lock, but reads a vocabulary with it: all threads of a process
+stand still (1 s for 150,000 tokens). So a server reads it while it starts; `LLM` when it gets its
+first grammar.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import llguidance
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
 from minisgl.core.masker import Mask
-from minisgl.errors import InvalidSampling, shortened
+from minisgl.errors import InvalidSampling, RequestError, shortened
 from minisgl.grammar.trial import LIMITS
 
-_Matcher = tuple[llguidance.LLMatcher, int]
-"""And the words of its masks."""
+_PREFIX_SPACE: Final = '"add_prefix_space":true'
+OnCompiled = Callable[[RequestError | None], None]
 
 
 class Maskers:
-    """Makes the maskers of one engine. Mutable: it keeps the vocabulary."""
+    """Makes the maskers of one engine. Mutable: it keeps the vocabulary, and has a thread."""
 
     def __init__(
         self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: Collection[int]
@@ -37,55 +41,104 @@ class Maskers:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_ids = sorted(id for id in eos_ids if id < vocab_size)
-        self._vocabulary: llguidance.LLTokenizer | None = None
-        self._lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | InvalidSampling | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
-    def create(self, grammar: str) -> GrammarMasker:
-        """Return the masker of a new request; its grammar is compiled in the background."""
-        matcher: Future[_Matcher] = Future()
+    def prepare(self) -> Future[object]:
+        """Read the vocabulary in the thread. The future is done when it is read, or cannot be."""
+        return self._thread.submit(self._read_vocabulary)
 
-        def compile() -> None:
+    def create(self, grammar: str, on_compiled: OnCompiled = lambda error: None) -> GrammarMasker:
+        """Return the masker of a new request; its grammar is compiled in the thread.
+
+        The thread calls `on_compiled` then, with an error if there can be no masks.
+        """
+        return GrammarMasker(self._thread.submit(self._compiled, grammar, on_compiled))
+
+    def close(self) -> None:
+        """Wait for the grammar that is being compiled. The others are never compiled."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _compiled(self, grammar: str, on_compiled: OnCompiled) -> _Matcher:
+        error: RequestError | None = None
+        try:
+            vocabulary = self._read_vocabulary()
+            if isinstance(vocabulary, InvalidSampling):
+                raise vocabulary
+            return _Matcher(vocabulary, grammar, self._vocab_size)
+        except BaseException as raised:  # of the library, too; it must not end the engine
+            error = raised if isinstance(raised, RequestError) else _failure(raised)
+            raise error from raised
+        finally:
+            on_compiled(error)
+
+    def _read_vocabulary(self) -> llguidance.LLTokenizer | InvalidSampling:
+        if self._vocabulary is None:
+            # An answer is not a whole text: no space goes before what the grammar wants first.
+            text = self._tokenizer_json().replace(_PREFIX_SPACE, _PREFIX_SPACE[:-4] + "false")
+            size = self._vocab_size
             try:
-                vocabulary = self._read_vocabulary()
-                made = llguidance.LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
-                matcher.set_result((made, -(-vocabulary.vocab_size // 32)))
-            except Exception as error:
-                matcher.set_exception(error)
-
-        threading.Thread(target=compile, name="grammar", daemon=True).start()
-        return GrammarMasker(matcher, self._vocab_size)
-
-    def _read_vocabulary(self) -> llguidance.LLTokenizer:
-        with self._lock:
-            if self._vocabulary is None:
-                text, size = self._tokenizer_json(), self._vocab_size
                 try:
                     self._vocabulary = llguidance.LLTokenizer(text, size, self._eos_ids)
                 except ValueError:  # the tokenizer has tokens that the model does not know
                     self._vocabulary = llguidance.LLTokenizer(text, None, self._eos_ids)
-            return self._vocabulary
+            except Exception as error:
+                self._vocabulary = InvalidSampling(
+                    f"llguidance cannot read this checkpoint's tokenizer ({_line(error)}), so no "
+                    "answer can be made to follow a schema, regex, grammar or tool; ask for it in "
+                    "the prompt",
+                    param="structured_outputs",
+                )
+        return self._vocabulary
+
+
+class _Matcher:
+    """A compiled grammar with its first mask. Mutable: it matches the tokens that it is given."""
+
+    def __init__(self, vocabulary: llguidance.LLTokenizer, grammar: str, vocab_size: int) -> None:
+        """Raises InvalidSampling if the grammar takes more work than `LIMITS`."""
+        self._matcher = llguidance.LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
+        self._num_words = -(-vocabulary.vocab_size // 32), -(-vocab_size // 32)
+        self._num_matched = 0
+        self._first = self._next_mask()
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        """As `Masker.mask`."""
+        if not output:
+            return self._first
+        self._matcher.consume_tokens(list(output[self._num_matched :]))
+        self._num_matched = len(output)
+        return self._next_mask()
+
+    def _next_mask(self) -> Mask:
+        filled, kept = self._num_words
+        words = np.empty((1, filled), np.int32)
+        fill_next_token_bitmask(self._matcher, words)
+        if self._matcher.is_error():
+            raise InvalidSampling(
+                f"structured_outputs cannot be followed behind output token {self._num_matched}: "
+                f"{_line(self._matcher.get_error())}; use a simpler schema, regex or grammar",
+                param="structured_outputs",
+            )
+        return words[0, :kept].view(np.uint32)
 
 
 class GrammarMasker:
-    """A `minisgl.core.masker.Masker`. Mutable: it matches the tokens that it is given."""
+    """A `minisgl.core.masker.Masker`. Its first mask waits until the grammar is compiled."""
 
-    def __init__(self, matcher: Future[_Matcher], vocab_size: int) -> None:
+    def __init__(self, matcher: Future[_Matcher]) -> None:
         self._matcher = matcher
-        self._num_words = -(-vocab_size // 32)
-        self._num_matched = 0
 
     def mask(self, output: Sequence[int]) -> Mask:
         """As `Masker`. Raises InvalidSampling if the grammar takes more work than `LIMITS`."""
-        matcher, num_words = self._matcher.result()
-        matcher.consume_tokens(list(output[self._num_matched :]))
-        self._num_matched = len(output)
-        words = np.empty((1, num_words), np.int32)
-        fill_next_token_bitmask(matcher, words)
-        if matcher.is_error():
-            reason = shortened(matcher.get_error().partition("\n")[0], 300)
-            raise InvalidSampling(
-                f"structured_outputs cannot be followed behind output token {len(output)}: "
-                f"{reason}; use a simpler schema, regex or grammar",
-                param="structured_outputs",
-            )
-        return words[0, : self._num_words].view(np.uint32)
+        return self._matcher.result().mask(output)
+
+
+def _failure(error: BaseException) -> InvalidSampling:
+    return InvalidSampling(
+        f"structured_outputs cannot be compiled: {_line(error)}", param="structured_outputs"
+    )
+
+
+def _line(error: object) -> str:
+    return shortened(str(error).partition("\n")[0], 300)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minisgl import env
 from minisgl.core.args import EngineArgs
+from minisgl.core.masker import Masker
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
-from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
+from minisgl.message import UserMsg
+from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
+
+if TYPE_CHECKING:
+    from minisgl.runtime.grammars import Grammars
 
 
 class LLMEngine(Protocol):
@@ -26,7 +31,7 @@ class LLMEngine(Protocol):
 
 
 class OwnEngine:
-    """An engine and a scheduler in this process."""
+    """An engine and a scheduler in this process. Mutable: it keeps what the first grammar made."""
 
     def __init__(
         self,
@@ -36,19 +41,36 @@ class OwnEngine:
         progress: Callable[[int, int], None],
     ) -> None:
         """Load the model. `progress(done, total)` counts bytes. Raises ConfigError."""
+        self._folder = folder
+        self._grammars: Grammars | None = None
         self.engine = start_engine(EngineConfig.of(args, folder), progress=progress)
         try:
-            self.scheduler = Scheduler(
-                scheduler_config(args, self.engine, eos_ids),
-                create_masker=masker_factory(folder, self.engine.model_config.vocab_size, eos_ids),
-            )
+            config = scheduler_config(args, self.engine, eos_ids)
+            self.scheduler = Scheduler(config, create_masker=self._masker)
         except Exception:
             self.engine.close()
             raise
 
     def run(self, session: Session) -> None:
+        self._session = session
         overlap = not env.overlap_disabled()
         run(self.scheduler, self.engine, session, session, overlap=overlap)
 
     def close(self) -> None:
         self.engine.close()
+
+    def _masker(self, message: UserMsg) -> Masker | None:
+        if not message.grammar:
+            return None
+        if self._grammars is None:
+            from minisgl.runtime.grammars import Grammars
+            from minisgl.tokenizer import load_tokenizer
+
+            config = self.scheduler.config
+            self._grammars = Grammars(
+                lambda: load_tokenizer(self._folder),
+                config.vocab_size,
+                config.eos_ids,
+                lambda message: self._session.post(message),
+            )
+        return self._grammars.create(message)

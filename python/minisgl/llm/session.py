@@ -121,14 +121,14 @@ class Session:
             call = make(self._num_requests)
             self._num_requests += len(call.requests)
             self._calls.update((request.uid, call) for request in call.requests)
-            self._outgoing += call.requests
+            self._put(call.requests)
         return call
 
     def abort(self, call: Call, error: BaseException) -> None:
         """Let the call end with `error`, unless it has failed already."""
         with self.changed:
             call.error = call.error or error
-            self._outgoing += [AbortMsg(uid=uid) for uid in sorted(call.open)]
+            self._put([AbortMsg(uid=uid) for uid in sorted(call.open)])
 
     def wait(self, waited: Call | Streams) -> None:
         """Return when `waited` is over: run the loop, or wait while another thread runs it.
@@ -164,6 +164,10 @@ class Session:
                 self.changed.wait_for(lambda: not self._leader)
                 self._end(ConfigError("this LLM was closed"))
 
+    def _put(self, messages: Sequence[SchedulerMsg]) -> None:
+        self._outgoing += messages
+        self.changed.notify_all()
+
     def _end(self, error: BaseException) -> None:
         self._is_closed = True
         for call in set(self._calls.values()):
@@ -177,10 +181,18 @@ class Session:
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         with self.changed:
-            if self._leader and self._leader.is_over:
+            leader = self._leader
+            if timeout_s and leader:  # no request can run before a grammar is compiled
+                self.changed.wait_for(lambda: self._outgoing or leader.is_over, timeout_s)
+            if leader and leader.is_over:
                 return [ExitMsg()]
             messages, self._outgoing = self._outgoing, []
             return messages
+
+    def post(self, message: SchedulerMsg) -> None:
+        """Let the loop get a message of another thread."""
+        with self.changed:
+            self._put([message])
 
     def send(self, events: list[Event]) -> None:
         replies, stops = self._detokenizer.handle(events)

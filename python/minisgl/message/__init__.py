@@ -144,7 +144,8 @@ class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
     Only requests of one `namespace` share a cached prefix. grammar: that the output follows
-    (`minisgl.grammar`); "" is none. `sampling` then has no `structured_outputs`. form: JSON of an
+    (`minisgl.grammar`); "" is none. With one, `sampling` has no `structured_outputs`, and the
+    request starts after its `CompiledMsg`. form: JSON of an
     `AnswerForm`, by which the answer is split; "" is text alone.
     """
 
@@ -169,11 +170,17 @@ class StopMsg(Record, frozen=True, kw_only=True):
     num_tokens: int
 
 
+class CompiledMsg(Record, frozen=True, kw_only=True):
+    """Rank 0 has compiled the request's grammar: it may start. Unknown uids are ignored."""
+
+    uid: Uid
+
+
 class ExitMsg(Record, frozen=True, kw_only=True):
     """Leave the loop without finishing requests."""
 
 
-SchedulerMsg = UserMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
+SchedulerMsg = UserMsg | CompiledMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
 """The messages that the loop handles. Its inbox handles `ProfileMsg` and `WatchMsg`."""
 
 

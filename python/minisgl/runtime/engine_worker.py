@@ -24,9 +24,11 @@ from minisgl.message import (
     WatchMsg,
     WatchReply,
 )
+from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
-from minisgl.runtime.scheduler_config import masker_factory, scheduler_config
+from minisgl.runtime.grammars import Grammars
+from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
@@ -77,6 +79,17 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         status.ready({"memory": memory} if leads else {})
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
+    tokenizer = load_tokenizer(folder)
+    eos_ids = end_of_sequence_ids(folder, tokenizer)
+    to_scheduler = PushQueue(endpoints.scheduler)  # its own, of the thread that compiles
+    grammars = Grammars(
+        lambda: tokenizer,
+        ModelConfig.from_folder(folder, args.quantization).vocab_size,
+        eos_ids,
+        lambda message: to_scheduler.put([message] if leads else []),
+    )
+    vocabulary = None if args.offline else grammars.prepare()
+    clock.lap("tokenizer")
     engine = start_engine(
         config,
         progress=_Progress() if leads else None,
@@ -88,7 +101,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         if args.max_queue_wait:
             from minisgl.scheduler.queue_wait import QueueWait
 
-            source = QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.waiting)
+            source = QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.queued)
         if overlap and not args.offline:
             from minisgl.scheduler.late_planning import LatePlanning
 
@@ -98,7 +111,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     source, executor, now = _links(engine, endpoints, config.ranks, watched)
     outbox = _outbox(args, endpoints, rank)
 
-    text_of = load_tokenizer(folder).decode if args.xray_text and leads else None
+    text_of = tokenizer.decode if args.xray_text and leads else None
 
     def send_frame(frame: bytes) -> None:
         outbox.pass_on(WatchReply(frame=frame))
@@ -149,7 +162,6 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         executor, loop_outbox = _costed(engine, args.num_local, executor, loop_outbox)
     is_torn = False
     try:
-        eos_ids = end_of_sequence_ids(folder, load_tokenizer(folder))
         settings = scheduler_config(
             args,
             engine,
@@ -157,8 +169,9 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             max_stall_s=None if args.offline else _stall_bound_s(args, engine, rank),
             max_queued=None if args.offline else args.max_queued_requests,
         )
-        create_masker = masker_factory(folder, engine.model_config.vocab_size, eos_ids)
-        scheduler = Scheduler(settings, clock=now, create_masker=create_masker)
+        scheduler = Scheduler(settings, clock=now, create_masker=grammars.create)
+        if vocabulary:
+            vocabulary.result()
         clock.lap("scheduler")
         info = {
             "num_pages": engine.memory.num_pages,
@@ -177,6 +190,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         raise
     finally:
         status.pulse.rest()
+        grammars.close()
+        to_scheduler.close()
         inbox.close()
         outbox.close()
         if not is_torn:

@@ -1,21 +1,14 @@
-"""The scheduler's settings and maskers, from the engine and the checkpoint."""
+"""The scheduler's settings, from the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.core.args import EngineArgs
-from minisgl.core.masker import Masker
-from minisgl.message import UserMsg
 from minisgl.scheduler import SchedulerConfig
-from minisgl.tokenizer.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from minisgl.engine import Engine
-    from minisgl.grammar.maskers import Maskers
 
 
 def scheduler_config(
@@ -43,17 +36,3 @@ def scheduler_config(
         max_queued=max_queued,
         cache=args.cache,
     )
-
-
-def masker_factory(
-    folder: Path, vocab_size: int, eos_ids: frozenset[int]
-) -> Callable[[UserMsg], Masker | None]:
-    """Return the scheduler's `create_masker`. It reads the tokenizer for the first grammar."""
-
-    @cache
-    def maskers() -> Maskers:
-        from minisgl.grammar.maskers import Maskers
-
-        return Maskers(lambda: load_tokenizer(folder).to_json(), vocab_size, eos_ids)
-
-    return lambda message: maskers().create(message.grammar) if message.grammar else None

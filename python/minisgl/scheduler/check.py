@@ -15,7 +15,7 @@ def check_books(requests: Requests) -> None:
     requests.cache.check([req for req in holders if req.handle])
     assert waiting == sorted(waiting, key=lambda req: req.order)
     assert running == sorted(running, key=lambda req: req.order)
-    everyone = [*holders, *waiting]
+    everyone = [*holders, *requests.queued]
     assert sorted(requests.by_uid) == sorted(req.uid for req in everyone)
     held = {req.table_idx for req in holders}
     table_idxs = [*requests.free_table_idxs, *(req.table_idx for req in holders)]
@@ -27,5 +27,5 @@ def check_books(requests: Requests) -> None:
         assert req.num_computed <= req.num_known <= req.max_len, req
         assert req.num_tokens <= req.num_known or req.ended, req
         assert 0 <= req.num_flights <= 2, req
-    for req in waiting:
+    for req in requests.queued:
         assert (req.pages, req.handle, req.num_flights) == ([], None, 0), req

@@ -137,7 +137,7 @@ class LoopMeter(Meter):
             tokens=plan.num_tokens,
             output_tokens=num_output_tokens - self._num_output_tokens,
             running=scheduler.num_running,
-            waiting=len(scheduler.requests.waiting),
+            waiting=len(scheduler.requests.queued),
             used_pages=scheduler.requests.cache.num_used_pages,
             cached_pages=scheduler.requests.cache.num_cached_pages,
             num_pages=scheduler.requests.cache.num_pages,
@@ -163,7 +163,7 @@ class LoopMeter(Meter):
         stats = scheduler.stats
         return StatusReply(
             rank=self._rank,
-            num_waiting=len(scheduler.requests.waiting),
+            num_waiting=len(scheduler.requests.queued),
             num_running=scheduler.num_running,
             num_pages=scheduler.requests.cache.num_pages,
             num_used_pages=scheduler.requests.cache.num_used_pages,

@@ -22,8 +22,8 @@ CHECK_S: Final = 0.1
 class QueueWait:
     """A `Source` of rank 0 that adds an `AbortMsg` for each request that has waited too long.
 
-    waiting: the queue of the scheduler. A request that has started once may wait for longer: its
-    client has tokens. Mutable: when it looks next.
+    waiting: the requests in the scheduler's queues. A request that has started once may wait for
+    longer: its client has tokens. Mutable: when it looks next.
     """
 
     def __init__(

@@ -5,7 +5,8 @@ JSON lines, each an object with one key:
     config    the scheduler's settings, and whether steps overlap
     frame     a `minisgl.scheduler.xray.Frame`; the page's X-ray opens such a file
     arrival   a request: turn, at_s (since the start), uid, input_length, hash_ids, max_tokens,
-              priority, share, scored (the prompt's log-probabilities are wanted)
+              priority, share, scored (the prompt's log-probabilities are wanted), has_grammar
+    compiled  the grammar of a request is compiled, so it may start: turn, uid
     leave     a client left, or a stop string ended its text: turn, uid, num_tokens (null: all)
     end       how it ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
               decode_s, all_hash_ids (of the prompt and the output together)
@@ -34,7 +35,7 @@ import numpy as np
 
 from minisgl.core.event import Event, Failed, Finished, Token
 from minisgl.errors import ConfigError
-from minisgl.message import AbortMsg, SchedulerMsg, StopMsg, UserMsg
+from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl.utils.logger import get_logger
@@ -85,8 +86,12 @@ class Recorder:
             "priority": message.priority,
             "share": message.share,
             "scored": message.sampling.prompt_logprobs is not None,
+            "has_grammar": bool(message.grammar),
         }
         self._write(_encode({"arrival": arrival}) + b"\n")
+
+    def compiled(self, turn: int, message: CompiledMsg) -> None:
+        self._write(_encode({"compiled": {"turn": turn, "uid": message.uid}}) + b"\n")
 
     def left(self, turn: int, message: AbortMsg | StopMsg) -> None:
         num_tokens = message.num_tokens if isinstance(message, StopMsg) else None
@@ -155,6 +160,8 @@ class RecordedInbox:
         for message in messages:
             if isinstance(message, UserMsg):
                 self._recorder.arrived(self._turn, message)
+            elif isinstance(message, CompiledMsg):
+                self._recorder.compiled(self._turn, message)
             elif isinstance(message, AbortMsg | StopMsg):
                 self._recorder.left(self._turn, message)
         return messages

@@ -44,7 +44,7 @@ class ReplicaReport:
     def __call__(self) -> bytes:
         """Return the JSON of a `ReplicaState` without model and context length."""
         scheduler = self._scheduler
-        queued = sum(req.num_left for req in scheduler.requests.waiting)
+        queued = sum(req.num_left for req in scheduler.requests.queued)
         unfinished = (req.num_left for req in scheduler.requests.running)
         queued += sum(left for left in unfinished if left > 1)  # 1: it decodes
         self._measure(has_queue=queued > 0)
@@ -58,7 +58,7 @@ class ReplicaReport:
             num_pages=scheduler.requests.cache.num_pages,
             num_free_pages=scheduler.requests.cache.num_pages
             - scheduler.requests.cache.num_used_pages,
-            num_waiting=len(scheduler.requests.waiting),
+            num_waiting=len(scheduler.requests.queued),
             num_running=scheduler.num_running,
             max_running=scheduler.config.max_running,
             queued_tokens=queued,

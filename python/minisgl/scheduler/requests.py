@@ -3,8 +3,9 @@
 ::
 
     add ──> waiting ──start──> running ──stop──> leaving ──release──> deleted, if it has ended
-               ^                                    │
-               └──────────── if it was retracted ───┘
+     │         ^                                    │
+     │         ├──────────── if it was retracted ───┘
+     └──> compiling, until its grammar is compiled
 
 A request leaves when it ends or is retracted. It keeps its row of the tables until every launched
 step with a row of it is committed, and its pages, too, unless it gave way to a request of another
@@ -26,12 +27,12 @@ from minisgl.scheduler.stats import SchedulerStats
 class Requests:
     """Mutable: the state that the planner and the scheduler share.
 
-    waiting, running: in order. leaving: by uid; a flight still has a row of them, but no more rows
-    are planned. free_table_idxs: the tables have one row more than requests may run, so that one
-    can start while another leaves. needs: which rows of the tables want a mask or report more than
-    their token.
-    next_step: the number of the next plan. void_from: outcomes from this failed step on are
-    discarded; None if no step failed.
+    waiting, running: in order. compiling: by uid; their grammars are being compiled. leaving: by
+    uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the tables
+    have one row more than requests may run, so that one can start while another leaves. needs:
+    which rows of the tables want a mask or report more than their token. next_step: the number of
+    the next plan. void_from: outcomes from this failed step on are discarded; None if no step
+    failed.
     """
 
     def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
@@ -41,6 +42,7 @@ class Requests:
         )
         self.by_uid: dict[int, Req] = {}
         self.waiting: list[Req] = []
+        self.compiling: dict[int, Req] = {}
         self.running: list[Req] = []
         self.leaving: dict[int, Req] = {}
         self.needs = RowNeeds()
@@ -59,11 +61,22 @@ class Requests:
         waiting, running = self.waiting, self.running
         return bool(waiting and running) and waiting[0].order[1] < running[-1].order[1]
 
-    def add(self, req: Req) -> None:
-        """Let a new request wait."""
+    @property
+    def queued(self) -> list[Req]:
+        """All that do not run: they wait, or their grammars are being compiled."""
+        return [*self.waiting, *self.compiling.values()]
+
+    def add(self, req: Req, *, is_compiled: bool) -> None:
+        """Let a new request wait, first for its grammar unless that is compiled."""
         assert req.uid not in self.by_uid, f"uid {req.uid} is in use"
-        self.by_uid[req.uid] = req
-        insort(self.waiting, req, key=order)
+        self.by_uid[req.uid] = self.compiling[req.uid] = req
+        if is_compiled:
+            self.end_compiling(req.uid)
+
+    def end_compiling(self, uid: int) -> None:
+        """Let a request wait whose grammar is compiled; it may have ended."""
+        if req := self.compiling.pop(uid, None):
+            insort(self.waiting, req, key=order)
 
     def start(self, req: Req) -> None:
         """Give a waiting request, which has its cached pages, a row of the tables."""
@@ -83,6 +96,7 @@ class Requests:
         if req.leaving:
             return  # it was retracted and now ends, before its last flight is settled
         if req.table_idx < 0:
+            self.end_compiling(req.uid)
             self.waiting.remove(req)
             del self.by_uid[req.uid]
             return

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
 from msgspec.structs import replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
@@ -26,7 +25,7 @@ from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import Plan, StepFailed, StepOutcome
 from minisgl.core.req import ALL, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
-from minisgl.message import AbortMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.planner import Planner
@@ -55,8 +54,7 @@ class Scheduler:
         self.requests = Requests(config, self.stats)
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
-        self._any_token = np.full(-(-config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        self._refused: dict[int, RequestError] = {}  # errors of maskers by uid, for `commit`
+        self.refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`
 
     @property
     def runnable(self) -> bool:
@@ -65,11 +63,14 @@ class Scheduler:
 
     # --- messages ------------------------------------------------------------------------------
 
-    def handle(self, message: UserMsg | AbortMsg | StopMsg) -> list[Event]:
+    def handle(self, message: UserMsg | CompiledMsg | AbortMsg | StopMsg) -> list[Event]:
         """Apply a message. Returns the events that answer it at once."""
         match message:
             case UserMsg():
                 return [self.add(message)]
+            case CompiledMsg():
+                self.requests.end_compiling(message.uid)
+                return []
             case AbortMsg():
                 return self._end_early(message.uid, "abort", None, message.because)
             case StopMsg():
@@ -81,7 +82,7 @@ class Scheduler:
         prompt = ids_from_bytes(message.ids).copy()
         try:
             max_tokens = admissible_max_tokens(
-                self.config, prompt, message.sampling, num_waiting=len(self.requests.waiting)
+                self.config, prompt, message.sampling, num_waiting=len(self.requests.queued)
             )
             seed = message.sampling.seed
             sampling = replace(
@@ -104,7 +105,7 @@ class Scheduler:
             masker=self._create_masker(message),
             accepted_at=self._clock(),
         )
-        self.requests.add(req)
+        self.requests.add(req, is_compiled=not message.grammar)
         shows_prompt = sampling.echo or sampling.prompt_logprobs is not None
         return Accepted(
             uid=req.uid,
@@ -137,25 +138,10 @@ class Scheduler:
         return self._planner.plan()
 
     def masks(self, plan: Plan) -> list[Mask]:
-        """Return a mask for each late row of a launched plan, after the previous plan's commit.
+        """Return the masks of a launched plan's late rows (`minisgl.scheduler.masks`)."""
+        from minisgl.scheduler.masks import masks_of
 
-        The mask allows every token if the sampled one will be discarded: the request has ended, an
-        earlier step failed, or the masker raised an error, which fails the request in `commit`.
-        """
-        masks = []
-        for index in plan.late_rows:
-            req = self.requests.by_uid[plan.uids[plan.sample_rows[index]]]
-            if req.ended or self.requests.void_from is not None:
-                masks.append(self._any_token)
-            else:
-                assert req.masker
-                assert len(req.output) == plan.output_idxs[index]
-                try:
-                    masks.append(req.masker.mask(req.output))
-                except RequestError as error:
-                    self._refused[req.uid] = error
-                    masks.append(self._any_token)
-        return masks
+        return masks_of(plan, self.requests, self.config.vocab_size, self.refused)
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
         """Append the sampled tokens to their requests, in row order. Returns the events.
@@ -167,8 +153,8 @@ class Scheduler:
         for req in rows:
             req.num_flights -= 1
         events: list[Event] = []
-        while self._refused:
-            uid, error = self._refused.popitem()
+        while self.refused:
+            uid, error = self.refused.popitem()
             if not requests[uid].ended:
                 events.append(self._fail(requests[uid], error))
         if isinstance(outcome, StepFailed):

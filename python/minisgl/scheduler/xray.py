@@ -175,7 +175,7 @@ class XRay:
             num_skipped=num_skipped,
             requests=[_state(req, clock) for req in requests[:MAX_REQUESTS]],
             num_requests=len(requests),
-            num_waiting=len(scheduler.requests.waiting),
+            num_waiting=len(scheduler.requests.queued),
             num_running=scheduler.num_running,
             page_size=scheduler.requests.cache.page_size,
             num_pages=scheduler.requests.cache.num_pages,

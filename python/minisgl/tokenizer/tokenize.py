@@ -106,12 +106,9 @@ class PromptEncoder:
 
     def tokenize(self, message: TokenizeMsg) -> UserMsg | Failed:
         """The record for the scheduler, or the refusal for the client."""
-        try:
-            ids = self.encode(message.prompt, message.context_length)
-            rest = (message.sampling, message.namespace, message.uid, message.priority)
-            return msgspec.structs.replace(self.request(ids, *rest), share=message.share)
-        except Exception as error:
-            return Failed.of(message.uid, error)
+        from minisgl.tokenizer.checks import begin
+
+        return begin(self, message)()
 
     def _check_text(self, text: str, context_length: int | None) -> None:
         try:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from minisgl.core import Event, Failed
 from minisgl.message import (
     AbortMsg,
@@ -22,7 +20,6 @@ from minisgl.message import (
     ProfileMsg,
     SchedulerMsg,
     TokenizeMsg,
-    UserMsg,
     WatchMsg,
 )
 from minisgl.message.frontend import (
@@ -33,6 +30,7 @@ from minisgl.message.frontend import (
     PongMsg,
     UserReply,
 )
+from minisgl.tokenizer.checks import Checks, begin, has_grammar
 from minisgl.tokenizer.detokenize import Detokenizer
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
@@ -88,6 +86,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
         to_api = stack.enter_context(closing(PushQueue(config.endpoints.api)))
         status.ready({"has_chat_template": has_chat_template})
 
+        checks = Checks()
         pulse = status.pulse
         pulse.allowed_s = lambda: TURN_S
         waiting: deque[FrontendMsg] = deque()
@@ -96,7 +95,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             passed_on: list[UserReply] = []
             if not waiting:
                 pulse.rest()
-            ready = wait(inboxes, 0 if waiting else None)
+            ready = wait(inboxes, 0 if waiting else None, news=checks.news)
             pulse.turn()
             for inbox in ready:
                 for message in inbox.get(0):
@@ -105,19 +104,26 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
                         passed_on += [PongMsg(seq=seq) for seq in message.pings]
                         passed_on += message.pass_on
                     elif isinstance(message, AbortMsg):
-                        _take_back(waiting, message)
+                        _take_back(waiting, checks, message)
                     else:
                         waiting.append(message)
             replies, stops = detokenizer.handle(events)
             to_api.put([*replies, *passed_on])
             to_scheduler.put(stops)
+            answers: list[_Answer] = [*checks.take()]
             if waiting:  # one prompt a turn: a long one must not stall the running streams twice
-                answer = _forward(encoder, waiting.popleft())
+                answers += _forward(encoder, checks, waiting.popleft())
+            for answer in answers:
                 (to_api if isinstance(answer, Failed | CodecReply) else to_scheduler).put([answer])
 
 
-def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
-    """Forget a prompt that still waits; one that has gone on is aborted before all that waits."""
+_Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
+
+
+def _take_back(waiting: deque[FrontendMsg], checks: Checks, abort: AbortMsg) -> None:
+    """Forget a prompt that is still here; one that has gone on is aborted before all that waits."""
+    if checks.cancel(abort.uid):
+        return
     for message in waiting:
         if isinstance(message, TokenizeMsg) and message.uid == abort.uid:
             waiting.remove(message)
@@ -125,28 +131,16 @@ def _take_back(waiting: deque[FrontendMsg], abort: AbortMsg) -> None:
     waiting.appendleft(abort)
 
 
-def _forward(
-    encoder: PromptEncoder, message: FrontendMsg
-) -> SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply:
+def _forward(encoder: PromptEncoder, checks: Checks, message: FrontendMsg) -> list[_Answer]:
+    """Return what to send now: nothing yet of a request whose grammar is checked first."""
     if isinstance(message, TokenizeMsg):
-        return _clamped(message, encoder.tokenize(message))
+        finish = begin(encoder, message)
+        if not has_grammar(message):
+            return [finish()]
+        checks.add(message.uid, finish)
+        return []
     if isinstance(message, EncodeMsg | DecodeMsg):
         from minisgl.tokenizer.codec import answer_codec
 
-        return answer_codec(encoder, message)
-    return message
-
-
-def _clamped(asked: TokenizeMsg, message: UserMsg | Failed) -> UserMsg | Failed:
-    """`message` with `max_tokens` lowered to what the context leaves, if the request wants that."""
-    wanted = asked.sampling.max_tokens
-    if (
-        not asked.is_clamped
-        or not wanted
-        or not asked.context_length
-        or isinstance(message, Failed)
-    ):
-        return message
-    left = max(asked.context_length - len(message.ids) // 4, 1)
-    sampling = msgspec.structs.replace(message.sampling, max_tokens=min(wanted, left))
-    return msgspec.structs.replace(message, sampling=sampling)
+        return [answer_codec(encoder, message)]
+    return [message]

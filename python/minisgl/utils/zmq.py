@@ -219,9 +219,13 @@ class AsyncPullQueue(_Receiver[T]):
             loop.remove_reader(descriptor)
 
 
-def wait(queues: Sequence[PullQueue[Any]], timeout_s: float | None) -> list[PullQueue[Any]]:
-    """Return the queues that have something to read; wait up to `timeout_s` for the first."""
+def wait(
+    queues: Sequence[PullQueue[Any]], timeout_s: float | None, *, news: int
+) -> list[PullQueue[Any]]:
+    """Return the queues that have something to read. Wait up to `timeout_s` for the first, or for
+    `news`, a file descriptor, to become readable."""
     poller = zmq.Poller()
+    poller.register(news, zmq.POLLIN)
     for queue in queues:
         poller.register(queue._socket, zmq.POLLIN)
     ready = dict(poller.poll(_milliseconds(timeout_s)))

@@ -27,7 +27,9 @@ _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "
 class TextBlock(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
     text: str
     cache_control: CacheControl = None
-    citations: Annotated[list[Any] | None, only([], why="put their text into text")] = None
+    citations: Annotated[list[Any] | None, ignored("Changes nothing: text has what is read.")] = (
+        None
+    )
     parsed_output: Annotated[Any, ignored("Changes nothing: the client adds it.")] = None
 
 
@@ -48,6 +50,39 @@ class RedactedBlock(Json, tag_field="type", tag="redacted_thinking", frozen=True
     """Another server's thinking, encrypted: left out, with a warning."""
 
     data: str
+
+
+class HostedBlock(Json, tag_field="type", frozen=True, kw_only=True):
+    """What a hosted tool of another server did in an earlier turn: left out, with a warning."""
+
+    id: Annotated[str | None, ignored("Of a block that is left out.")] = None
+    name: Annotated[str | None, ignored("Of a block that is left out.")] = None
+    input: Annotated[Any, ignored("Of a block that is left out.")] = None
+    tool_use_id: Annotated[str | None, ignored("Of a block that is left out.")] = None
+    content: Annotated[Any, ignored("Of a block that is left out.")] = None
+    caller: Annotated[Any, ignored("Of a block that is left out.")] = None
+    cache_control: CacheControl = None
+
+
+class ServerToolBlock(HostedBlock, tag="server_tool_use", frozen=True, kw_only=True):
+    pass
+
+
+class SearchResultBlock(HostedBlock, tag="web_search_tool_result", frozen=True, kw_only=True):
+    pass
+
+
+class FetchResultBlock(HostedBlock, tag="web_fetch_tool_result", frozen=True, kw_only=True):
+    pass
+
+
+class ToolSearchBlock(HostedBlock, tag="tool_search_tool_result", frozen=True, kw_only=True):
+    pass
+
+
+LeftOutBlock = (
+    RedactedBlock | ServerToolBlock | SearchResultBlock | FetchResultBlock | ToolSearchBlock
+)
 
 
 class ImageBlock(Json, tag_field="type", tag="image", frozen=True, kw_only=True):
@@ -78,15 +113,16 @@ class ToolResultBlock(Json, tag_field="type", tag="tool_result", frozen=True, kw
 
 class Turn(Json, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock]
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | LeftOutBlock]
 
     def left_out(self, path: str) -> list[Omission]:
         """What of the turn is in no message."""
         left_out = []
         blocks = [] if isinstance(self.content, str) else self.content
         for i, block in enumerate(blocks):
-            if isinstance(block, RedactedBlock):
-                left_out.append(Omission(f"{path}.content[{i}]", "redacted_thinking"))
+            if isinstance(block, LeftOutBlock):
+                kind = str(block.__struct_config__.tag)
+                left_out.append(Omission(f"{path}.content[{i}]", kind))
             elif isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
                 left_out += [
                     Omission(f"{path}.content[{i}].content[{number}]", kind)

@@ -38,6 +38,7 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.api.tools import (
     MAX_TOOLS,
+    AllowedChoice,
     ChosenTool,
     Tool,
     ToolChoice,
@@ -160,6 +161,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         `TextReply.parts`, `Output.answer`."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         choice = self.tool_choice
+        if isinstance(choice, AllowedChoice):
+            tools, choice = choice.of(tools), choice.allowed_tools.mode
         return msgspec.structs.replace(
             self.prompt,
             tools=[tool.for_template(f"tools[{i}]") for i, tool in enumerate(tools)],

@@ -57,7 +57,7 @@ class Message(Json, frozen=True, kw_only=True):
         str | None, Meta(description="The same as reasoning_content, which templates know.")
     ] = None
     refusal: Annotated[str | None, only("", why="put its text into content")] = None
-    annotations: Annotated[list[Any] | None, only([], why="put their text into content")] = None
+    annotations: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
     audio: Annotated[
         dict[str, Any] | None, only(why="this server reads text; send the transcript")
     ] = None

@@ -1,8 +1,10 @@
-"""The answers that `previous_response_id` may name: in memory, the oldest go first."""
+"""The answers that `previous_response_id` and `item_reference` may name: in memory, the oldest go
+first."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +12,7 @@ import msgspec
 
 from minisgl.errors import InvalidRequest, brief
 from minisgl.server.api.messages import Message
+from minisgl.server.api.responses_answer import OutputItem
 
 MAX_BYTES: Final = 64 * 2**20
 """JSON of all conversations together: some thousands of agents' turns."""
@@ -19,33 +22,44 @@ MAX_BYTES: Final = 64 * 2**20
 class Kept:
     """messages: the conversation up to and with the answer, without `instructions`.
 
-    owner: the name of the API key that asked, or "". answer: as it was sent.
+    owner: the name of the API key that asked, or "". answer: as it was sent. items: those of it.
     """
 
     owner: str
     messages: list[Message]
     answer: msgspec.Struct
+    items: Sequence[OutputItem]
     num_bytes: int
 
 
 class ResponseStore:
-    """Mutable: answers by id, the one used longest ago first."""
+    """Mutable: answers by id, the one used longest ago first, and where each item is."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._answer_of: dict[str, str] = {}  # by the item's id
         self._num_bytes = 0
 
-    def put(self, id: str, owner: str, messages: list[Message], answer: msgspec.Struct) -> None:
+    def put(
+        self,
+        id: str,
+        owner: str,
+        messages: list[Message],
+        answer: msgspec.Struct,
+        items: Sequence[OutputItem] = (),
+    ) -> None:
         """Keep an answer; one that is larger than the store is not kept."""
         num_bytes = len(msgspec.json.encode([messages, answer]))
         if num_bytes > self._max_bytes:
             return
-        self._kept[id] = Kept(owner=owner, messages=messages, answer=answer, num_bytes=num_bytes)
+        self._kept[id] = Kept(
+            owner=owner, messages=messages, answer=answer, items=items, num_bytes=num_bytes
+        )
+        self._answer_of |= {item.id: id for item in items}
         self._num_bytes += num_bytes
         while self._num_bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+            self._drop(next(iter(self._kept)))
 
     def get(self, id: str, owner: str, *, param: str | None = None, status: int = 404) -> Kept:
         """Raises InvalidRequest with `status` if there is none, or it is another key's."""
@@ -63,5 +77,22 @@ class ResponseStore:
 
     def delete(self, id: str, owner: str) -> None:
         """Raises as `get`."""
-        self._num_bytes -= self.get(id, owner).num_bytes
-        del self._kept[id]
+        self.get(id, owner)
+        self._drop(id)
+
+    def item(self, id: str, owner: str, param: str) -> OutputItem:
+        """An item of an answer. Raises InvalidRequest if there is none, or it is another key's."""
+        kept = self._kept.get(self._answer_of.get(id, ""))
+        if kept is None or kept.owner != owner:
+            raise InvalidRequest(
+                f"{param}: there is no item {brief(id)}: its answer was not stored, or it had to "
+                "make room for newer ones; send the item itself",
+                param=param,
+            )
+        return next(item for item in kept.items if item.id == id)
+
+    def _drop(self, id: str) -> None:
+        kept = self._kept.pop(id)
+        self._num_bytes -= kept.num_bytes
+        for item in kept.items:
+            self._answer_of.pop(item.id, None)

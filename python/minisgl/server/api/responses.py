@@ -58,6 +58,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, ResponsesRequest)
         name = model.check(asked.model)
         owner, earlier = _owner(request), []
+        asked = asked.resolved(lambda id, path: store.item(id, owner, path))
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
         chat, left_out = fitting(asked.chat(earlier), model.card.template, _WISHES)
@@ -68,7 +69,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         def keep(answer: ResponseObject) -> None:
             if asked.store is not False:
                 spoken = _spoken(answer.output)
-                store.put(begun.id, owner, [*earlier, *asked.messages, spoken], answer)
+                store.put(
+                    begun.id, owner, [*earlier, *asked.messages, spoken], answer, answer.output
+                )
 
         return await respond(
             request,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import UNREADABLE, Omission
@@ -49,7 +53,8 @@ class InputPart(Json, frozen=True, kw_only=True):
 
 
 class InputItem(Json, frozen=True, kw_only=True):
-    """A message, a call, its output, or reasoning; items of an answer as they came."""
+    """A message, a call, its output, or reasoning; items of an answer as they came, or by their
+    ids."""
 
     type: (
         Literal[
@@ -59,6 +64,7 @@ class InputItem(Json, frozen=True, kw_only=True):
             "custom_tool_call",
             "custom_tool_call_output",
             "reasoning",
+            "item_reference",
             "web_search_call",
             "tool_search_call",
             "tool_search_output",
@@ -74,7 +80,9 @@ class InputItem(Json, frozen=True, kw_only=True):
     input: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
-    id: Annotated[str | None, ignored("Changes nothing.")] = None
+    id: Annotated[
+        str | None, Meta(description="Of an item_reference: which item of a stored answer it is.")
+    ] = None
     status: Annotated[str | None, ignored("Changes nothing.")] = None
     phase: Annotated[str | None, ignored("Changes nothing.")] = None
     caller: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
@@ -97,6 +105,14 @@ class InputItem(Json, frozen=True, kw_only=True):
         return bool(self.type == "reasoning" and self.encrypted_content) and not (
             self.content or self.summary
         )
+
+    def resolved(self, item_of: Callable[[str, str], Json], path: str) -> InputItem:
+        """The item itself where this is a reference. item_of: by id and path. Raises
+        InvalidRequest."""
+        if self.type != "item_reference":
+            return self
+        item = item_of(_given(self.id, f"{path}.id"), f"{path}.id")
+        return msgspec.convert(msgspec.to_builtins(item), InputItem)
 
     def left_out(self, path: str) -> list[Omission]:
         """What of the item is in no message."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
@@ -121,6 +123,13 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateArgs = None
     timeout: Timeout = None
 
+    def resolved(self, item_of: Callable[[str, str], Json]) -> ResponsesRequest:
+        """The request with the items that its references name (`InputItem.resolved`)."""
+        if isinstance(self.input, str):
+            return self
+        items = [item.resolved(item_of, f"input[{i}]") for i, item in enumerate(self.input)]
+        return msgspec.structs.replace(self, input=items)
+
     @property
     def messages(self) -> list[Message]:
         """Of `input`. Raises InvalidRequest."""
@@ -180,6 +189,15 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+    """The choice in the form of chat completions, which have some fields a level lower."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") in ("function", "custom"):
         return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {
+            "mode": choice.get("mode"),
+            "tools": [_tool_choice(each) for each in choice["tools"]],
+        }
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice

@@ -200,8 +200,7 @@ class CompletionTokensDetails(Json, frozen=True, kw_only=True):
 
 
 class Usage(Json, frozen=True, kw_only=True):
-    """completion_tokens_details: if there was reasoning. prompt_tokens_details: known at the end of
-    a stream."""
+    """The details are known at the end of a stream."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -228,9 +227,7 @@ class Usage(Json, frozen=True, kw_only=True):
                     min(end.num_cached_tokens for end in choices) for choices in prompts
                 )
             ),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning)
-            if num_reasoning
-            else UNSET,
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
         )
 
 

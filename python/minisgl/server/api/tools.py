@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core.structured import num_levels
-from minisgl.errors import InvalidRequest
+from minisgl.errors import InvalidRequest, brief
 from minisgl.server.api.messages import MAX_DEPTH
 from minisgl.server.api.strict import Json, ignored
 from minisgl.tokenizer.parse import ToolCall as ParsedCall
@@ -58,7 +58,29 @@ class ChosenTool(Json, tag_field="type", tag="function", frozen=True, kw_only=Tr
     function: ChosenFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+class AllowedTools(Json, frozen=True, kw_only=True):
+    """The tools that the prompt offers, of those in the request."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Meta(min_length=1)]
+
+
+class AllowedChoice(Json, tag_field="type", tag="allowed_tools", frozen=True, kw_only=True):
+    allowed_tools: AllowedTools
+
+    def of(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Those of `tools` that are allowed. Raises InvalidRequest for one that is not there."""
+        names = {tool.function.name for tool in tools}
+        allowed = [tool.function.name for tool in self.allowed_tools.tools]
+        if unknown := [name for name in allowed if name not in names]:
+            raise InvalidRequest(
+                f"tool_choice allows {brief(unknown[0])}, which is not in tools",
+                param="tool_choice",
+            )
+        return [tool for tool in tools if tool.function.name in allowed]
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool | AllowedChoice
 
 
 class CalledFunction(Json, frozen=True, kw_only=True):

@@ -1,0 +1,34 @@
+"""The masks of a step's late rows, from the maskers of their requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minisgl.core.masker import Mask
+from minisgl.core.plan import Plan
+from minisgl.errors import RequestError
+from minisgl.scheduler.requests import Requests
+
+
+def masks_of(
+    plan: Plan, requests: Requests, vocab_size: int, refused: dict[int, RequestError]
+) -> list[Mask]:
+    """Return the masks of a launched plan's late rows. The plan before it is committed.
+
+    The mask allows every token where the sampled token will be discarded: the request has ended,
+    an earlier step failed, or there is no mask. Then its error is put into `refused`, by uid.
+    """
+    any_token = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    masks = []
+    for index in plan.late_rows:
+        req = requests.by_uid[plan.uids[plan.sample_rows[index]]]
+        mask = any_token
+        if not req.ended and requests.void_from is None:
+            assert req.masker
+            assert len(req.output) == plan.output_idxs[index]
+            try:
+                mask = req.masker.mask(req.output)
+            except RequestError as error:
+                refused[req.uid] = error
+        masks.append(mask)
+    return masks
