@@ -97,15 +97,9 @@ class Ops:
         return self.rms_norm(residual, weight, eps), residual
 
     def norm_linear(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        weight: Tensor,
-        bias: Tensor | None,
-        gate: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
+        weight: Tensor, bias: Tensor | None, gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Apply add_rms_norm, then linear. Returns (output, x + residual).
 
         residual: None counts as zero. norm_weight: None if x is normed already; then there is no

@@ -45,13 +45,9 @@ class RMSNormFused(_Norm):
         return self.comm.add_norm(self.ops, x, residual, self.weight, self.eps)
 
     def linear(
-        self,
-        weight: Weight,
-        x: Tensor,
-        residual: Tensor | None,
-        bias: Tensor | None = None,
+        self, weight: Weight, x: Tensor, residual: Tensor | None, bias: Tensor | None = None,
         gate: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Apply this norm, then `weight.linear`. Returns (output, residual).
 
         One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.

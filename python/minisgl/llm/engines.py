@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from minisgl import env
 from minisgl.core.args import EngineArgs
-from minisgl.core.masker import Masker
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
-from minisgl.message import UserMsg
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
 
 if TYPE_CHECKING:
+    from minisgl.core.masker import Masker
+    from minisgl.message import UserMsg
     from minisgl.runtime.grammars import Grammars
 
 
@@ -42,7 +43,6 @@ class OwnEngine:
     ) -> None:
         """Load the model. `progress(done, total)` counts bytes. Raises ConfigError."""
         self._folder = folder
-        self._grammars: Grammars | None = None
         self.engine = start_engine(EngineConfig.of(args, folder), progress=progress)
         try:
             config = scheduler_config(args, self.engine, eos_ids)
@@ -59,18 +59,13 @@ class OwnEngine:
     def close(self) -> None:
         self.engine.close()
 
-    def _masker(self, message: UserMsg) -> Masker | None:
-        if not message.grammar:
-            return None
-        if self._grammars is None:
-            from minisgl.runtime.grammars import Grammars
-            from minisgl.tokenizer import load_tokenizer
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from minisgl.runtime.grammars import grammars_of
 
-            config = self.scheduler.config
-            self._grammars = Grammars(
-                lambda: load_tokenizer(self._folder),
-                config.vocab_size,
-                config.eos_ids,
-                lambda message: self._session.post(message),
-            )
-        return self._grammars.create(message)
+        return grammars_of(
+            self._folder, self.scheduler.config, lambda message: self._session.post(message)
+        )
+
+    def _masker(self, message: UserMsg) -> Masker | None:
+        return self._grammars.create(message) if message.grammar else None

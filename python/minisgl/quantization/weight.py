@@ -47,14 +47,9 @@ class Weight(TensorOwner, ABC):
         return self.ops.linear(x, self.dense(), bias, gate)
 
     def norm_linear(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        bias: Tensor | None,
-        gate: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
+        bias: Tensor | None, gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See `Ops.norm_linear`."""
         return self.ops.norm_linear(x, residual, norm_weight, eps, self.dense(), bias, gate)
 

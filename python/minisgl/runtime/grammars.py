@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from pathlib import Path
 
 from minisgl.core import Failed
 from minisgl.core.masker import Masker
 from minisgl.errors import RequestError
 from minisgl.grammar.maskers import Maskers
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
-from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.scheduler import SchedulerConfig
+from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 Post = Callable[[CompiledMsg | AbortMsg], None]
 
@@ -53,3 +55,8 @@ class Grammars:
     def close(self) -> None:
         """Wait for the grammar that is being compiled; after that nothing is posted."""
         self._maskers.close()
+
+
+def grammars_of(folder: Path, config: SchedulerConfig, post: Post) -> Grammars:
+    """folder: the checkpoint's, whose tokenizer the first grammar needs."""
+    return Grammars(lambda: load_tokenizer(folder), config.vocab_size, config.eos_ids, post)
