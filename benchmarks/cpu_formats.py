@@ -28,6 +28,7 @@ from benchmarks.cpu_serving import PROMPT, Served, neighbour, served
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES
+from minisgl.kernel import huge_pages
 
 PAIRS: Final = (
     ("bf16", "floor"),
@@ -129,8 +130,9 @@ class Floor:
         self._layers = values["num_hidden_layers"]
         self._layer = sum(rows * columns for rows, columns in matrices)
         self._weights = self._layers * self._layer + values["vocab_size"] * hidden
-        # Beyond the caches, but for tiny shapes.
-        self._table = torch.ones(min(READ_BYTES, 16 * self._weights) // 8, dtype=torch.int64)
+        # Beyond the caches, but for tiny shapes; in huge pages, as the engine's weights are.
+        count = min(READ_BYTES, 16 * self._weights) // 8
+        self._table = huge_pages.empty((count,), torch.int64).fill_(1)
         self._gemms = [
             (torch.randn(prompt, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16())
             for outputs, inputs in matrices

@@ -53,7 +53,7 @@ def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize(
     ("dtype", "begun"),
     [
-        (torch.float16, [(torch.float16, True), (torch.float16, False)]),
+        (torch.float16, [(torch.float16, "silu"), (torch.float16, None)]),
         (torch.float32, []),  # which it does not multiply
     ],
 )

@@ -172,7 +172,7 @@ def test_flags_that_may_differ_between_nodes() -> None:
     }  # fmt: skip
     assert kinds["own"] == {
         "model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell",
-        "log_level", "log_format", "profile_dir", "hang_timeout",
+        "log_level", "log_format", "profile_dir", "hang_timeout", "threads",
     }  # fmt: skip
     agreed = {f"--{name.replace('_', '-')}" for name in kinds["same"]}
     assert agreed == {name for name in settings_of(node_args(), model_path()) if name[:2] == "--"}

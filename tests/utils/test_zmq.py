@@ -175,18 +175,23 @@ class TestQueues:
         one: PullQueue[Fruit] = PullQueue(endpoints.tokenizer(0), Fruit)
         two: PullQueue[Fruit] = PullQueue(endpoints.detokenizer, Fruit)
         to_one, to_two = PushQueue(endpoints.tokenizer(0)), PushQueue(endpoints.detokenizer)
-        assert wait([one, two], 0.01) == []
+        reading, writing = os.pipe()
+        assert wait([one, two], 0.01, news=reading) == []
         to_two.put([Apple(number=2)])
-        assert wait([one, two], 60) == [two]
+        assert wait([one, two], 60, news=reading) == [two]
         assert two.get(0) == [Apple(number=2)]
         to_one.put([Apple(number=1)])
         to_two.put([Apple(number=2)])
         got: list[Fruit] = []
         while len(got) < 2:
-            ready = wait([one, two], 60)
+            ready = wait([one, two], 60, news=reading)
             assert ready
             for queue in ready:
                 got += queue.get(0)
+        os.write(writing, b"x")
+        assert wait([one, two], 60, news=reading) == []
+        for end_of_pipe in (reading, writing):
+            os.close(end_of_pipe)
         assert {fruit.number for fruit in got if isinstance(fruit, Apple)} == {1, 2}
         for end in (one, two, to_one, to_two):
             end.close()
