@@ -145,7 +145,7 @@ def summary(alone: list[float], beside: list[float], steps: list[float]) -> dict
     return {
         "command": "python scripts/fair_keys.py",
         "requests": len(beside),
-        "rows": ROWS,
+        "max_running_requests": ROWS,
         "heavy_clients": CLIENTS,
         "cores": os.cpu_count(),
         **found,
