@@ -3,6 +3,8 @@ before it."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
@@ -32,8 +34,10 @@ class RMSNormFused(_Norm):
     """All-reduce x, add the residual, then norm; in one kernel where the ops have one.
 
     x is this rank's partial sum. A rank may hold only its share of the residual's rows (see
-    `DistributedCommunicator.add_norm`).
+    `DistributedCommunicator.add_norm`). in_projection: `Weight.norm_linear` computes this norm too.
     """
+
+    in_projection: ClassVar[bool] = True
 
     def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
         super().__init__(build, size=size, eps=eps, name=name)
@@ -52,7 +56,7 @@ class RMSNormFused(_Norm):
 
         One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.
         """
-        if self.comm.size == 1:
+        if self.in_projection and self.comm.size == 1:
             return weight.norm_linear(x, residual, self.weight, self.eps, bias, gate)
         x, residual = self.forward(x, residual)
         return weight.linear(x, bias, gate), residual

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minisgl.kernel.ops import Activation
 from minisgl.kernel.sandwich import Norm, create_sandwich
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import RMSNorm, RMSNormFused
-from minisgl.quantization import Part, Weight
+from minisgl.quantization import Part
 
 
 class SandwichNorm(RMSNormFused):
@@ -21,6 +20,7 @@ class SandwichNorm(RMSNormFused):
     name of a number, or None for 1.
     """
 
+    in_projection = False
     factor: Tensor | None = None
 
     def __init__(
@@ -54,17 +54,6 @@ class SandwichNorm(RMSNormFused):
         return self.sandwich.add(
             x, Norm(x_norm.weight, x_norm.eps), y, Norm(y_norm.weight, y_norm.eps)
         )
-
-    def linear(
-        self,
-        weight: Weight,
-        x: Tensor,
-        residual: Tensor | None,
-        bias: Tensor | None = None,
-        gate: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.forward(x, residual)
-        return weight.linear(x, bias, gate), residual
 
     def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
         return residual[rows_S]

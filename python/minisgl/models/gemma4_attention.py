@@ -92,7 +92,7 @@ class Gemma4Attention(Attention):
         q_norm = at.head_norm(RMSNorm, "q_norm")
         if layer.shares is not None:
             # A layer that reads the keys of another projects queries alone.
-            self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment] # see above
+            self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment] # has the same `forward`
             self.attend = ReadsAnother(attn_layer, rope=at.rope, q_norm=q_norm, k_norm=Identity())
             return
         if layer.window is None and config.fields.flag("attention_k_eq_v", False):

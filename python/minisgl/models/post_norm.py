@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from minisgl.distributed import SingleRank
-from minisgl.kernel.ops import Activation
 from minisgl.layers import BaseOP, BuildContext, RMSNorm, RMSNormFused
 from minisgl.layers.sandwich import SandwichNorm
 from minisgl.models.decoder import Block
@@ -25,7 +24,6 @@ from minisgl.models.decoder import Block
 if TYPE_CHECKING:
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
-    from minisgl.quantization import Weight
 
 
 class SandwichBlock(Block):
@@ -111,6 +109,8 @@ def alone(build: BuildContext) -> BuildContext:
 class NoNorm(RMSNormFused):
     """In the place of a norm, for a projection that takes its input as it is."""
 
+    in_projection = False
+
     def __init__(self) -> None:
         BaseOP.__init__(self)
 
@@ -118,17 +118,6 @@ class NoNorm(RMSNormFused):
         """Returns (x, x). There is no residual to add."""
         assert residual is None
         return x, x
-
-    def linear(
-        self,
-        weight: Weight,
-        x: Tensor,
-        residual: Tensor | None,
-        bias: Tensor | None = None,
-        gate: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        assert residual is None
-        return weight.linear(x, bias, gate), x
 
     def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
         return residual[rows_S]
