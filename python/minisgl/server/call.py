@@ -60,10 +60,13 @@ class Call:
     # --- the reader's side -----------------------------------------------------------------------
 
     async def accepted(self) -> None:
-        """Wait until every prompt is accepted. Raises the error of a refused one, or ClientGone."""
+        """Wait until every prompt is accepted. Raises the error of a refused one, or ClientGone.
+
+        A later failure is raised here if no text came before it, else behind that text.
+        """
         while self._num_unaccepted and not self._failure:
             await self._news()
-        if self._failure:
+        if self._failure and (self._num_unaccepted or not self._pending):
             raise self._failure
 
     async def __aiter__(self) -> AsyncIterator[Answer]:

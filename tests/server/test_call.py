@@ -1,0 +1,53 @@
+"""A call between the frontend, which fills it, and its reader, which may be late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from minisgl.core import Accepted, Failed, SamplingParams
+from minisgl.errors import EngineError
+from minisgl.message import TextReply
+from minisgl.server.call import Call, RequestReply
+
+TEXT = TextReply(uid=1, text="six ", token_ids=[3])
+FAILED = Failed(uid=1, message="out of luck", code="engine_error", status=500)
+
+
+def accepted(uid: int) -> Accepted:
+    return Accepted(uid=uid, num_prompt_tokens=2, sampling=SamplingParams())
+
+
+def read(uids: list[int], *replies: RequestReply) -> list[str]:
+    """The texts that a reader gets who looks when all replies are there, then the error."""
+
+    async def late() -> list[str]:
+        call = Call(uids, lambda uids, why: None)
+        for reply in replies:
+            call.deliver(reply)
+        texts: list[str] = []
+        try:
+            await call.accepted()
+            texts.append("accepted")
+            async for answer in call:
+                texts += [reply.text for _, reply in answer if isinstance(reply, TextReply)]
+        except EngineError as error:
+            texts.append(str(error))
+        return texts
+
+    return asyncio.run(late())
+
+
+@pytest.mark.parametrize(
+    ("uids", "replies", "seen"),
+    [
+        ([1], [accepted(1), TEXT, FAILED], ["accepted", "six ", "out of luck"]),
+        ([1], [accepted(1), FAILED], ["out of luck"]),
+        ([1, 2], [accepted(1), TEXT, FAILED], ["out of luck"]),  # 2 may yet be refused
+    ],
+)
+def test_a_late_reader_gets_the_text_before_the_failure(
+    uids: list[int], replies: list[RequestReply], seen: list[str]
+) -> None:
+    assert read(uids, *replies) == seen
