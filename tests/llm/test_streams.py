@@ -68,6 +68,8 @@ def test_a_stream_is_deltas_then_the_output_of_generate(llm: LLM) -> None:
     output = joined(list(llm.stream(ids, sampling)))
     assert (output.text, output.logprobs) == (expected.text, expected.logprobs)
     assert len(list(llm.stream("one two", sampling))) > 4  # not all at once
+    (expected,) = llm.chat(tuple(ASK), GREEDY)
+    assert joined(list(llm.stream(tuple(ASK), GREEDY))).text == expected.text
 
 
 def test_wrong_streams_are_refused(llm: LLM) -> None:

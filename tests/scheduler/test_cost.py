@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.core.executor import Executor, Flight
 from minisgl.core.plan import Plan, StepOutcome
+from minisgl.core.step_times import StepTimes
 from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
@@ -60,11 +62,18 @@ class _SteadyFlight(Flight):
         return self._flight.wait()
 
 
-def serve(world: World, ledger: Ledger, turns: list[list[SchedulerMsg]]) -> list[Finished]:
-    config = SchedulerConfig(
-        num_pages=64, page_size=4, max_seq_len=60, vocab_size=50, eos_ids=frozenset(),
-        max_prefill_tokens=16, max_running=8,
-    )  # fmt: skip
+CONFIG = SchedulerConfig(
+    num_pages=64, page_size=4, max_seq_len=60, vocab_size=50, eos_ids=frozenset(),
+    max_prefill_tokens=16, max_running=8,
+)  # fmt: skip
+
+
+def serve(
+    world: World,
+    ledger: Ledger,
+    turns: list[list[SchedulerMsg]],
+    config: SchedulerConfig = CONFIG,
+) -> list[Finished]:
     scheduler = Scheduler(config)
     outbox = ListOutbox()
     executor: Executor = CostedExecutor(SteadyExecutor(world), ledger)
@@ -95,6 +104,21 @@ def test_what_the_device_used_is_what_the_requests_cost() -> None:
     assert costs[2][0] == pytest.approx(STEP_S * (4 / 16 + 5 / 2))
     assert not ledger._costs, "what has ended is forgotten"
     assert not world.is_busy
+
+
+def test_a_request_whose_first_step_is_a_decode_has_a_cost() -> None:
+    """Its last prompt token does not fit the stall bound beside another prompt, so it starts
+    without a chunk. In the next step it is a decode row."""
+    times = StepTimes(prompt_us=((1, 10.0), (64, 640.0)), decode_us=10.0, attend_ns=1e6)
+    config = replace(CONFIG, max_stall_s=1e-3, step_times=times)
+    world = World()
+    ledger = Ledger(world, lambda: world.now)
+    first, second = request(1, 17, 20), request(2, 8, 2)
+    again = msgspec.structs.replace(request(1, 17, 2), uid=3)
+    turns: list[list[SchedulerMsg]] = [[first], [], [], [second, again]]
+    costs = {end.uid: end.cost for end in serve(world, ledger, turns, config)}
+    assert all(cost and cost[0] > 0 for cost in costs.values()), costs
+    assert not ledger._costs
 
 
 def test_the_energy_of_an_idle_device_belongs_to_no_request() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from minisgl.core import SamplingParams
+from minisgl.core.groups import CacheGroup
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler import xray as module
@@ -111,6 +113,44 @@ def test_texts_are_of_the_nodes_if_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_lease_that_is_over_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(watch(monkeypatch, every_s=0.0, watch_s=-1)) == 0
+
+
+def test_tokens_from_before_the_watch_are_not_counted() -> None:
+    scheduler = Scheduler(CONFIG)
+    executor = FakeExecutor(num_pages=64, page_size=4, max_running=8, vocab_size=50)
+    meter = LoopMeter()
+    frames: list[Frame] = []
+
+    def ask(uid: int, num_output: int) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output)
+        message = UserMsg(uid=uid, ids=ids_to_bytes([uid] * 5), sampling=sampling)
+        inbox = ListInbox([[message]], more=lambda: [] if scheduler.runnable else None)
+        run(scheduler, executor, inbox, ListOutbox(), meter=meter)
+
+    ask(1, 20)
+    watcher = XRay(lambda data: frames.append(msgspec.json.decode(data, type=Frame)), meter.epoch)
+    watcher.watch(60)
+    meter.watcher = watcher
+    ask(2, 6)
+    watcher._due = 0
+    watcher.turn_ended(scheduler)
+    assert sum(step[11] for frame in frames for step in frame.steps) == 6
+
+
+def test_no_page_is_shown_for_a_model_without_a_full_group() -> None:
+    """The map of pages is that of the full group."""
+    window = CacheGroup(kind="window", window=8, num_pages=16)
+    scheduler = Scheduler(replace(CONFIG, num_pages=0, groups=(window,)))
+    executor = FakeExecutor(page_size=4, max_running=8, vocab_size=50, groups=(window,))
+    message = UserMsg(uid=1, ids=ids_to_bytes([7] * 12), sampling=SamplingParams(max_tokens=3))
+    inbox = ListInbox([[message]], more=lambda: [] if scheduler.runnable else None)
+    run(scheduler, executor, inbox, ListOutbox())
+    sent: list[bytes] = []
+    watcher = XRay(sent.append, 0.0)
+    watcher.watch(60)
+    watcher.turn_ended(scheduler)
+    frame = msgspec.json.decode(sent[0], type=Frame)
+    assert frame.page_map == [FREE, 16]
 
 
 def test_frames_take_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

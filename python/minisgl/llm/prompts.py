@@ -57,16 +57,16 @@ def chat_records(
 
 
 def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest:
-    """Return what says what is wrong with the other arguments of a call."""
+    """Return the error for the first of the other arguments of a call that is wrong."""
     if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
         return InvalidRequest(
             f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
             f"{brief(cache_salt)}",
             param="cache_salt",
         )
-    if not _is_list(params) or not all(isinstance(item, SamplingParams) for item in params):
+    if not is_list(params) or not all(isinstance(item, SamplingParams) for item in params):
         return InvalidRequest(
-            f"sampling_params must be SamplingParams, or one for each prompt, got {params!r}",
+            f"sampling_params must be SamplingParams, or one for each prompt, got {brief(params)}",
             param="sampling_params",
         )
     return InvalidRequest(
@@ -123,14 +123,14 @@ def as_conversations(messages: Any) -> list[Any]:
     """
     if isinstance(messages, Iterator):
         messages = list(messages)
-    if _is_list(messages):
+    if is_list(messages):
         is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
         batch = [messages] if is_one else list(messages)
-        if all(_is_list(turns) and all(isinstance(t, Mapping) for t in turns) for turns in batch):
+        if all(is_list(turns) and all(isinstance(t, Mapping) for t in turns) for turns in batch):
             return batch
     raise InvalidRequest(
         'messages must be a list like [{"role": "user", "content": "Hi"}], or several of them, '
-        f"got {messages!r}",
+        f"got {brief(messages)}",
         param="messages",
     )
 
@@ -164,9 +164,9 @@ def _is_wrong(item: Any) -> bool:
 
 def _not_ids(got: Any, where: str) -> InvalidRequest:
     return InvalidRequest(
-        f"a prompt is a text or a list of token ids, got {got!r}{where}", param="prompts"
+        f"a prompt is a text or a list of token ids, got {brief(got)}{where}", param="prompts"
     )
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.llm.output import RequestOutput, fields
-from minisgl.llm.prompts import chat_records, prompt_records
+from minisgl.llm.prompts import chat_records, is_list, prompt_records
 from minisgl.llm.session import Call, OnNews, Session
 
 if TYPE_CHECKING:
@@ -119,13 +119,16 @@ def submit(
     on_news: OnNews,
 ) -> Call:
     """Send one prompt, a text, ids or a conversation, to the loop. Raises InvalidRequest."""
-    is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
+    is_chat = is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
     if not is_chat and chat != ({}, None, "auto"):
         name = next(iter(chat[0]), "tools")
         raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
     records, count = chat_records(prompt, *chat) if is_chat else prompt_records(prompt)
     if count != 1:
-        raise InvalidRequest("a stream has one prompt", param="prompts")
+        raise InvalidRequest(
+            f"a stream has one prompt, got {count}; call stream for each, or generate",
+            param="prompts",
+        )
     call = llm._submit(llm._encode(records, 1), params, 1, cache_salt, on_news)
     llm._streams.add(call)
     return call

@@ -44,7 +44,10 @@ class Ledger:
         if not self._num_flights:
             self._power.busy()
         self._num_flights += 1
-        for uid in plan.uids[plan.num_decodes :]:  # the first step of a request is never a decode
+        decodes = plan.num_decodes
+        # The first row of a request is a decode if only its last prompt token is left to compute.
+        has_new_decodes = 0 in plan.output_idxs[:decodes]
+        for uid in plan.uids if has_new_decodes else plan.uids[decodes:]:
             self._costs.setdefault(uid, [0.0, 0.0])
         return self._clock()
 

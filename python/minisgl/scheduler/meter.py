@@ -117,11 +117,13 @@ class LoopMeter(Meter):
             self._launches.append((plan.step, self._begin, *self._turn_s[:WAIT]))
 
     def settled(self, plan: Plan, scheduler: Scheduler) -> None:
+        num_output_tokens = scheduler.stats.num_output_tokens
+        num_new_tokens = num_output_tokens - self._num_output_tokens
+        self._num_output_tokens = num_output_tokens
         if not self._launches or self._launches[0][0] != plan.step:
             return  # no client watched when it was launched
         _, start, receive, plan_s, launch = self._launches.popleft()
         wait, commit, send = self._turn_s[WAIT:]
-        num_output_tokens = scheduler.stats.num_output_tokens
         record = StepRecord(
             step=plan.step,
             start_s=round(start - self.epoch, 7),
@@ -135,14 +137,13 @@ class LoopMeter(Meter):
             rows=plan.num_rows,
             decodes=plan.num_decodes,
             tokens=plan.num_tokens,
-            output_tokens=num_output_tokens - self._num_output_tokens,
+            output_tokens=num_new_tokens,
             running=scheduler.num_running,
             waiting=len(scheduler.requests.queued),
             used_pages=scheduler.requests.cache.num_used_pages,
             cached_pages=scheduler.requests.cache.num_cached_pages,
             num_pages=scheduler.requests.cache.num_pages,
         )
-        self._num_output_tokens = num_output_tokens
         if self._on_step:
             self._on_step(record)
         if self.watcher:

@@ -267,16 +267,18 @@ def _state(req: Req, clock: float) -> RequestState:
 
 
 def _page_map(scheduler: Scheduler, requests: list[Req], nodes: list[Any]) -> tuple[list[int], int]:
-    """Return the run lengths of the pages' owners, and the pages of a cell."""
-    owners = np.zeros(scheduler.requests.cache.num_pages, np.int32)
+    """Return the run lengths of the pages' owners, and the pages of a cell.
+
+    The pages are those of the full group. A model without one has none: all its cells are free.
+    """
+    owners = np.zeros(scheduler.requests.cache.num_pages + 1, np.int32)  # the last is NO_PAGE's
     owners[_joined([node.pages for node in nodes])] = CACHED
     held: list[Sequence[int]] = [req.pages for req in requests]
     held += [req.handle.duplicates if req.handle is not None else () for req in requests]
-    pages = _joined(held)
     uids = np.array([req.uid % (2**30) + FIRST_UID for req in requests] * 2, np.int32)
-    uids = np.repeat(uids, [len(one) for one in held])
-    owners[pages[pages >= 0]] = uids[pages >= 0]
+    owners[_joined(held)] = np.repeat(uids, [len(one) for one in held])
     owners[_joined([node.pages for node in nodes if node.locks > 1])] = SHARED
+    owners = owners[:-1]
     per_cell = -(-len(owners) // MAX_CELLS) or 1
     padded = np.pad(owners, (0, -len(owners) % per_cell))
     return _run_lengths(padded.reshape(-1, per_cell).max(axis=1)), per_cell
