@@ -20,7 +20,7 @@ from minisgl.benchmark.report import write_json
 from minisgl.core import SamplingParams
 from minisgl.core.groups import FULL, CacheGroup
 from minisgl.core.req import IdArray
-from minisgl.engine.memory import plan_memory
+from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.models.recurrent import GROUPS
 from minisgl.scheduler import Scheduler, SchedulerConfig
@@ -87,22 +87,21 @@ def served(prompts: Sequence[IdArray], budget: int, groups: tuple[CacheGroup, ..
     """The share of prompt tokens that are not computed. Requests start in order, at most
     `MAX_RUNNING` at a time."""
     sizes = {"full": KV_BYTES * PAGE_SIZE, "rows": ROWS_BYTES, "state": STATE_BYTES}
-    memory = plan_memory(
+    memory = MemoryPlan(
         free_bytes=budget,
         memory_ratio=1.0,
         weight_bytes=0,
         activation_bytes=0,
         groups=groups,
-        group_page_bytes=[sizes[group.kind] for group in groups],
+        group_page_bytes=tuple(sizes[group.kind] for group in groups),
         page_size=PAGE_SIZE,
         chunk=CHUNK,
         max_seq_len=MAX_SEQ_LEN,
         max_running=MAX_RUNNING,
-        num_pages=None,
     )
     scheduler = Scheduler(
         SchedulerConfig(
-            groups=memory.groups,
+            groups=plan_memory(memory, None).groups,
             page_size=PAGE_SIZE,
             max_seq_len=MAX_SEQ_LEN,
             vocab_size=VOCAB_SIZE,

@@ -81,7 +81,7 @@ def test_all_have_as_many_pages_as_the_smallest(
     needed = of_rank_0.weight_bytes + of_rank_0.activation_bytes
 
     def free_bytes(device: CpuDevice) -> int:
-        return 2 * (needed + next(num_pages) * of_rank_0.page_bytes)
+        return 2 * (needed + next(num_pages) * of_rank_0.group_page_bytes[0])
 
     num_pages = iter([60, 41])
     monkeypatch.setattr(CpuDevice, "free_bytes", free_bytes)

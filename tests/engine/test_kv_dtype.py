@@ -124,7 +124,7 @@ def test_the_plan_counts_what_is_allocated(folder: Path) -> None:
             for x in (layer.k, layer.v, *((layer.k_scale, layer.v_scale) if name == "int8" else ()))
         )
         assert engine.memory.kv_bytes == held
-        sizes[name] = engine.memory.page_bytes
+        sizes[name] = engine.memory.group_page_bytes[0]
         engine.close()
     heads = 3 * 2 * 2 * 16  # layers, keys and values, heads, tokens of a page
     assert sizes == {"auto": heads * 80, "fp8": heads * 20, "int8": heads * 24}

@@ -11,28 +11,27 @@ import pytest
 from minisgl.builtin import model_path
 from minisgl.core.groups import FULL, STATE_TOKENS
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.memory import plan_memory
+from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.errors import ConfigError
 from minisgl.models.recurrent import GROUPS
 
 GIB, MIB = 1 << 30, 1 << 20
 
 
-def plan(**changes: Any) -> Any:
+def plan(num_pages: int | None = None, **changes: Any) -> MemoryPlan:
     settings: dict[str, Any] = {
         "free_bytes": 10 * GIB,
         "memory_ratio": 0.5,
         "weight_bytes": 1 * GIB,
         "activation_bytes": 512 * MIB,
-        "groups": [FULL],
-        "group_page_bytes": [MIB],
+        "groups": (FULL,),
+        "group_page_bytes": (MIB,),
         "chunk": 512,
         "page_size": 16,
         "max_seq_len": 1000,
         "max_running": 256,
-        "num_pages": None,
     }
-    return plan_memory(**(settings | changes))
+    return plan_memory(MemoryPlan(**(settings | changes)), num_pages)
 
 
 def test_pool_takes_what_the_ratio_leaves() -> None:
@@ -45,7 +44,7 @@ def test_pool_is_no_larger_than_it_can_be_filled() -> None:
 
 def test_rows_are_planned_for_as_many_requests_as_states() -> None:
     """Two requests for three states, where memory is short: else for all that may run."""
-    large = {"groups": [FULL, *GROUPS], "group_page_bytes": [MIB, 36 * MIB, 147 * MIB]}
+    large = {"groups": (FULL, *GROUPS), "group_page_bytes": (MIB, 36 * MIB, 147 * MIB)}
     sizes = {group.kind: group.num_pages for group in plan(**large, free_bytes=80 * GIB).groups}
     held = sizes["full"] * 16 // STATE_TOKENS
     assert 100 < held < 256

@@ -46,10 +46,10 @@ def column(
     value: Callable[[SamplingParams], float],
     *,
     is_filter: bool = False,
-) -> dict[str, SamplingColumn]:
-    """Metadata for a field of `BatchSamplingArgs`, which is None in steps that do not need it."""
+) -> Any:
+    """A field of `BatchSamplingArgs`, which is None in steps that do not need it."""
     declared = SamplingColumn(dtype=dtype, neutral=neutral, value=value, is_filter=is_filter)
-    return {"column": declared}
+    return field(default=None, metadata={"column": declared})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,24 +61,13 @@ class BatchSamplingArgs:
     """
 
     all_greedy: bool
-    temperatures: Tensor | None = field(
-        default=None, metadata=column(np.float32, 0, lambda params: params.temperature)
+    temperatures: Tensor | None = column(np.float32, 0, lambda params: params.temperature)
+    top_ks: Tensor | None = column(np.int32, 0, lambda params: params.top_k, is_filter=True)
+    top_ps: Tensor | None = column(
+        np.float32, 1, lambda params: max(params.top_p, LEAST_TOP_P), is_filter=True
     )
-    top_ks: Tensor | None = field(
-        default=None, metadata=column(np.int32, 0, lambda params: params.top_k, is_filter=True)
-    )
-    top_ps: Tensor | None = field(
-        default=None,
-        metadata=column(
-            np.float32, 1, lambda params: max(params.top_p, LEAST_TOP_P), is_filter=True
-        ),
-    )
-    min_ps: Tensor | None = field(
-        default=None, metadata=column(np.float32, 0, lambda params: params.min_p, is_filter=True)
-    )
-    seeds: Tensor | None = field(
-        default=None, metadata=column(np.int64, 0, lambda params: _signed(params.seed or 0))
-    )
+    min_ps: Tensor | None = column(np.float32, 0, lambda params: params.min_p, is_filter=True)
+    seeds: Tensor | None = column(np.int64, 0, lambda params: _signed(params.seed or 0))
     output_idxs: Tensor | None = None
 
     def take(self, rows: range) -> BatchSamplingArgs:

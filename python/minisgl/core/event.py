@@ -22,19 +22,20 @@ from minisgl.errors import EngineError, InvalidRequest, RequestError
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class _Record(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag=True,
-    gc=False,  # they are in no cycles, and many per step would make the collector run often
+class Record(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True, gc=False
 ):
+    """A record that crosses processes (`minisgl.message`).
+
+    gc: records are in no cycles, and many per step would make the collector run often.
+    """
+
+
+class _Event(Record, frozen=True, kw_only=True, omit_defaults=True):
     uid: int
 
 
-class Accepted(_Record, frozen=True, kw_only=True):
+class Accepted(_Event, frozen=True, kw_only=True):
     """The request fits and is queued. Carries what the detokenizer needs to make its text.
 
     `sampling.max_tokens` is resolved: the most output tokens that the request can have. form: the
@@ -47,7 +48,7 @@ class Accepted(_Record, frozen=True, kw_only=True):
     form: str = ""
 
 
-class PromptLogprobs(_Record, frozen=True, kw_only=True):
+class PromptLogprobs(_Event, frozen=True, kw_only=True):
     """The log-probabilities of the next tokens of the prompt, which begin with its second token.
 
     tops: for each of them the most likely tokens as (id, logprob), as many as
@@ -58,7 +59,7 @@ class PromptLogprobs(_Record, frozen=True, kw_only=True):
     tops: list[list[tuple[int, float]]]
 
 
-class Token(_Record, frozen=True, kw_only=True):
+class Token(_Event, frozen=True, kw_only=True):
     """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text.
 
     logprob: natural logarithm; None unless the request asks for it (`SamplingParams.logprobs`).
@@ -71,7 +72,7 @@ class Token(_Record, frozen=True, kw_only=True):
     top: Sequence[tuple[int, float]] = ()
 
 
-class Finished(_Record, frozen=True, kw_only=True):
+class Finished(_Event, frozen=True, kw_only=True):
     """The request ended without an error. Times are seconds on the scheduler's clock.
 
     stop_match: the stop token id (set by the scheduler) or stop string (set by the detokenizer)
@@ -99,7 +100,7 @@ class Finished(_Record, frozen=True, kw_only=True):
     cost: tuple[float, float] | None = None
 
 
-class Failed(_Record, frozen=True, kw_only=True):
+class Failed(_Event, frozen=True, kw_only=True):
     """The request was refused or its computation failed; the fields make OpenAI's error object."""
 
     message: str

@@ -10,8 +10,8 @@ from minisgl.distributed.communicator import (
     DistributedCommunicator,
     DistributedInfo,
     SingleRank,
+    create_communicator,
 )
-from minisgl.distributed.create import create_communicator
 
 __all__ = [
     "DistributedCommunicator",

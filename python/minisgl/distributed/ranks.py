@@ -1,4 +1,4 @@
-"""Connects several ranks: gloo for hosts and CPUs, NCCL for GPUs."""
+"""Connects several ranks: over gloo as hosts and CPUs, over NCCL as GPUs."""
 
 from __future__ import annotations
 

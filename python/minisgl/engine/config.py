@@ -1,13 +1,16 @@
-"""The settings of one rank's engine."""
+"""The settings of one rank's engine: those that it is given, and those that start-up measures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from minisgl.core.args import EngineArgs
 from minisgl.distributed import DistributedInfo
+
+if TYPE_CHECKING:
+    from minisgl.core.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +38,17 @@ class EngineConfig(EngineArgs):
     @property
     def ranks(self) -> DistributedInfo:
         return DistributedInfo(self.rank, self.tp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The settings that start-up measures. All ranks have the same.
+
+    num_threads: CPU threads that steps run on; None leaves torch's number. graph_tokens: the most
+    tokens of a step with prompts that is replayed from a CUDA graph. step_times: how long steps
+    take; None if it was not measured.
+    """
+
+    num_threads: int | None = None
+    graph_tokens: int = 0
+    step_times: StepTimes | None = None

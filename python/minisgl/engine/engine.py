@@ -17,8 +17,7 @@ from torch import Tensor
 from minisgl import env
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
-from minisgl.core.tuning import Tuning
-from minisgl.engine.config import EngineConfig
+from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, StepSize
 from minisgl.engine.flight import ForwardOutput, SampleLate

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,8 +30,8 @@ class MemoryPlan:
 
     free_bytes: free memory before loading. activation_bytes: an upper bound for one step. groups:
     the cache groups with their numbers of pages. group_page_bytes: bytes of one page of each group,
-    over all its layers. num_pages, page_bytes, num_tokens: those of the first group. chunk: the
-    most prompt tokens in a step.
+    over all its layers. num_pages, num_tokens: those of the first group. chunk: the most prompt
+    tokens in a step. max_seq_len: the most tokens of a request. max_running: requests.
     """
 
     free_bytes: int
@@ -44,18 +43,16 @@ class MemoryPlan:
     page_size: int
     chunk: int
     max_seq_len: int
+    max_running: int
 
     @property
     def kv_bytes(self) -> int:
-        return _total_bytes(self.groups, self.group_page_bytes)
+        sizes = zip(self.groups, self.group_page_bytes, strict=True)
+        return sum(group.num_pages * page_bytes for group, page_bytes in sizes)
 
     @property
     def num_pages(self) -> int:
         return self.groups[0].num_pages
-
-    @property
-    def page_bytes(self) -> int:
-        return self.group_page_bytes[0]
 
     @property
     def num_tokens(self) -> int:
@@ -71,6 +68,24 @@ class MemoryPlan:
             for group in self.groups
         )
 
+    def with_pages(self, num_pages: int) -> MemoryPlan:
+        """Return the plan with `num_pages` pages of the first group.
+
+        Each other group gets as many pages as it needs not to run out before the first
+        (`CacheGroup.pool_pages`). Saved states take about half as many bytes as the first group
+        (docs/decisions/0024).
+        """
+        groups = []
+        for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True):
+            saved_every = 2 * page_bytes * self.page_size // self.group_page_bytes[0] + 1
+            count = group.pool_pages(
+                num_pages, self.max_running, self.chunk, self.page_size, saved_every
+            )
+            groups.append(replace(group, num_pages=count))
+        if groups[0].kind == "window":  # pages that no request needs hold cached prefixes
+            groups[0] = replace(groups[0], num_pages=num_pages)
+        return replace(self, groups=tuple(groups))
+
     def __str__(self) -> str:
         """Return the memory table that the log shows."""
         from minisgl.engine.memory_table import memory_table
@@ -78,78 +93,43 @@ class MemoryPlan:
         return memory_table(self)
 
 
-def plan_memory(
-    *,
-    free_bytes: int,
-    memory_ratio: float,
-    weight_bytes: int,
-    activation_bytes: int,
-    groups: Sequence[CacheGroup],
-    group_page_bytes: Sequence[int],
-    page_size: int,
-    chunk: int,
-    max_seq_len: int,
-    max_running: int,
-    num_pages: int | None,
-) -> MemoryPlan:
-    """Size the KV pools. Raises ConfigError, with the sizes, if not even one page fits.
+def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
+    """Return the plan with its pages. Raises ConfigError, with the sizes, if not even one fits.
 
-    num_pages: pages of the first group; None for as many as memory_ratio allows, up to what
-    `max_running` requests of full length can fill. Each other group gets as many pages as it needs
-    not to run out before the first (`CacheGroup.pool_pages`). Saved states take about half as many
-    bytes as the first group (docs/decisions/0024).
+    num_pages: pages of the first group; None for as many as the memory ratio allows, up to what
+    `max_running` requests of full length can fill.
     """
 
-    def sized(num_pages: int) -> tuple[CacheGroup, ...]:
-        tokens = [2 * size * page_size // group_page_bytes[0] + 1 for size in group_page_bytes]
-        counts = [
-            group.pool_pages(num_pages, max_running, chunk, page_size, saved_every)
-            for group, saved_every in zip(groups, tokens, strict=True)
-        ]
-        if groups[0].kind == "window":
-            counts[0] = num_pages  # pages that no request needs hold cached prefixes
-        return tuple(
-            replace(group, num_pages=count) for group, count in zip(groups, counts, strict=True)
-        )
+    def kv_bytes(num_pages: int) -> int:
+        return memory.with_pages(num_pages).kv_bytes
 
-    def pool_bytes(num_pages: int) -> int:
-        return _total_bytes(sized(num_pages), group_page_bytes)
-
-    if activation_bytes > free_bytes:
+    free, weights = size_of(memory.free_bytes), size_of(memory.weight_bytes)
+    activations = size_of(memory.activation_bytes)
+    if memory.activation_bytes > memory.free_bytes:
         raise ConfigError(
-            f"a step's activations would take up to {size_of(activation_bytes)}, and "
-            f"{size_of(free_bytes)} are free; lower --max-prefill-length or --max-running-requests"
+            f"a step's activations would take up to {activations}, and {free} are free; lower "
+            "--max-prefill-length or --max-running-requests"
         )
-    budget = int(free_bytes * memory_ratio) - weight_bytes - activation_bytes
+    room = memory.free_bytes - memory.weight_bytes
     if num_pages is None:
-        most = max_running * -(-max_seq_len // page_size)
-        num_pages = bisect_right(range(1, most + 1), budget, key=pool_bytes)
+        usable = int(memory.free_bytes * memory.memory_ratio)
+        budget = usable - memory.weight_bytes - memory.activation_bytes
+        most = memory.max_running * -(-memory.max_seq_len // memory.page_size)
+        num_pages = bisect_right(range(1, most + 1), budget, key=kv_bytes)
         if num_pages < 1:
             raise ConfigError(
-                f"no memory is left for the KV cache: {size_of(free_bytes)} are free, of which "
-                f"--memory-ratio {memory_ratio:g} may be used; weights take "
-                f"{size_of(weight_bytes)} and activations up to {size_of(activation_bytes)}. Free "
-                "some memory, raise --memory-ratio, or lower --max-seq-len, --max-prefill-length "
-                "or --max-running-requests"
+                f"no memory is left for the KV cache: {free} are free, of which --memory-ratio "
+                f"{memory.memory_ratio:g} may be used; weights take {weights} and activations up "
+                f"to {activations}. Free some memory, raise --memory-ratio, or lower "
+                "--max-seq-len, --max-prefill-length or --max-running-requests"
             )
-    elif pool_bytes(num_pages) + weight_bytes > free_bytes:
-        fitting = bisect_right(range(1, num_pages), free_bytes - weight_bytes, key=pool_bytes)
+    elif kv_bytes(num_pages) > room:
+        fitting = bisect_right(range(1, num_pages), room, key=kv_bytes)
         raise ConfigError(
-            f"--num-pages {num_pages} needs {size_of(pool_bytes(num_pages))} beside "
-            f"{size_of(weight_bytes)} of weights, but {size_of(free_bytes)} are free; "
-            f"the most that fits is {fitting}"
+            f"--num-pages {num_pages} needs {size_of(kv_bytes(num_pages))} beside {weights} of "
+            f"weights, but {free} are free; the most that fits is {fitting}"
         )
-    return MemoryPlan(
-        free_bytes=free_bytes,
-        memory_ratio=memory_ratio,
-        weight_bytes=weight_bytes,
-        activation_bytes=activation_bytes,
-        groups=sized(num_pages),
-        group_page_bytes=tuple(group_page_bytes),
-        page_size=page_size,
-        chunk=chunk,
-        max_seq_len=max_seq_len,
-    )
+    return memory.with_pages(num_pages)
 
 
 def plan_engine_memory(
@@ -162,9 +142,7 @@ def plan_engine_memory(
 ) -> MemoryPlan:
     """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
 
-    ops: what is quantised depends on them.
-
-    All ranks use the smallest number of pages of any rank.
+    ops: decide which weights are quantised. All ranks use the smallest number of pages of any rank.
     """
     max_seq_len = model.max_context
     if config.max_seq_len is not None:
@@ -184,31 +162,27 @@ def plan_engine_memory(
         max_context=max_seq_len,
         expert_parallel=config.ep,
     )
-    memory = plan_memory(
+    memory = MemoryPlan(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         weight_bytes=skeleton.num_weight_bytes,
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
         groups=skeleton.layout.groups,
-        group_page_bytes=[
+        group_page_bytes=tuple(
             sum(
                 pool.page_bytes(number, config.page_size, dtype if pool.is_recurrent else kv_dtype)
                 for pool in skeleton.pools
             )
             for number in range(len(skeleton.layout.groups))
-        ],
+        ),
         page_size=config.page_size,
         chunk=max_prompt_tokens(config, device),
         max_seq_len=max_seq_len,
         max_running=config.max_running_requests,
-        num_pages=config.num_pages,
     )
-    return replace(
-        memory,
-        groups=tuple(
-            replace(group, num_pages=comm.all_min(group.num_pages)) for group in memory.groups
-        ),
-    )
+    groups = plan_memory(memory, config.num_pages).groups
+    agreed = (replace(group, num_pages=comm.all_min(group.num_pages)) for group in groups)
+    return replace(memory, groups=tuple(agreed))
 
 
 def max_prompt_tokens(config: EngineConfig, device: Device) -> int:
@@ -231,10 +205,3 @@ def _activation_bytes(
         num_steps = 2
     logit_bytes = 3 * config.max_running_requests * model.vocab_size * 4
     return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes
-
-
-def _total_bytes(groups: Sequence[CacheGroup], group_page_bytes: Sequence[int]) -> int:
-    return sum(
-        group.num_pages * page_bytes
-        for group, page_bytes in zip(groups, group_page_bytes, strict=True)
-    )

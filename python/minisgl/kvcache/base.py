@@ -31,11 +31,8 @@ class BasePrefixCache(ABC):
     page_size: int
     shares: bool
     """Whether requests can share a prefix. If not, a request never waits for another's pages."""
-
-    @property
-    @abstractmethod
-    def num_evictable(self) -> int:
-        """The number of pages that are not locked."""
+    num_evictable: int
+    """The number of pages that are not locked."""
 
     @abstractmethod
     def match(self, ids: IdArray, namespace: str = "") -> BaseCacheHandle:

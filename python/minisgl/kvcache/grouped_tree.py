@@ -47,13 +47,13 @@ class GroupedPrefixCache(RadixPrefixCache):
     def find(self, ids: IdArray, namespace: str, step: int) -> tuple[RadixHandle, RadixHandle, int]:
         """Return three positions on the path of `ids`: the end of the full group's match, where a
         row of `step` can resume, and the number of tokens where a row of a later step could."""
-        parts = list(self._follow(ids, namespace))
+        parts = list(self._follow(self._root(namespace), ids))
         now, later = self._resume(parts, step), self._resume(parts, None)
         end = self.match(ids, namespace)
         return end, end if now == end.num_tokens else self.match(ids[:now], namespace), later
 
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
-        return self._resume(list(self._follow(ids, namespace)), None)
+        return self._resume(list(self._follow(self._root(namespace), ids)), None)
 
     def _resume(self, parts: list[tuple[_Node, int]], step: int | None) -> int:
         """Return the largest number of tokens after which every group has the pages that the next
@@ -93,12 +93,7 @@ class GroupedPrefixCache(RadixPrefixCache):
     def tail_pages(self, position: RadixHandle, tail: Tail) -> list[int]:
         """Return the group's pages from the first token to a position, `NO_PAGE` where one is
         missing."""
-        parts: list[list[int]] = []
-        node: _Node | None = position.node
-        while node is not None and node.parent is not None:
-            parts.append(node.tails[tail.column])
-            node = node.parent
-        return [page for part in reversed(parts) for page in part]
+        return [page for node in position.path() for page in node.tails[tail.column]]
 
     def insert_tails(
         self, end: RadixHandle, columns: list[list[int]], step: int, num_cached: int
@@ -131,9 +126,7 @@ class GroupedPrefixCache(RadixPrefixCache):
         """Allocate tail pages. Evicts idle pages of the tree if too few are free."""
         while tail.allocator.num_free < count:
             self._blank(tail, tail.first_to_evict())
-        pages = tail.allocator.allocate(count)
-        assert pages is not None
-        return pages
+        return tail.allocator.allocate(count)
 
     def prune(self, node: _Node) -> None:
         """Remove unlocked leaves without pages, from `node` up. A full group's are evicted."""

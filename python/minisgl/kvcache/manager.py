@@ -122,7 +122,7 @@ class CacheManager:
         Evicts cached pages if necessary. Returns False, and allocates nothing, if pages run out.
         """
         first = len(req.pages)
-        count = -(-end // self.page_size) - first
+        count = self.pages_for(end) - first
         if count <= 0:
             return True
         missing = count - self._allocator.num_free
@@ -130,12 +130,9 @@ class CacheManager:
             if missing > self._prefix_cache.num_evictable:
                 return False
             self._allocator.free(self._prefix_cache.evict(missing))
-        pages = self._allocator.allocate(count)
-        assert pages is not None, "num_evictable promised these pages"
+        pages, row = self._allocator.allocate(count), req.table_idx
         req.pages += pages
-        row = req.table_idx
-        for index, page in enumerate(pages, first):
-            new_pages.append((0, row, index, page))
+        new_pages += [(0, row, index, page) for index, page in enumerate(pages, first)]
         return True
 
     def publish(self, req: Req, end: int, step: int) -> None:

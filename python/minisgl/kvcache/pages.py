@@ -18,10 +18,9 @@ class PageAllocator:
     def num_free(self) -> int:
         return len(self._free)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """Take `count` pages, or None (and take nothing) when there are fewer."""
-        if count > len(self._free):
-            return None
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages. At least so many are free."""
+        assert count <= len(self._free), (count, len(self._free))
         if count == 1:
             return [self._free.pop()]
         split = len(self._free) - count

@@ -95,12 +95,16 @@ class RadixHandle(BaseCacheHandle):
         self.num_tokens = num_tokens
 
     def pages(self) -> list[int]:
-        parts: list[list[int]] = []
-        node: _Node | None = self.node
-        while node is not None:
-            parts.append(node.pages)
+        return [page for node in self.path() for page in node.pages]
+
+    def path(self) -> Iterator[_Node]:
+        """Return the nodes from the first below the root to this one."""
+        nodes: list[_Node] = []
+        node = self.node
+        while node.parent is not None:
+            nodes.append(node)
             node = node.parent
-        return [page for part in reversed(parts) for page in part]
+        return reversed(nodes)
 
 
 class RadixPrefixCache(BasePrefixCache):
@@ -115,26 +119,22 @@ class RadixPrefixCache(BasePrefixCache):
         self.page_size = page_size
         self._common_prefix = common_prefix
         self._roots: dict[str, _Node] = {}
-        self._evictable = 0
+        self.num_evictable = 0
         self._clock = 0
         self._heap: list[tuple[int, int, _Node]] = []
         self._pushes = 0
-
-    @property
-    def num_evictable(self) -> int:
-        return self._evictable
 
     def match(self, ids: IdArray, namespace: str = "") -> RadixHandle:
         node, matched = self._walk(self._root(namespace), ids)
         return RadixHandle(node, matched)
 
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
-        return sum(common for _, common in self._follow(ids, namespace))
+        return sum(common for _, common in self._follow(self._root(namespace), ids))
 
     def differs_at(self, ids: IdArray, namespace: str = "") -> int | None:
         node, at = self._root(namespace), 0
         branches: Sequence[_Node] = ()
-        for child, common in self._follow(ids, namespace):
+        for child, common in self._follow(node, ids):
             if common < len(child.ids):
                 branches = (child,)
                 break
@@ -166,7 +166,7 @@ class RadixPrefixCache(BasePrefixCache):
             node.children[self._key(leaf.ids)] = leaf
             if node.parent is None:
                 self._roots[node.namespace] = node
-            self._evictable += len(leaf.pages)
+            self.num_evictable += len(leaf.pages)
             self._offer(leaf)
             node = leaf
         return RadixHandle(node, handle.num_tokens + len(ids)), pages[:num_old]
@@ -176,7 +176,7 @@ class RadixPrefixCache(BasePrefixCache):
         node = handle.node
         while node.parent is not None:
             if node.locks == 0:
-                self._evictable -= len(node.pages)
+                self.num_evictable -= len(node.pages)
             node.locks += 1
             node = node.parent
 
@@ -187,7 +187,7 @@ class RadixPrefixCache(BasePrefixCache):
             assert node.locks > 0, "unlocked more often than locked"
             node.locks -= 1
             if node.locks == 0:
-                self._evictable += len(node.pages)
+                self.num_evictable += len(node.pages)
                 self._offer(node)
             node = node.parent
 
@@ -227,40 +227,31 @@ class RadixPrefixCache(BasePrefixCache):
             root.namespace = namespace
         return root
 
-    def _follow(self, ids: IdArray, namespace: str) -> Iterator[tuple[_Node, int]]:
-        """Yield the nodes that share whole pages with `ids`, from the root down, and how many
-        tokens of each match. Changes nothing."""
-        node, matched = self._root(namespace), 0
-        end = len(ids) // self.page_size * self.page_size
+    def _follow(self, node: _Node, ids: IdArray) -> Iterator[tuple[_Node, int]]:
+        """Yield the nodes below `node` that share whole pages with `ids`, from the top down, and
+        how many tokens of each match. Changes nothing."""
+        matched, end = 0, len(ids) // self.page_size * self.page_size
         while matched < end and (child := node.children.get(self._key(ids[matched:]))):
             common = self._common_prefix(child.ids, ids[matched:end])
             common -= common % self.page_size
+            is_whole = common == len(child.ids)
             yield child, common
-            if common < len(child.ids):
+            if not is_whole:
                 return
             node, matched = child, matched + common
 
     def _walk(self, node: _Node, ids: IdArray) -> tuple[_Node, int]:
         """Follow `ids` down from the end of `node` as far as whole pages match. Splits the edge on
         which they diverge. Returns the last node and the number of tokens that match."""
-        page_size = self.page_size
-        end = len(ids) // page_size * page_size
         self._clock += 1
         above: _Node | None = node
         while above is not None:
             above.last_used = self._clock
             above = above.parent
         matched = 0
-        while matched < end:
-            child = node.children.get(self._key(ids[matched:]))
-            if child is None:
-                break
-            common = self._common_prefix(child.ids, ids[matched:end])
-            common -= common % page_size
-            if common < len(child.ids):
-                child = self._split(child, common)
-            child.last_used = self._clock
-            node = child
+        for child, common in self._follow(node, ids):
+            node = child if common == len(child.ids) else self._split(child, common)
+            node.last_used = self._clock
             matched += common
         return node, matched
 
@@ -298,7 +289,7 @@ class RadixPrefixCache(BasePrefixCache):
         Removes the leaf if `keep` is 0.
         """
         pages = node.pages[keep:]
-        self._evictable -= len(pages)
+        self.num_evictable -= len(pages)
         node.pages = node.pages[:keep]
         if keep:
             node.ids = node.ids[: keep * self.page_size]

@@ -33,7 +33,7 @@ class NoPages(PageAllocator):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def allocate(self, count: int) -> list[int] | None:
+    def allocate(self, count: int) -> list[int]:
         return [NO_PAGE] * count
 
     def free(self, pages: list[int]) -> None:

@@ -260,15 +260,7 @@ class LLM:
         with _naming_the_prompt(messages, len(prompts), n):
             for ids, sampling in zip(prompts, params, strict=True):
                 messages.append(self._encoder.request(ids, _with_seed(sampling), cache_salt))
-
-        def make(uid: int) -> Call:
-            requests = [
-                msgspec.structs.replace(message, uid=uid + index)
-                for index, message in enumerate(messages)
-            ]
-            return Call(requests, on_news, n)
-
-        return self._session.submit(make)
+        return self._session.submit(messages, on_news, n)
 
     @cached_property
     def _streams(self) -> Streams:

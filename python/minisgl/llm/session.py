@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from minisgl.core import Accepted, Event, Failed, Finished
 from minisgl.errors import ConfigError, EngineError, RequestError
@@ -38,7 +38,7 @@ class Call:
     collector: 256 requests of 35 tokens took up to a quarter more CPU time.
     """
 
-    def __init__(self, requests: Sequence[UserMsg], on_news: OnNews, num_choices: int = 1) -> None:
+    def __init__(self, requests: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> None:
         self.error: BaseException | None = None
         self.requests = requests
         self.on_news = on_news
@@ -79,7 +79,7 @@ class Call:
     def _error(self, failed: Failed) -> RequestError | EngineError:
         if len(self._order) > self._num_choices:
             index = self._order[failed.uid] // self._num_choices
-            failed = msgspec.structs.replace(failed, message=f"prompt {index}: {failed.message}")
+            failed = replace(failed, message=f"prompt {index}: {failed.message}")
         return failed.to_error()
 
     def _output(self, uid: int) -> RequestOutput:
@@ -111,17 +111,19 @@ class Session:
         self._num_requests = 0
         self._is_closed = False
         self._leader: Call | Streams | None = None
-        self.changed = threading.Condition()  # guards all of this; told when a call is over
+        self.changed = threading.Condition()  # guards all of this; notified when a call is over
 
-    def submit(self, make: Callable[[int], Call]) -> Call:
-        """Let the loop run the call that `make` returns for its first uid. Raises ConfigError."""
+    def submit(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
+        """Let the loop run a call of these requests, each under a new uid. Raises ConfigError."""
         with self.changed:
             if self._is_closed:
                 raise ConfigError("this LLM is closed; make a new one")
-            call = make(self._num_requests)
-            self._num_requests += len(call.requests)
-            self._calls.update((request.uid, call) for request in call.requests)
-            self._put(call.requests)
+            first = self._num_requests
+            requests = [replace(each, uid=uid) for uid, each in enumerate(messages, first)]
+            call = Call(requests, on_news, num_choices)
+            self._num_requests += len(requests)
+            self._calls.update((request.uid, call) for request in requests)
+            self._put(requests)
         return call
 
     def abort(self, call: Call, error: BaseException) -> None:

@@ -1,6 +1,6 @@
-"""The records that cross process boundaries: one tagged union per receiver, and their encoding.
+"""The records that cross process boundaries, as one tagged union for each receiver.
 
-What it is for: this file declares every record that processes exchange. Decoding is strict: an
+What it is for: the records that processes exchange. Decoding is strict: an
 unknown tag, an unknown field or a wrong type is an error at the receiver. What it does not know:
 sockets (see `minisgl.utils.zmq`) and what a receiver does with a record. Read next:
 `minisgl.tokenizer`.
@@ -24,12 +24,12 @@ travel as little-endian int32 bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
-from minisgl.core.event import Event, Failed
+from minisgl.core.event import Event, Failed, Record
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
@@ -40,12 +40,6 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
 Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
-
-
-class Record(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True, gc=False
-):
-    """gc: records are in no cycles, and many per token would make the collector run often."""
 
 
 # --- prompts -----------------------------------------------------------------------------------
@@ -67,8 +61,8 @@ class ChatPrompt(Record, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, Any]]
-    template_args: dict[str, Any] = {}
-    tools: list[dict[str, Any]] = []
+    template_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     is_split: bool = False
@@ -262,8 +256,8 @@ class DetokenizeMsg(Record, frozen=True, kw_only=True):
     """
 
     events: list[Event]
-    pings: list[int] = []
-    pass_on: list[StatusReply | ProfileReply | WatchReply] = []
+    pings: Sequence[int] = ()
+    pass_on: Sequence[StatusReply | ProfileReply | WatchReply] = ()
 
 
 # --- to the API server -------------------------------------------------------------------------
@@ -278,7 +272,7 @@ class TokenText(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     data: bytes
     offset: int
-    top: list[tuple[int, bytes, float]] = []
+    top: Sequence[tuple[int, bytes, float]] = ()
 
 
 class PromptToken(TokenText, frozen=True, kw_only=True):
@@ -305,19 +299,7 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     parts: Sequence[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = ()
 
 
-# --- encoding ----------------------------------------------------------------------------------
-
-T = TypeVar("T")
-
-
-def encode(batch: list[Any]) -> bytes:
-    """Encode records of one union as one frame, so that the messages of a turn travel together."""
-    return msgspec.msgpack.encode(batch)
-
-
-def decoder(union: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A strict decoder of lists of `union`; its `decode` raises `msgspec.ValidationError`."""
-    return msgspec.msgpack.Decoder(list[union])
+# --- token ids ---------------------------------------------------------------------------------
 
 
 def ids_to_bytes(ids: list[int] | IdArray) -> bytes:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from minisgl.core.event import Accepted, Failed, Finished
+from minisgl.core.event import Accepted, Failed, Finished, Record
 from minisgl.message import (
     AbortMsg,
     PingMsg,
     ProfileMsg,
     ProfileReply,
     Prompt,
-    Record,
     StatusReply,
     TextReply,
     TokenizeMsg,

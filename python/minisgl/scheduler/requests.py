@@ -16,12 +16,27 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from minisgl.core.req import Req
 from minisgl.kvcache import create_cache_manager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import RowNeeds
-from minisgl.scheduler.stats import SchedulerStats
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the scheduler's start. Mutable.
+
+    num_prompt_tokens and num_cached_tokens count requests when they first start.
+    """
+
+    num_steps: int = 0
+    num_finished: int = 0
+    num_retractions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
 
 
 class Requests:
@@ -35,8 +50,8 @@ class Requests:
     failed.
     """
 
-    def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
-        self.stats = stats
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.stats = SchedulerStats()
         self.cache = create_cache_manager(
             config.cache_groups, config.cache, config.page_size, config.max_prefill_tokens
         )

@@ -30,7 +30,6 @@ from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
-from minisgl.scheduler.stats import SchedulerStats
 
 
 class Scheduler:
@@ -48,10 +47,10 @@ class Scheduler:
     ) -> None:
         """create_masker: returns the masker of a request, or None if it needs none."""
         self.config = config
-        self.stats = SchedulerStats()
         self._clock = clock
         self._create_masker = create_masker
-        self.requests = Requests(config, self.stats)
+        self.requests = Requests(config)
+        self.stats = self.requests.stats
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
         self.refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from minisgl.core.tuning import Tuning
-from minisgl.engine.config import EngineConfig
+from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error
 from minisgl.engine.engine import Engine
 from minisgl.utils.start import StartClock
