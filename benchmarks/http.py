@@ -38,7 +38,7 @@ from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.workers import Workers
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
+from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.server.address import bind, url_of
 from minisgl.server.api.models import ServedModel
@@ -48,7 +48,7 @@ from minisgl.testing import ListInbox, ListOutbox, PacedExecutor
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import setup_logging
 from minisgl.utils.process import WorkerStatus
-from minisgl.utils.zmq import Endpoints
+from minisgl.utils.zmq import Endpoints, PullQueue
 
 MODEL = "paced"
 READY_S, STOP_S = 60.0, 20.0
@@ -174,7 +174,7 @@ class _PacedWorkers(Workers):
 def _paced_engine(
     endpoints: Endpoints, step_s: float, num_running: int, status: WorkerStatus
 ) -> None:
-    inbox, outbox = ZmqInbox(endpoints), ZmqOutbox(endpoints)
+    inbox, outbox = SourceInbox(PullQueue(endpoints.scheduler, Message)), ZmqOutbox(endpoints)
     executor = PacedExecutor(step_s, _words())
     meter = LoopMeter(on_report=[outbox.pass_on])
     status.ready({})

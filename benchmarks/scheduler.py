@@ -26,7 +26,7 @@ from minisgl.core.executor import Executor, Flight
 from minisgl.core.plan import StepOutcome
 from minisgl.message import ExitMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.io import ZmqInbox, ZmqOutbox
+from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
 from minisgl.testing import InstantExecutor
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
@@ -87,7 +87,7 @@ class _Timed:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, inbox: ZmqInbox, outbox: ZmqOutbox
+        self, scheduler: Scheduler, executor: Executor, inbox: SourceInbox, outbox: ZmqOutbox
     ) -> None:
         self._scheduler = scheduler
         self._spent = dict.fromkeys(PARTS, 0)
@@ -133,13 +133,13 @@ class _Timed:
 
 
 @contextmanager
-def _sockets() -> Iterator[tuple[ZmqInbox, ZmqOutbox, PushQueue]]:
+def _sockets() -> Iterator[tuple[SourceInbox, ZmqOutbox, PushQueue]]:
     """A scheduler's own sockets, a sender to it, and a detokenizer that never reads."""
     with ExitStack() as stack:
         endpoints = Endpoints.create()
         stack.callback(endpoints.remove)
         sink: PullQueue[Any] = PullQueue(endpoints.detokenizer, Any)
-        inbox, outbox = ZmqInbox(endpoints), ZmqOutbox(endpoints)
+        inbox, outbox = SourceInbox(PullQueue(endpoints.scheduler, Message)), ZmqOutbox(endpoints)
         client = PushQueue(endpoints.scheduler)
         for queue in (sink, inbox, outbox, client):
             stack.callback(queue.close)

@@ -7,7 +7,7 @@ import numpy as np
 from minisgl.core.req import IdArray
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.naive import NaivePrefixCache
-from minisgl.kvcache.prefix_hashes import TreeHashes, prompt_hashes, told_lengths
+from minisgl.kvcache.prefix_hashes import TreeHashes, prompt_hashes, reported_lengths
 from minisgl.kvcache.radix import RadixPrefixCache
 
 PAGE = 4
@@ -51,14 +51,14 @@ def test_hashes_are_of_whole_pages_and_of_all_before() -> None:
 def test_a_prompt_finds_the_end_of_an_edge_and_most_of_what_it_shares() -> None:
     rng = np.random.default_rng(0)
     base = rng.integers(0, 1000, 13 * PAGE, dtype=np.int32)
-    assert told_lengths(13) == [13, 12, 9]
+    assert reported_lengths(13) == [13, 12, 9]
     cache = _tree(base)
     assert _pages_found(cache, np.append(base, _ids(1, 2, 3, 4))) == 13
     for shared in range(1, 13):
         prompt = np.append(base[: shared * PAGE], _ids(*[5] * 40))
         found = _pages_found(cache, prompt)
         assert found == max((each for each in (0, 9, 12) if each <= shared), default=0)
-    # A branch splits the edge: its upper end is then told.
+    # A branch splits the edge: its upper end is then reported.
     cache.insert(
         cache.match(base[:0]), np.append(base[: 7 * PAGE], _ids(5, 5, 5, 5)), [*range(20, 28)], 0
     )

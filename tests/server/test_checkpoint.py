@@ -53,8 +53,8 @@ def test_ranks_that_have_what_they_need(tmp_path: Path, args: dict[str, Any]) ->
         ({"num_attention_heads": 2}, 3, "--tp 3 needs a query head for each rank, .* has 2; use"),
         ({"num_experts": 2}, 3, "--ep needs an expert for each of the --tp 3 ranks, .* has 2; le"),
         ({"num_local_experts": 1, "num_experts": 8}, 2, "the model has 1; leave --ep out"),
-        ({"hidden_size": 2}, 2, r"config\.json tells of none; leave it out"),
-        ({"hidden_size": 2}, 1, r"config\.json tells of none; leave it out"),
+        ({"hidden_size": 2}, 2, r"config\.json names none; leave it out"),
+        ({"hidden_size": 2}, 1, r"config\.json names none; leave it out"),
     ],
 )
 def test_ranks_without_a_head_or_an_expert(

@@ -222,7 +222,7 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     ("generation", "ranks", "says"),
     [
         ({}, "--tp 5", "--tp 5 needs a query head for each rank, and the model has 4; use at most"),
-        ({}, "--tp 2 --ep", "--ep shares experts among ranks, and config.json tells of none; leav"),
+        ({}, "--tp 2 --ep", "--ep shares experts among ranks, and config.json names none; leav"),
         ({"temperature": 7}, "", "generation_config.json: temperature must be between 0 and 2"),
         ({"top_k": "all"}, "--tp 2", "generation_config.json: top_k must be a number, got 'all'"),
     ],

@@ -38,8 +38,9 @@ class _Event(Record, frozen=True, kw_only=True, omit_defaults=True):
 class Accepted(_Event, frozen=True, kw_only=True):
     """The request fits and is queued. Carries what the detokenizer needs to make its text.
 
-    `sampling.max_tokens` is resolved: the most output tokens that the request can have. form: the
-    request's. prompt_ids: little-endian int32, if the answer shows something of the prompt.
+    `sampling.max_tokens` is resolved: the most output tokens that the request can have. form: that
+    of `UserMsg`. prompt_ids: little-endian int32; empty unless the answer shows the prompt or its
+    log-probabilities.
     """
 
     num_prompt_tokens: int
@@ -81,8 +82,8 @@ class Finished(_Event, frozen=True, kw_only=True):
     decode_s: from there to the end. num_reasoning_tokens: of the output, counted by the
     detokenizer. prefix_differs_at: the first position of the prompt whose token differs from the
     best cached branch; None if no branch has another token there. num_chunks: steps in which prompt
-    tokens were computed. cost: device seconds and
-    joules (`minisgl.scheduler.cost`), None where no energy can be read.
+    tokens were computed. cost: device seconds and joules (`minisgl.scheduler.cost`), None where no
+    energy can be read.
     """
 
     reason: FinishReason

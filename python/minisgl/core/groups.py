@@ -63,8 +63,8 @@ class CacheGroup:
         return page_end % self.interval == 0 and page_end >= self.newest(end)
 
     def most_pages(self, num_tokens: int, chunk: int, page_size: int) -> int:
-        """The pages that a request of `num_tokens` holds at a time, if a step computes `chunk` of
-        them at most."""
+        """Return the most pages that a request of `num_tokens` holds at once, if a step computes at
+        most `chunk` of them."""
         if self.kind == "state":
             return min(3, num_tokens // self.interval + 1)  # one read, one written, one to come
         pages = -(-num_tokens // page_size)
@@ -77,16 +77,19 @@ class CacheGroup:
     def pool_pages(
         self, num_pages: int, running: int, chunk: int, page_size: int, saved_every: int = 0
     ) -> int:
-        """The pages with which the group's pool lasts as long as a full group's of `num_pages`:
-        no fewer requests fit, and no fewer cached prefixes where memory is short. saved_every: the
-        tokens of the full group for which one state is saved, of a state group."""
+        """Return the number of pages with which the group does not run out before a full group of
+        `num_pages`.
+
+        running: the most running requests. chunk: the most prompt tokens of a step. saved_every: a
+        state group saves one state for so many tokens of the full group.
+        """
         if self.kind == "full":
             return num_pages
         tokens = num_pages * page_size
-        held = min(tokens // STATE_TOKENS, 2 * running)  # 2 states a request, if it is not short
+        held = min(tokens // STATE_TOKENS, 2 * running)  # at most 2 states a request
         if self.kind == "state":
             return held + tokens // saved_every + 3
-        if self.kind == "rows":  # of as many requests as hold these states, between 1 and 2 each
+        if self.kind == "rows":  # of the requests that hold these states, 1.5 states each
             running = min(running, 2 * held // 3 + 1)
             return min(num_pages, (running + 1) * self.interval // page_size)
         each = -(-self.window // page_size) + 2

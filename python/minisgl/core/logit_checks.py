@@ -91,7 +91,8 @@ def _checked_words(words: Any) -> tuple[str, ...]:
 
 
 def _checked_sequences(sequences: Any) -> tuple[tuple[int, ...], ...]:
-    """A word has at most a token for each byte, with and without a space."""
+    """Return `bad_words_ids` as tuples. A word of `bad_words` makes two sequences, with and without
+    a space before it, and has at most one token for each byte."""
     if (
         not isinstance(sequences, tuple | list)
         or len(sequences) > 2 * MAX_BAD_WORDS

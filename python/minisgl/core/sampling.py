@@ -56,7 +56,7 @@ class SamplingParams(
     equal logits and an equal seed give equal text whatever else is in the batch.
 
     temperature: 0 to 2. top_k: 1 to 2**31 - 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
-    seed: any 64-bit integer; None lets the door that accepts the request draw one.
+    seed: any 64-bit integer; if it is None, the server or `LLM` draws one.
     max_tokens: output tokens at most; None is what the context and the KV pool leave. 0 is allowed
     with `prompt_logprobs` or `echo`.
     ignore_eos: do not end at the model's end-of-sequence tokens.
@@ -125,7 +125,7 @@ class SamplingParams(
         self._check_rare_options()
 
     def _check_rare_options(self) -> None:
-        """Check what most requests leave out, with modules that these need not import."""
+        """Check the options that most requests leave out. Their checks are imported when used."""
         if self.top_logprobs or self.stop or self.stop_token_ids or self.max_tokens == 0:
             from minisgl.core.stop_checks import check_rare
 
@@ -155,14 +155,13 @@ class SamplingParams(
         return self.has_penalties or any(others)
 
     def kept(self, ids: bytes) -> bytes:
-        """The part of a prompt, int32 ids, that `truncate_prompt_tokens` keeps."""
-        return (
-            ids if self.truncate_prompt_tokens is None else ids[-4 * self.truncate_prompt_tokens :]
-        )
+        """Return the part of a prompt, int32 ids, that `truncate_prompt_tokens` keeps."""
+        most = self.truncate_prompt_tokens
+        return ids if most is None else ids[-4 * most :]
 
     def _take_plain_values(self) -> None:
-        """Check the types; what counts as a number elsewhere, as NumPy's do, becomes Python's own:
-        others overflow in places, and cannot cross to another process."""
+        """Check the types. Numbers of other libraries, such as NumPy's, become Python's numbers,
+        because they overflow in places and cannot be encoded for another process."""
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             self._take(name, "a number", Real, float)
         given = [name for name in _OPTIONAL_COUNTS if getattr(self, name) is not None]

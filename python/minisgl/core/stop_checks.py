@@ -1,4 +1,4 @@
-"""Checks of the options that end answers or report more; imported by requests with them."""
+"""Checks of `stop`, `stop_token_ids`, `top_logprobs` and `max_tokens=0`, imported when used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STOP_LENGTH = 1024  # characters; the detokenizer holds back this much text 
 
 
 def check_rare(sampling: SamplingParams) -> None:
-    """Raise InvalidSampling for a stop that cannot be, or an option that lacks another."""
+    """Raise InvalidSampling for a stop that can never match, or an option that needs another."""
     if sampling.top_logprobs and not sampling.logprobs:
         raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
     if sampling.max_tokens == 0 and sampling.prompt_logprobs is None and not sampling.echo:
@@ -47,7 +47,7 @@ def check_rare(sampling: SamplingParams) -> None:
 
 
 def take_stops(sampling: SamplingParams) -> None:
-    """Check the types of what ends the answer, and make them tuples of Python's own values."""
+    """Check the types of `stop` and `stop_token_ids`. They become tuples of Python's own values."""
     _take_items(sampling, "stop_token_ids", "token ids", Integral, int, MAX_STOP_TOKEN_IDS)
     _take_items(sampling, "stop", "strings", str, str, MAX_STOP_STRINGS)
 

@@ -86,8 +86,8 @@ def json_text(schema: Any, param: str) -> str:
 
 
 def _least_size(schema: Any) -> int:
-    """Return how many characters the JSON text of `schema` has at least; far above `MAX_BYTES` it
-    stops to count."""
+    """Return a lower bound of the length of the JSON text of `schema`. Counting ends above
+    `MAX_BYTES`."""
     size, items = 0, [schema]
     while items and size <= MAX_BYTES:
         inner: list[Any] = []
@@ -105,7 +105,7 @@ def _least_size(schema: Any) -> int:
 
 
 def num_levels(value: Any, most: int) -> int:
-    """Return how many objects and lists lie in one another; `most` + 1 if there are more."""
+    """Return the number of levels of nested objects and lists; `most` + 1 if there are more."""
     levels, items = 0, [value]
     while items := [item for item in items if isinstance(item, dict | list)]:
         levels += 1

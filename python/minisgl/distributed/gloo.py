@@ -1,4 +1,4 @@
-"""The collectives over gloo: of CPU tensors, and of what the ranks of GPUs agree on as hosts.
+"""The collectives over gloo, of CPU tensors. Ranks with GPUs use them to agree as hosts.
 
 Gloo comes with every torch. It connects each pair of ranks over TCP when it is built; a rank that
 dies closes its connections, which fails the calls of the others at once.
@@ -78,7 +78,7 @@ class GlooCommunicator(DistributedCommunicator):
 
     @contextmanager
     def _errors_named(self, what: str = "a collective failed") -> Iterator[None]:
-        """gloo's own words, of sockets and its source files, go to the log."""
+        """Raise PeerLost for an error of gloo, whose own text is logged."""
         try:
             yield
         except RuntimeError as error:

@@ -40,7 +40,7 @@ def connect(host: GlooCommunicator, make: Callable[[], Memory], *, otherwise: st
     memory, error = None, ""
     if len(set(_gather(host, _machine()))) > 1:
         error = "the ranks run on several machines"
-    elif os.environ.get("NCCL_P2P_DISABLE") == "1":  # the customary word for GPUs that cannot
+    elif os.environ.get("NCCL_P2P_DISABLE") == "1":  # what users set for GPUs that cannot
         error = "NCCL_P2P_DISABLE=1"
     else:
         try:
@@ -67,7 +67,7 @@ def connect(host: GlooCommunicator, make: Callable[[], Memory], *, otherwise: st
 def _all_have(
     host: GlooCommunicator, memory: SharedMemory | None, otherwise: str, error: str
 ) -> bool:
-    """The first rank that has none says why."""
+    """Return whether every rank has memory. The first that has none logs why."""
     first = host.all_min(host.size if memory else host.rank)
     if first == host.rank:
         logger.info("%s: %s", otherwise, error)
@@ -75,13 +75,13 @@ def _all_have(
 
 
 def _gather(host: GlooCommunicator, value: bytes) -> list[bytes]:
-    """Every rank's; all are equally long."""
+    """Return every rank's `value`; all are equally long."""
     rows = host.all_gather(torch.frombuffer(bytearray(value), dtype=torch.uint8)[None], 0)
     return [bytes(row) for row in rows.numpy()]
 
 
 def _machine() -> bytes:
-    """Tells this machine from others, in 64 bytes."""
+    """Return 64 bytes that differ from those of other machines."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = boot.read_bytes() if boot.exists() else socket.gethostname().encode()
     return name[:64].ljust(64)

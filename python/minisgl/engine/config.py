@@ -1,4 +1,4 @@
-"""The settings of one rank's engine: those that it is given, and those that start-up measures."""
+"""The settings of one rank's engine, given (`EngineConfig`) or measured (`Tuning`)."""
 
 from __future__ import annotations
 

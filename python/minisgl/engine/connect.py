@@ -1,4 +1,4 @@
-"""The device of a rank, its connection to the other ranks, and the dtype that it computes in."""
+"""The choices before an engine is built: its device, its communicator, its dtypes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
 
 @contextmanager
 def closing_on_error(device: Device, comm: DistributedCommunicator) -> Iterator[None]:
-    """Close the device if an engine cannot start; raise OutOfDeviceMemory with advice."""
+    """Close the device if the block fails. A failed allocation becomes OutOfDeviceMemory."""
     try:
         yield
     except Exception as error:
-        if comm.size == 1:  # else enqueued collectives may wait for other ranks for ever
+        if comm.size == 1:  # else enqueued collectives may wait for other ranks without end
             device.close()
         if device.is_out_of_memory(error):
             raise out_of_memory("loading", "lower --memory-ratio or --num-pages", error) from error

@@ -24,7 +24,7 @@ from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.utils.text import counted
 
 CGROUP = Path("/sys/fs/cgroup")
-NODE_1 = Path("/sys/devices/system/node/node1")  # there where memory has several nodes (NUMA)
+NODE_1 = Path("/sys/devices/system/node/node1")  # exists on a machine with several nodes (NUMA)
 
 
 class _CpuPending:
@@ -80,7 +80,7 @@ class CpuDevice(Device):
 
     def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
         if ops.name != "cpu" or not max_graph_rows or self._num_sharing > 1:
-            return EagerRunner()  # ranks also exchange their sums, which are no calls
+            return EagerRunner()  # a recording cannot have collectives between ranks
         from minisgl.engine.replay import Places, RecordingRunner
 
         places = Places()
@@ -99,7 +99,7 @@ class CpuDevice(Device):
         return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
     def describe(self) -> str:
-        # Of one rank `engine.startup.threads` logs on how many threads.
+        # For a single rank, `engine.startup.threads` logs the number of threads.
         threads = f", {counted(self._num_threads, 'thread')} a rank"
         return "CPU" + (threads if self._num_sharing > 1 else "")
 

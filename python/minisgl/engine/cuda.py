@@ -33,7 +33,7 @@ STAGING_BYTES = 8 << 20
 for 256 rows 4.9 MB. A larger step, which a user's --max-prefill-length can make, gets memory of its
 own."""
 RING = 4
-"""Staging buffers: at most two steps are in the air, so none is waited for."""
+"""Staging buffers: at most two steps are in flight, so `upload` waits for none."""
 ALIGNMENT = 16  # bytes; what vector loads want
 WARM_UP_ROWS = sorted({*SIZES, *range(3, 16), 20, 22, 28, 30, 40, 56, 60, 320, 512})
 """Numbers of decode rows among which are all whose kernels differ, on every GPU that is tested for:
@@ -148,8 +148,11 @@ class CudaDevice(Device):
         return views.device
 
     def _make_views(self, ring: int, layout: _Layout) -> _Views:
-        """Where arrays of this layout go. To be kept for those that come again, steps of decode
-        rows: making the views takes longer than copying into them."""
+        """Return the views for arrays of this layout.
+
+        `upload` keeps them, because layouts of decode steps come again and making views takes
+        longer than copying into them.
+        """
         offsets, end = [], 0
         for shape, dtype in layout:
             offsets.append(end)
@@ -169,7 +172,7 @@ class CudaDevice(Device):
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             try:
                 ids = work()
-            except Exception as error:  # the flight tells, when it is waited for
+            except Exception as error:  # `wait` raises it
                 return _Failed(error)
             return self._download(ids)
 

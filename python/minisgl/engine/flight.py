@@ -1,4 +1,4 @@
-"""A launched step, and its outcome once the device has finished it."""
+"""A launched step. `wait` returns its outcome."""
 
 from __future__ import annotations
 

@@ -36,15 +36,14 @@ SIZE_STEP = 64  # of those above
 PROMPT_TOKENS = (64, 128, 256, 512, 1024, 2048, 3072, 4096)
 BESIDE_PROMPTS = (0, 16, 64, 256)
 """Sizes of steps with prompts, no larger than a step's prompts can be, and of decode rows beside
-them. Up to how many tokens in all is measured (`probe.choose_prompt_graphs`). Few, as all of them
-are captured at the start."""
+them. They are few, because all of them are captured at the start. Start-up measures up to how many
+tokens a graph is used (`minisgl.engine.startup.graphs.choose_prompt_graphs`)."""
 TOKENS_PER_PROMPT, MAX_PROMPTS = 16, 64
-"""A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64. Always fewer than
-tokens: as many would say that every token samples."""
+"""A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64. A graph has fewer rows
+than tokens, because equal numbers would mean that every token samples."""
 MAX_CONTEXT = 8192
-"""Tokens of the longest context among the prompts of such a step. A graph's attention shares out
-their work as if none were shorter than any other; where one is very long, it had better be launched
-for what it is."""
+"""Tokens of the longest context among the prompts of such a step. A graph's attention splits the
+work as if each prompt had this length, so a step with a longer context runs without a graph."""
 MAX_NEW_PAGES = 32768  # of a step with prompts: they fit the staging buffers
 
 
@@ -93,7 +92,7 @@ class GraphRunner(Runner):
             return compute()
         if shape not in self._seen:
             output = compute()
-            self._seen.add(shape)  # not one that failed: a capture wants what it has prepared
+            self._seen.add(shape)  # not a step that failed: a capture needs what the first run does
             return output
         if shape not in self._graphs:
             self._graphs[shape] = self._capture(shape, compute)
@@ -129,10 +128,10 @@ def captured(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[None
 
 
 def _up_to(most: int, sizes: Iterable[int]) -> list[int]:
-    """Those of the ascending sizes that are smaller than the most, and that."""
+    """Return the ascending sizes that are smaller than `most`, then `most`."""
     return [*(size for size in sizes if size < most), most]
 
 
 def _at_least(number: int, sizes: Sequence[int]) -> int:
-    """The smallest of the ascending sizes that is no less."""
+    """Return the smallest of the ascending sizes that is at least `number`."""
     return sizes[bisect_left(sizes, number)]

@@ -60,7 +60,7 @@ class PageGuard:
     def before(self, plan: Plan) -> None:
         """Record the plan's pages and fill the new ones. Raises EngineError for a shared write.
 
-        Steps of the start, whose number is below 0, are not checked: they may read any page.
+        Probes of the start, whose number is below 0, are not checked: they may read any page.
         """
         if plan.step < 0:
             return
@@ -132,9 +132,9 @@ class PageGuard:
 
 
 def _fillable(layer: LayerPool | ConvLayer) -> tuple[Tensor, ...]:
-    """Tensors of a layer's pages whose NaN makes what a token reads NaN."""
+    """Return the tensors of a layer's pages in which a NaN makes a token that reads it NaN."""
     if isinstance(layer, ConvLayer):
         return (layer.pages,)
     if layer.k.dtype == torch.int8 and layer.k_scale is not None and layer.v_scale is not None:
-        return layer.k_scale, layer.v_scale  # its numbers have none
+        return layer.k_scale, layer.v_scale  # int8 has no NaN
     return layer.k, layer.v

@@ -7,7 +7,7 @@ brings its tokens along (`Plan.histories`), whatever the prefix cache has.
 
 The rows take 4 bytes a token; a table of counts would take 4 bytes for each vocabulary id. Nothing
 is allocated before a request asks. Axes: M rows with options, L tokens, V vocabulary, S rows that
-sample, N biases, W sequences that are forbidden, P tokens of the longest but its last.
+sample, N biases, W forbidden sequences, P tokens of the longest of them without its last.
 """
 
 from __future__ import annotations

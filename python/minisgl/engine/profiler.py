@@ -35,7 +35,7 @@ class StepProfiler:
         self._num_steps = 0
 
     def named(self, plan: Plan, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`work`, the step of `plan`; with a name around it while a profile runs."""
+        """Return `work`, the step of `plan`, under a name while a profile runs."""
         if self._profile is None:
             return work
         self._num_steps += 1
@@ -55,7 +55,7 @@ class StepProfiler:
         self._profile, self._num_steps = profile, 0
 
     def stop(self, folder: Path, rank: int) -> tuple[Path, int]:
-        """Write the trace; returns it with its number of steps. No step may be in the air.
+        """Write the trace; returns it with its number of steps. No step may be in flight.
 
         Raises InvalidRequest (409) if no profile runs, EngineError if the file cannot be written.
         """
@@ -67,7 +67,7 @@ class StepProfiler:
         try:
             profile.stop()
             folder.mkdir(parents=True, exist_ok=True)
-            for number in count(2):  # two may end in one second, of two servers even
+            for number in count(2):  # two profiles may end in one second
                 with contextlib.suppress(FileExistsError):
                     path.touch(exist_ok=False)  # if this fails, the error says why
                     break
@@ -80,10 +80,10 @@ class StepProfiler:
 
 
 def _write(profile: torch.profiler.profile, path: Path) -> None:
-    """All of it or nothing. Raises OSError, where torch would only log that it failed.
+    """Write the whole trace or nothing. Raises OSError where torch would only log a failure.
 
-    path: exists, and is empty. torch writes into another file and renames that: what is in `path`
-    then is whole.
+    path: exists, and is empty. torch writes another file and renames it, so what is at `path` is
+    whole.
     """
     try:
         profile.export_chrome_trace(str(path))

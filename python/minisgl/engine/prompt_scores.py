@@ -35,8 +35,10 @@ Indices = npt.NDArray[np.int64]
 
 
 def with_scored(plan: Plan) -> Indices:
-    """Return the indices of the tokens that sample or are scored, int64 [U], ascending: if they are
-    all tokens of the step, a model selects none."""
+    """Return the indices of the tokens that sample or are scored, int64 [U].
+
+    They ascend, so if they are all tokens of the step, the model need not select any.
+    """
     return np.sort(np.concatenate(_places(plan)))
 
 

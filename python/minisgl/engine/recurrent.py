@@ -1,5 +1,4 @@
-"""The pool and the backend of recurrent layers and of short convolutions. Imported only for models
-that have them."""
+"""The contexts of recurrent layers and short convolutions, imported for models that have them."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from minisgl.errors import ConfigError
 
 
 def create_device(name: str, index: int = 0, count: int = 1, threads: int | None = None) -> Device:
-    """`--device` by name; auto is a GPU where torch finds one.
+    """Return the device that `--device` names; auto is a GPU if torch finds one.
 
-    index: which of the `count` ranks on this machine it is for; each has a GPU of its own, a CPU
-    they share. threads: of a CPU's steps; None lets the CPU choose. Raises ConfigError where
-    there are too few GPUs, and for threads of a GPU.
+    index: of this rank among the `count` ranks on this machine. Each has a GPU of its own; they
+    share a CPU. threads: of a CPU's steps; None leaves the choice to the CPU. Raises ConfigError
+    for too few GPUs, and for `threads` with a GPU.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")

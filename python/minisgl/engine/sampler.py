@@ -1,5 +1,4 @@
-"""From the hidden states of a step to sampled ids: logits, options, masks, sampling, and the
-log-probabilities that requests ask for. The ids are stored as their rows' last tokens.
+"""Sampling: from the hidden states of a step to ids, which become the last tokens of their rows.
 
 Axes: S rows that sample, R those of this rank, V vocabulary, D hidden size, M rows that ask for the
 K most likely tokens.

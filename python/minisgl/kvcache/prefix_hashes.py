@@ -88,7 +88,7 @@ class TreeHashes:
             if grouped is not None:
                 reported.append(edge.hashes[_resumable(grouped, node)])
             elif is_end:
-                reported.append(edge.told())
+                reported.append(edge.reported())
             else:
                 continue
             num_reported += len(reported[-1])
@@ -97,18 +97,18 @@ class TreeHashes:
 
 
 class _Edge:
-    """What is remembered of an edge. Mutable: it makes `told` when that is asked for.
+    """The hashes of an edge. Mutable: it makes those that its branch reports at the first call.
 
-    above: the edge that it continues. starts: it begins a branch. hashes: of its pages. end: the
-    pages from the root to its end.
+    above: the edge that it continues. starts: whether it begins a branch. hashes: one for each of
+    its pages. end: the number of pages from the root to its end.
     """
 
-    __slots__ = ("_told", "above", "end", "hashes", "ids", "starts")
+    __slots__ = ("_reported", "above", "end", "hashes", "ids", "starts")
 
     def __init__(self, ids: IdArray, above: _Edge | None, starts: bool, page_size: int) -> None:
         self.ids, self.above, self.starts = ids, above, starts
         self.hashes, self.end = np.empty(0, np.uint64), 0
-        self._told: Hashes | None = None
+        self._reported: Hashes | None = None
         if above is not None:
             sums = _page_sums(ids, page_size, above.end * page_size)
             self.hashes, self.end = sums + above.hashes[-1], above.end + len(sums)
@@ -117,17 +117,17 @@ class _Edge:
         """Whether nothing has changed. A change of the node replaces its ids."""
         return self.ids is node.ids and self.above is above and self.starts is starts
 
-    def told(self) -> Hashes:
-        """Return those that a branch reports which ends here."""
-        if self._told is None:
+    def reported(self) -> Hashes:
+        """Return the hashes that the branch which ends here reports."""
+        if self._reported is None:
             edge, parts = self, [self.hashes]
             while not edge.starts:
                 assert edge.above is not None
                 edge = edge.above
                 parts.append(edge.hashes)
             whole = np.concatenate(parts[::-1])
-            self._told = whole[np.array(told_lengths(len(whole))) - 1]
-        return self._told
+            self._reported = whole[np.array(reported_lengths(len(whole))) - 1]
+        return self._reported
 
 
 def _root(namespace: str) -> _Edge:
@@ -137,7 +137,7 @@ def _root(namespace: str) -> _Edge:
 
 
 def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:
-    """The last pages of the edge after which a request can resume."""
+    """Return the indices of the last pages of the edge after which a request can resume."""
     if not node.tails:
         return []
     tails = zip(cache.tails, node.tails, strict=True)
@@ -147,7 +147,7 @@ def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:
     return list(islice(found, MAX_OF_EDGE))
 
 
-def told_lengths(num_pages: int) -> list[int]:
+def reported_lengths(num_pages: int) -> list[int]:
     """Return the lengths, in pages, of the prefixes that a branch of `num_pages` reports."""
     lengths, before = [num_pages], 1
     while before < num_pages:

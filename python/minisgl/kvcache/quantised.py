@@ -1,8 +1,8 @@
 """KV pools of 8 bits: a number times a scale is the value.
 
 int8 has a scale for each token and head: the largest magnitude of its H numbers is 127. It is
-written with them. fp8 (e4m3) has a scale for each head, 1 unless the checkpoint has one; larger
-numbers than 448 times the scale become 448 times the scale.
+written with them. fp8 (e4m3) has a scale for each head, 1 unless the checkpoint has one; numbers
+beyond 448 times the scale are clamped to that.
 
 A token's numbers depend on its key and value alone: not on its page, its neighbours or the step.
 

@@ -1,4 +1,4 @@
-"""The prefix cache that `--cache` names, and the manager for a model's cache groups."""
+"""Chooses the prefix cache by `--cache`, and its manager by the model's cache groups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The pool of short convolutions: the inputs of the last tokens, in the pages of a window group.
 
-A token's convolution reads the inputs of the W - 1 tokens before it, so the page
-at the end of a cached prefix has all that the next token needs.
+A token's convolution reads the inputs of the W - 1 tokens before it, so the page at the end of a
+cached prefix has all that the next token needs.
 
 Axes: P pages, Z page size, D channels on this rank, W taps.
 """

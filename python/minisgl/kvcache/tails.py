@@ -42,9 +42,12 @@ class NoPages(PageAllocator):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A page of the tree. Mutable. step: the step that wrote it. saved: pages of tokens that the
-    request which wrote it computed up to its end. holders, uses: requests. rank: see the module;
-    the second number is the time of its last release."""
+    """A page of the tree. Mutable.
+
+    step: the step that wrote it. saved: the work that it saves, in pages: those that the request
+    which wrote it had computed up to its end. holders, uses: numbers of requests. rank: see the
+    module; the second number is the time of its last release.
+    """
 
     node: _Node
     step: int

@@ -29,8 +29,8 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
-        """The arguments are those of `LLM`. Returns when the model is loaded, so the event loop
-        stands still; `await asyncio.to_thread(AsyncLLM, ...)` lets it go on.
+        """The arguments are those of `LLM`. This blocks the event loop until the model is loaded;
+        `await asyncio.to_thread(AsyncLLM, ...)` does not.
         """
         self._llm = LLM(model, **options)
         self._wakers: dict[asyncio.AbstractEventLoop, _Waker] = {}

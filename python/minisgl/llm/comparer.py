@@ -47,7 +47,8 @@ class Difference:
 class Condition:
     """What was compared under one condition. Mutable: it is filled.
 
-    note: that the condition took place. failure: the error of a request, which ended the condition.
+    note: what shows that the condition took place. failure: the error of a request, which ended the
+    condition.
     """
 
     name: str
@@ -84,8 +85,9 @@ class Comparer:
         rounding: float,
         scores: Callable[[int, Sequence[int], Sequence[int]], Mapping[int, float]],
     ) -> None:
-        """reference: the answer of each request. rounding: in nats. scores: of a request, the first
-        tokens of its answer, and some tokens, what the reference gives each of these next."""
+        """reference: the answer of each request. rounding: in nats. scores: called with a request,
+        the first tokens of its answer, and some tokens; returns the reference's score of each of
+        these as the next token."""
         self._reference = reference
         self._rounding = rounding
         self._scores = scores

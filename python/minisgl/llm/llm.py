@@ -140,13 +140,13 @@ class LLM:
         n: int = 1,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        """Complete each prompt: a text, or token ids; or several of such, which run as one batch.
+        """Complete one prompt, a text or token ids, or several prompts as one batch.
 
-        sampling_params: one for all, or one for each; None takes the checkpoint's recommendation
-        (`default_sampling_params`). n: choices of each prompt, which follow one another in the
-        result. cache_salt: only calls with the same one share the prefix cache. Raises
-        RequestError, which names the prompt, if one cannot be served; then nothing of the call is
-        left.
+        sampling_params: one for all prompts, or one for each; None takes the checkpoint's
+        recommendation (`default_sampling_params`). n: choices of each prompt, which follow one
+        another in the result. cache_salt: only calls with the same one share the prefix cache.
+        Raises RequestError, which names the prompt, if one cannot be served; the other prompts of
+        the call are then aborted.
         """
         if isinstance(prompts, str):
             ids = self._encode([TextPrompt(text=prompts)], 1)
@@ -236,7 +236,7 @@ class LLM:
     def _submit(
         self, prompts: list[bytes], params: Params, n: int, cache_salt: str, on_news: OnNews
     ) -> Call:
-        """Send the requests to the loop, which some thread then has to wait for."""
+        """Send the requests to the loop. A thread must then wait for the call."""
         if params is None:
             params = self.default_sampling_params
         if isinstance(params, SamplingParams):
@@ -286,7 +286,7 @@ class Bar:
 
 @contextmanager
 def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> Iterator[None]:
-    """Let a refusal within name the prompt behind those that are done, n of each."""
+    """Let a refusal in the block name its prompt: the one after those in `done`, n of each."""
     try:
         yield
     except RequestError as error:

@@ -19,8 +19,9 @@ Answer = tuple[list[str], list[int], list[TextReply]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """text: ends before a stop string. token_ids: all output tokens, an end-of-sequence included.
+    """The answer to one prompt.
 
+    text: ends before a stop string. token_ids: all output tokens, an end-of-sequence included.
     logprobs: the log-probability of each output token, None unless `SamplingParams.logprobs`.
     top_logprobs: for each output token the most likely ids at its position and their
     log-probabilities, None unless `SamplingParams.top_logprobs`.

@@ -79,7 +79,7 @@ def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest
 def as_batch(prompts: Any) -> list[Any]:
     """The prompts of one call: a text or a sequence of ids is one, a generator makes several.
 
-    Raises InvalidRequest if `prompts` is neither, nor a sequence of such.
+    Raises InvalidRequest for anything else.
     """
     if isinstance(prompts, str):
         return [prompts]

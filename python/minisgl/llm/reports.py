@@ -1,4 +1,4 @@
-"""What an answer has besides its text: log-probabilities, reasoning, tool calls."""
+"""The fields of an answer besides its text: log-probabilities, reasoning, tool calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from minisgl.tokenizer.parse.answer import collect
 
 
 def reports(replies: Sequence[TextReply], in_parts: bool) -> dict[str, Any]:
-    """Return those of `RequestOutput`'s or, with in_parts, `Delta`'s fields that the request has
-    asked for."""
+    """Return the fields that the request asks for: of `RequestOutput`, or of `Delta` if
+    `in_parts`."""
     fields: dict[str, Any] = {}
     if logprobs := [logprob for reply in replies for logprob in reply.logprobs or ()]:
         fields["logprobs"] = logprobs

@@ -2,7 +2,7 @@
 
 On the user's model and machine, requests are answered alone in an empty cache, and then again under
 each condition: cached, in batches, beside aborts, without overlap, in chunks, retracted, without
-CUDA graphs, on one rank. What equal means says `minisgl.llm.comparer`.
+CUDA graphs, on one rank. `minisgl.llm.comparer` says when two answers are equal.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class SelfCheck:
 
     @contextmanager
     def _condition(self, name: str) -> Iterator[Condition]:
-        """A condition that this block fills, and that is then said. A request's error ends it."""
+        """Let the block fill a condition, then report it. The error of a request ends it."""
         condition = Condition(name=name)
         try:
             yield condition
@@ -159,23 +159,19 @@ class SelfCheck:
 
     def _of_another_engine(self, name: str, changes: dict[str, Any]) -> Condition:
         everything = range(len(self._prompts))
+        without_overlap = _overlap_disabled(name == "without overlap")
         with self._condition(name) as condition:
-            self._ask_another(condition, everything, changes)
+            with without_overlap, self._llm(**changes) as llm:
+                own = llm._engine.scheduler if isinstance(llm._engine, OwnEngine) else None
+                retracting = own if name == "retracted" else None
+                if retracting:  # start without room to grow
+                    planner = retracting._planner
+                    planner.config = replace(planner.config, watermark_tokens=0)
+                outputs = self._ask(llm, everything, "")
+                if retracting:
+                    condition.note = f", {retracting.stats.num_retractions} retractions"
+            self._comparer.compare(condition, everything, outputs)
         return condition
-
-    def _ask_another(
-        self, condition: Condition, everything: Sequence[int], changes: dict[str, Any]
-    ) -> None:
-        name = condition.name
-        with _overlap_disabled(name == "without overlap"), self._llm(**changes) as other:
-            scheduler = other._engine.scheduler if isinstance(other._engine, OwnEngine) else None
-            if scheduler and name == "retracted":  # start without room to grow
-                planner = scheduler._planner
-                planner.config = replace(planner.config, watermark_tokens=0)
-            outputs = self._ask(other, everything, "")
-            if scheduler and name == "retracted":
-                condition.note = f", {scheduler.stats.num_retractions} retractions"
-        self._comparer.compare(condition, everything, outputs)
 
     def _llm(self, **changes: Any) -> LLM:
         options = {name: getattr(self._args, name) for name in options_of(EngineArgs)}

@@ -192,7 +192,7 @@ class Session:
             return messages
 
     def post(self, message: SchedulerMsg) -> None:
-        """Let the loop get a message of another thread."""
+        """Send the loop a message from another thread."""
         with self.changed:
             self._put([message])
 

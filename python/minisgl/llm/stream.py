@@ -168,7 +168,7 @@ class Stream(Iterator[Delta | RequestOutput]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the request. What is left is not read any more."""
+        """End the request. The rest of its answer is dropped."""
         if not self._is_over:
             self._is_over = True
             self._reader.leave()

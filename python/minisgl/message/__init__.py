@@ -101,9 +101,11 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
-    """End the request now. With `Finished(reason="abort")` if its client has left: the message then
-    goes through the tokenizer, behind the request. With `because` if that is given. Unknown uids
-    are ignored."""
+    """End the request now, with `because` if given, else with `Finished(reason="abort")`.
+
+    If its client has left, the message goes through the tokenizer, to stay behind the request.
+    Unknown uids are ignored.
+    """
 
     uid: Uid
     because: Failed | None = None
@@ -137,10 +139,10 @@ class WatchMsg(Record, frozen=True, kw_only=True):
 class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
-    Only requests of one `namespace` share a cached prefix. grammar: that the output follows
-    (`minisgl.grammar`); "" is none. With one, `sampling` has no `structured_outputs`, and the
-    request starts after its `CompiledMsg`. form: JSON of an
-    `AnswerForm`, by which the answer is split; "" is text alone.
+    Only requests of one `namespace` share a cached prefix. grammar: the output follows it
+    (`minisgl.grammar`); "" is none. With a grammar, `sampling` has no `structured_outputs`, and the
+    request starts after its `CompiledMsg`. form: JSON of an `AnswerForm`, by which the answer is
+    split; "" is text alone.
     """
 
     uid: Uid

@@ -1,4 +1,4 @@
-"""The messages of the API server: its unions, and the records that run no model."""
+"""The unions of the API server's messages, with the records of requests that run no model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PongMsg(Record, frozen=True, kw_only=True):
 class EncodeMsg(Record, frozen=True, kw_only=True):
     """Encode a prompt. The tokenizer answers with a `CodecReply` of the same seq, with `ids`.
 
-    is_plain: add no special tokens to a text. with_pieces: the answer has them.
+    is_plain: add no special tokens to a text. with_pieces: the answer has `pieces` too.
     """
 
     seq: int

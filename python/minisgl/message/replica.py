@@ -32,8 +32,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     num_finished, num_output_tokens: requests that ended, and tokens given to requests, since the
     start.
     hashes: of prefixes in the cache (`minisgl.kvcache.prefix_hashes`), little-endian uint64.
-    model, max_model_len: what is served. keys: those with limits that were used; None if the key
-    of who asks has no admin rights. The API server fills these in.
+    model, max_model_len: of the server. keys: the API keys with limits that were used; None if the
+    key of the request has no admin rights. The API server sets these three.
     """
 
     page_size: int

@@ -1,8 +1,8 @@
 """The connection between two nodes' supervisors: typed records over TCP.
 
-Two supervisors say nothing after the start but `Gone`, when one ends. A supervisor that cannot say
-it is noticed by the end of the connection: at once if its process ends, after some seconds
-(`KEEPALIVE`) if its machine or a cable does. ZeroMQ would hide both.
+After the start a supervisor sends one record only, `Gone`, when it ends. If it cannot send that,
+the end of the connection shows it: at once if its process ends, after some seconds (`KEEPALIVE`) if
+its machine or a cable fails. ZeroMQ would hide both.
 """
 
 from __future__ import annotations

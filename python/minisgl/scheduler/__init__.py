@@ -2,7 +2,7 @@
 
 What it is for: turning messages into plans, and the outcomes of plans into events. What it does
 not know: models, tensors, text, sockets; it imports no torch. Read `loop.py` first (its four
-stages), then `scheduler.py` (`add`, `plan`, `commit`).
+phases), then `scheduler.py` (`add`, `plan`, `commit`).
 """
 
 from minisgl.scheduler.config import SchedulerConfig

@@ -1,4 +1,4 @@
-"""The loop's inbox and outbox between processes: what the online server hands to `run`."""
+"""The loop's inbox and outboxes between processes, as a server uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minisgl.message import (
     WatchMsg,
     WatchReply,
 )
-from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
+from minisgl.utils.zmq import Endpoints, PushQueue
 
 Control = ProfileMsg | WatchMsg
 """Messages for the engine's process that the scheduler does not see."""
@@ -52,13 +52,6 @@ class SourceInbox:
 
     def close(self) -> None:
         self._source.close()
-
-
-class ZmqInbox(SourceInbox):
-    """The outbox of a scheduler without other ranks."""
-
-    def __init__(self, endpoints: Endpoints) -> None:
-        super().__init__(PullQueue(endpoints.scheduler, Message))
 
 
 class ZmqOutbox:

@@ -19,13 +19,13 @@ from minisgl.message import UserMsg
 from minisgl.scheduler.io import Message, Source
 
 LEAD_S: Final = 2e-3
-"""Before the flight's end. Broadcasting, planning and launching a step with prompts take 1 to 2 ms
-on the host."""
+"""How long before the flight's end the next step is planned. Broadcasting, planning and launching a
+step with prompts take 1 to 2 ms on the host."""
 LEAD_SHARE: Final = 0.1
-"""Of the flight's time: what the model of step times may be wrong by."""
+"""The same as a share of the flight's time, for the error of the model of step times."""
 
 POLL_S: Final = 1e-3
-"""The unit of a queue's waits."""
+"""A queue waits for whole milliseconds."""
 
 
 class LatePlanning:

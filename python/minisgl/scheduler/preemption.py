@@ -1,9 +1,9 @@
 """Preemption: a waiting request takes the place of running requests of another key.
 
-Only of those that come after it by priority and tag (`minisgl.server.shares`), not by arrival. So
-no request is retracted for one that it could displace in turn, and a retracted request resumes
-before later ones. The choice is a pure function of the requests, as all planning is. Requests of
-one key do not displace each other, nor do requests without keys.
+It displaces only requests that come after it by priority and tag (`minisgl.server.shares`); the
+arrival does not count. So no request is retracted for one that it could displace in turn, and a
+retracted request resumes before later ones. The choice is a pure function of the requests, as all
+planning is. Requests of one key do not displace each other, nor do requests without keys.
 
 A retracted request leaves with its last flight, one turn later when steps overlap. Its place is
 free at once, because the tables have one row more than requests may run. So are its pages: the

@@ -11,12 +11,12 @@ JSON lines, each an object with one key:
     end       how it ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
               decode_s, all_hash_ids (of the prompt and the output together)
 
-hash_ids are digests of blocks of 16 tokens, each with all before it, under a key that is drawn at
-the start and written nowhere: requests with a common prefix have common ones, and no text can be
-read or guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE` asks a
-server for the same again; with `--plans` the scheduler alone does the same again.
+hash_ids: one digest for each block of 16 tokens, of the block and all before it. Requests with a
+common prefix have common digests. Their key is drawn at the start and written nowhere, so no text
+can be read or guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE`
+sends the same requests to a server; with `--plans` the scheduler alone plans them again.
 
-The ring is FILE and, once that is `SEGMENT_BYTES` long, FILE.1 with what came before.
+The ring is two files: FILE becomes FILE.1 when it has `SEGMENT_BYTES`, and begins again.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ LINE_EVERY_S: Final = 5.0
 class StatusLine:
     """Logs a line every `LINE_EVERY_S` at most, and only when steps ran since the last.
 
-    Rates are per second of the loop's busy time, so that pauses do not water them down; `busy`
-    is that time's share. Mutable: it remembers the report of the last line.
+    Rates are per second of the loop's busy time, so pauses do not lower them; `busy` is that
+    time's share. Mutable: it remembers the report of the last line.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """The frames of the X-ray: steps, requests, pages and the prefix tree.
 
-A frame is sent every `EVERY_S`, or as much later as keeps the time that frames take at `SHARE`
-of the loop's. It has the steps since the frame before, the newest `MAX_STEPS`; the rest is as it is
-when the frame is made. Pages and the prefix tree take longer the more is cached, so they have a
-share of their own, `CACHE_SHARE`, and are not in each frame. Frames have no token ids, and no texts
-unless `--xray-text` asks for them.
+A frame is sent every `EVERY_S`, or later, so that frames take at most `SHARE` of the loop's time.
+It has the steps since the frame before, at most the newest `MAX_STEPS`, and the state at the time
+when it is made. Pages and the prefix tree take longer the more is cached, so they have a share of
+their own, `CACHE_SHARE`, and are not in each frame. Frames have no token ids, and no texts unless
+`--xray-text` asks for them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from minisgl.scheduler.scheduler import Scheduler
 EVERY_S: Final = 0.1
 SHARE: Final = 0.002
 CACHE_SHARE: Final = 0.001  # 7 ms for 6,600 nodes, so every 7 s; 0.1 ms for 60 nodes
-MOST_WAITING: Final = (
-    3  # else a frame that other programs interrupt would delay the next for seconds
-)
+MOST_WAITING: Final = 3
+"""Bounds the time that a frame counts for: its CPU time times this. Otherwise a frame during which
+other programs ran would delay the next one for seconds."""
 MAX_STEPS: Final = 1000
 MAX_ROWS: Final = 64  # rows of a step that are named
 MAX_REQUESTS: Final = 300
 MAX_NODES: Final = 300
-TEXT_TOKENS: Final = 32  # of a node's, those that its text is of
-MAX_TEXTS: Final = 2000  # kept
-MAX_CELLS: Final = (
-    4096  # of the map of pages; with more pages, a cell stands for several, the busiest
-)
+TEXT_TOKENS: Final = 32  # the first of a node, of which its text is made
+MAX_TEXTS: Final = 2000  # texts that are kept
+MAX_CELLS: Final = 4096
+"""Cells of the map of pages. With more pages a cell shows the busiest of several."""
 
 FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
 """Owners of a page: none; the prefix cache alone; several requests; uid + `FIRST_UID`."""
@@ -122,13 +121,13 @@ class XRay:
     def watch(self, seconds: float) -> None:
         """Go on for so many seconds from now."""
         now = time.perf_counter()
-        if now >= self._until:  # nobody has what the frames before had
+        if now >= self._until:  # no client has the frames before
             self._cache_due = 0.0
         self._until = now + seconds
 
     def settled(self, record: StepRecord, plan: Plan) -> None:
         self._num_skipped += len(self._steps) == MAX_STEPS
-        self._steps.append((record, plan))  # put into words with the frame, in its time
+        self._steps.append((record, plan))  # encoded with the frame, whose time is bounded
 
     def turn_ended(self, scheduler: Scheduler) -> bool:
         now = time.perf_counter()

@@ -21,7 +21,7 @@ NUM_ROUNDS = 3
 kernel, the second captures them, and the third replays them."""
 DECODE_ROWS = 16
 CONTEXT_ROWS = 3  # below `MIN_SHARED_ROWS`: rows that read one common prefix are cheaper
-START_PAGES_TOKENS = 4096  # cached before a prompt chunk; at most half of the context
+CACHED_TOKENS = 4096  # before a prompt chunk, if the context has room for them
 
 
 def measure_step_times(engine: Engine) -> StepTimes:
@@ -31,7 +31,7 @@ def measure_step_times(engine: Engine) -> StepTimes:
     rows = min(DECODE_ROWS, engine.max_running)
     few = min(CONTEXT_ROWS, engine.max_running)
     room = min(engine.max_seq_len, engine.memory.num_tokens) - num_tokens - engine.page_size
-    start = min(START_PAGES_TOKENS, room) // engine.page_size * engine.page_size
+    start = min(CACHED_TOKENS, room) // engine.page_size * engine.page_size
     plans = [
         probe_plan(engine, 1, sampling=GREEDY),
         probe_plan(engine, rows, sampling=GREEDY),
