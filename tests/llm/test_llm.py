@@ -15,6 +15,7 @@ import torch
 from minisgl.builtin import model_path
 from minisgl.errors import ConfigError, InvalidRequest, InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
+from minisgl.llm.engines import OwnEngine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
@@ -195,6 +196,17 @@ def test_stop_string(llm: LLM) -> None:
     assert output.finish_reason == "stop"
     assert "5" in output.text
     assert "6" not in output.text
+
+
+def test_a_stop_string_ends_the_computation(llm: LLM) -> None:
+    assert isinstance(llm._engine, OwnEngine)
+    stats = llm._engine.scheduler.stats
+    before = stats.num_output_tokens
+    stopped = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, stop=("6",))
+    (output,) = llm.chat(ask("Count from 3 to 9."), stopped)
+    llm.generate("a", SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+    num_late = stats.num_output_tokens - before - output.num_output_tokens - 20
+    assert 0 <= num_late <= 2, "with overlap, the stop is seen late"
 
 
 def test_top_logprobs_and_truncated_prompts(llm: LLM) -> None:

@@ -158,7 +158,7 @@ def test_requests_of_two_namespaces_do_not_wait_for_each_other() -> None:
     add(scheduler, 0, list(range(60)))
     assert spans(scheduler.plan()) == [(0, 0, 16)]
     message = UserMsg(
-        uid=1, ids=ids_to_bytes(list(range(20))), sampling=SamplingParams(), namespace="other"
+        uid=1, ids=ids_to_bytes(list(range(40))), sampling=SamplingParams(), namespace="other"
     )
     scheduler.add(message)
     assert spans(scheduler.plan()) == [(1, 0, 8), (0, 16, 24)]

@@ -48,6 +48,20 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert scheduler.requests.cache.num_used_pages == 0
 
 
+def test_a_prompt_without_finite_scores_counts_no_output_token() -> None:
+    scheduler = make(max_prefill_tokens=4)
+    add(scheduler, 0, [1] * 8, prompt_logprobs=0)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.sample_rows == []
+    (failed,) = scheduler.commit(
+        plan, StepResult(next_ids=[], scores=[([float("nan")] * 4, [[]] * 4)])
+    )
+    assert isinstance(failed, Failed)
+    assert failed.code == "non_finite_logits"
+    assert scheduler.stats.num_output_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("token", "ignore_eos", "stop_match"), [(7, False, 7), (EOS, False, None), (EOS, True, 99)]
 )

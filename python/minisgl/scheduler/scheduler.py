@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.masker import Mask, Masker
-from minisgl.core.plan import Plan, StepFailed, StepOutcome
+from minisgl.core.plan import Plan, StepOutcome, StepResult
 from minisgl.core.req import ALL, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
@@ -128,7 +128,7 @@ class Scheduler:
             # The client does not get the tokens after the stop string, so no later prompt has
             # them. They must not enter the prefix cache.
             del req.output[num_output:]
-        return [self._fail(req, because.to_error()) if because else self._end(req, reason)]
+        return self._fail(req, because.to_error()) if because else [self._end(req, reason)]
 
     # --- a step --------------------------------------------------------------------------------
 
@@ -143,10 +143,7 @@ class Scheduler:
         return masks_of(plan, self.requests, self.config.vocab_size, self.refused)
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
-        """Append the sampled tokens to their requests, in row order. Returns the events.
-
-        This fulfils the step's promises. Requests that have left are released.
-        """
+        """Apply the outcome of a launched plan. Returns the events. Releases requests that left."""
         requests = self.requests.by_uid
         rows = [requests[uid] for uid in plan.uids]
         for req in rows:
@@ -154,54 +151,59 @@ class Scheduler:
         events: list[Event] = []
         while self.refused:
             uid, error = self.refused.popitem()
-            if not requests[uid].ended:
-                events.append(self._fail(requests[uid], error))
-        if isinstance(outcome, StepFailed):
-            if self.requests.void_from is None:  # else an earlier failed step voids this one too
+            events += self._fail(requests[uid], error)
+        if self.requests.void_from is None:  # else an earlier failed step voids this one too
+            if isinstance(outcome, StepResult):
+                self._take_result(plan, outcome, rows, events)
+            else:
                 assert outcome.uids, "a failed step must fail a request, or it would be repeated"
                 self.requests.void_from = plan.step
                 for uid in outcome.uids:
-                    if not requests[uid].ended:
-                        events.append(self._fail(requests[uid], outcome.error))
-        elif self.requests.void_from is None:
-            now = self._clock()
-            num_past_end = 0
-            damaged: list[Req] = []
-            if plan.scored:
-                from minisgl.scheduler.scores import report_scores
-
-                damaged = report_scores(plan, outcome, rows, events)
-            has_logprobs = plan.logprob_rows or plan.top_rows
-            sampled = zip(plan.sample_rows, outcome.next_ids, strict=True)
-            for index, (row, token) in enumerate(sampled):
-                req = rows[row]
-                if req.ended:
-                    num_past_end += 1  # overlap: the row was launched before the end was known
-                    continue
-                if token < 0:
-                    damaged.append(req)
-                    continue
-                output = req.output
-                output.append(token)
-                if len(output) == 1:
-                    req.first_token_at = now
-                stop = token in req.stop_ids
-                event = Token(uid=req.uid, id=token, silent=stop)
-                if has_logprobs:
-                    logprob = outcome.logprobs.get(index)
-                    top = outcome.tops.get(index, ())[: req.sampling.top_logprobs]
-                    event = replace(event, logprob=logprob, top=top)
-                events.append(event)
-                if stop or len(req.prompt) + len(output) == req.max_len:
-                    is_match = stop and token in req.sampling.stop_token_ids
-                    end = self._end(req, "stop" if stop else "length", token if is_match else None)
-                    events.append(end)
-            self.stats.num_output_tokens += len(plan.sample_rows) - num_past_end - len(damaged)
-            if damaged:  # its KV may be damaged since its first step, and in the prefix cache
-                self.requests.void_from = min(req.first_step for req in damaged)
-                events += [self._fail(req, NonFiniteLogits()) for req in damaged]
+                    events += self._fail(requests[uid], outcome.error)
         self.requests.release_settled(rows)
         return events
+
+    def _take_result(
+        self, plan: Plan, result: StepResult, rows: list[Req], events: list[Event]
+    ) -> None:
+        """Append the sampled tokens to their requests, in row order, and append the events.
+
+        This fulfils the step's promises.
+        """
+        now, num_discarded = self._clock(), 0
+        damaged: list[Req] = []
+        if plan.scored:
+            from minisgl.scheduler.scores import report_scores
+
+            damaged = report_scores(plan, result, rows, events)
+        has_logprobs = plan.logprob_rows or plan.top_rows
+        for index, (row, token) in enumerate(zip(plan.sample_rows, result.next_ids, strict=True)):
+            req = rows[row]
+            if req.ended or token < 0:
+                num_discarded += 1
+                if not req.ended:  # else the row was launched before the end was known
+                    damaged.append(req)
+                continue
+            output = req.output
+            output.append(token)
+            if len(output) == 1:
+                req.first_token_at = now
+            stop = token in req.stop_ids
+            event = Token(uid=req.uid, id=token, silent=stop)
+            if has_logprobs:
+                logprob = result.logprobs.get(index)
+                top = result.tops.get(index, ())[: req.sampling.top_logprobs]
+                event = replace(event, logprob=logprob, top=top)
+            events.append(event)
+            if stop or len(req.prompt) + len(output) == req.max_len:
+                is_match = stop and token in req.sampling.stop_token_ids
+                match = token if is_match else None
+                events.append(self._end(req, "stop" if stop else "length", match))
+        self.stats.num_output_tokens += len(plan.sample_rows) - num_discarded
+        if damaged:  # its KV may be damaged since its first step, and in the prefix cache
+            self.requests.void_from = min(req.first_step for req in damaged)
+            for req in damaged:
+                events += self._fail(req, NonFiniteLogits())
 
     # --- how requests leave --------------------------------------------------------------------
 
@@ -228,11 +230,13 @@ class Scheduler:
             decode_s=now - first_token_at,
         )
 
-    def _fail(self, req: Req, error: MinisglError) -> Failed:
-        """End an accepted request with an error. No other method does."""
+    def _fail(self, req: Req, error: MinisglError) -> list[Event]:
+        """End an accepted request with an error, unless it has ended. No other method does."""
+        if req.ended:
+            return []
         req.ended = True
         self.requests.stop(req)
-        return Failed.of(req.uid, error)
+        return [Failed.of(req.uid, error)]
 
     # --- for reports and tests -----------------------------------------------------------------
 
