@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from minisgl import env
 from minisgl.builtin import model_path
-from minisgl.core import Failed
 from minisgl.core.executor import Executor
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
-from minisgl.errors import MinisglError
-from minisgl.message import (
-    ProfileMsg,
-    ProfileReply,
-    StatusReply,
-    StepBroadcastMsg,
-    WatchMsg,
-    WatchReply,
-)
+from minisgl.message import StatusReply, StepBroadcastMsg
 from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.controls import Controls
 from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.grammars import Grammars
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
-    Control,
     FollowerOutbox,
     Message,
     NoOutbox,
@@ -41,7 +30,6 @@ from minisgl.scheduler.io import (
     ZmqOutbox,
 )
 from minisgl.scheduler.loop import WAIT, Inbox, Outbox
-from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.tokenizer.defaults import end_of_sequence_ids
@@ -53,7 +41,6 @@ from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 logger = get_logger(__name__)
 
-PROFILE_S = 600.0  # torch writes a trace of some gigabytes while it holds the interpreter's lock
 PROGRESS_EVERY_S = 2.0  # how often the log says how much of a large model is loaded
 
 
@@ -97,7 +84,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         measure_steps=not args.offline,
     )
 
-    def watched(source: Source) -> Source:
+    def observed(source: Source) -> Source:
+        """Let rank 0 end requests that wait too long, and plan late."""
         if args.max_queue_wait:
             from minisgl.scheduler.queue_wait import QueueWait
 
@@ -108,34 +96,12 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             source = LatePlanning(source, lambda: meter.flight(), lambda: meter.lap(WAIT))
         return source
 
-    source, executor, now = _links(engine, endpoints, config.ranks, watched)
+    source, executor, now = _links(engine, endpoints, config.ranks, observed)
     outbox = _outbox(args, endpoints, rank)
 
-    text_of = tokenizer.decode if args.xray_text and leads else None
-
-    def send_frame(frame: bytes) -> None:
-        outbox.pass_on(WatchReply(frame=frame))
-
-    def on_control(message: Control) -> None:
-        if isinstance(message, WatchMsg):
-            if leads and message.seq is not None:
-                outbox.pass_on(WatchReply(frame=replica_state(), seq=message.seq))
-            elif leads:
-                watch(meter, message.seconds, send_frame, text_of)
-            return
-        with status.quiet(PROFILE_S):
-            outbox.pass_on(_profile(message, engine, Path(args.profile_dir), rank))
-
-    @cache
-    def reporter() -> Any:
-        from minisgl.scheduler.replica import ReplicaReport
-
-        return ReplicaReport(scheduler, meter, engine.tuning.step_times)
-
-    def replica_state() -> bytes:
-        return bytes(reporter()())
-
-    inbox = SourceInbox(source, on_control)
+    text_of = tokenizer.decode if args.xray_text else None
+    controls = Controls(engine, outbox, status, Path(args.profile_dir), text_of)
+    inbox = SourceInbox(source, controls)
     listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
     if leads:
         listeners += [StatusLine(), *([step_log.flush] if step_log else [])]
@@ -147,6 +113,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         on_step=step_log,
         peak_memory_bytes=engine.device.peak_memory_bytes,
     )
+    controls.meter = meter
     recorder = None
     loop_inbox: Inbox = inbox
     loop_outbox: Outbox = outbox
@@ -157,7 +124,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         recorder = Recorder(Path(args.record))
         loop_inbox = RecordedInbox(inbox, recorder)
         loop_outbox = RecordedOutbox(outbox, recorder)
-        meter.watcher = XRay(send_frame, meter.epoch, recorder.frame, text_of)
+        meter.watcher = XRay(controls.send_frame, meter.epoch, recorder.frame, text_of)
     if leads and args.nnodes == 1:
         executor, loop_outbox = _costed(engine, args.num_local, executor, loop_outbox)
     is_torn = False
@@ -170,6 +137,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             max_queued=None if args.offline else args.max_queued_requests,
         )
         scheduler = Scheduler(settings, clock=now, create_masker=grammars.create)
+        controls.scheduler = scheduler
         if vocabulary:
             vocabulary.result()
         clock.lap("scheduler")
@@ -200,20 +168,6 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
             step_log.close()
         if recorder:
             recorder.close()
-
-
-def watch(
-    meter: LoopMeter,
-    seconds: float,
-    send: Callable[[bytes], None],
-    text_of: Callable[[list[int]], str] | None,
-) -> None:
-    """Send frames of the loop's steps with `send` for `seconds` from now."""
-    from minisgl.scheduler.xray import XRay
-
-    if not isinstance(meter.watcher, XRay):
-        meter.watcher = XRay(send, meter.epoch, text_of=text_of)
-    meter.watcher.watch(seconds)
 
 
 def _costed(
@@ -262,11 +216,11 @@ def _links(
     engine: Engine,
     endpoints: Endpoints,
     ranks: DistributedInfo,
-    watched: Callable[[Source], Source],
+    observed: Callable[[Source], Source],
 ) -> tuple[Source, Executor, Callable[[], float]]:
     """This rank's source of messages, the executor of its plans, and its scheduler's clock.
 
-    watched: makes rank 0's source of the queue that the messages come from.
+    observed: makes rank 0's source of the queue that the messages come from.
     """
     check_every = 1 if env.check_plans() else CHECK_EVERY
     if ranks.rank > 0:
@@ -276,25 +230,12 @@ def _links(
         follower = Follower(broadcasts, engine, check_every=check_every)
         return follower, follower, lambda: follower.now
     queue: PullQueue[Message] = PullQueue(endpoints.scheduler, Message)
-    source = watched(queue)
+    source = observed(queue)
     if ranks.size == 1:
         return source, engine, time.monotonic
     followers = [PushQueue(endpoints.broadcasts(rank)) for rank in range(1, ranks.size)]
     leader = Leader(source, engine, followers, check_every=check_every)
     return leader, leader, time.monotonic
-
-
-def _profile(message: ProfileMsg, engine: Engine, folder: Path, rank: int) -> ProfileReply:
-    """Start the profiler, or stop it and write the trace to `folder`."""
-    try:
-        if message.action == "start":
-            engine.profiler.start()
-            return ProfileReply(seq=message.seq, rank=rank)
-        engine.synchronize()
-        trace, num_steps = engine.profiler.stop(folder.resolve(), rank)
-        return ProfileReply(seq=message.seq, rank=rank, trace=str(trace), num_steps=num_steps)
-    except MinisglError as error:
-        return ProfileReply(seq=message.seq, rank=rank, failed=Failed.of(message.seq, error))
 
 
 class _Progress:
