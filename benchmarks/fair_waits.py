@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from minisgl.core import Accepted, Event, Finished, Plan, SamplingParams, StepRe
 from minisgl.core.executor import Flight
 from minisgl.core.step_times import StepTimes
 from minisgl.message import ExitMsg, SchedulerMsg, TextReply, TokenPrompt, UserMsg
-from minisgl.runtime.watched_loop import step_s
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Source, SourceInbox
 from minisgl.scheduler.late_planning import LatePlanning
@@ -215,7 +213,7 @@ def simulate(
     rng = np.random.default_rng(prompt)
     gaps = [SETTLE_S if num_flood else 0.0, *rng.uniform(0.05, 0.15, args.count - 1).tolist()]
     load = Load(num_flood=num_flood, light_prompt=prompt, gaps=gaps)
-    world = World(load=load, rng=rng, step_s=partial(step_s, TIMES))
+    world = World(load=load, rng=rng, step_s=TIMES.plan_s)
     config = SchedulerConfig(
         num_pages=round(pages_share * args.running * sum(map(max, (load.prompts, load.outputs))))
         // PAGE_SIZE,

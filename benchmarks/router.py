@@ -56,14 +56,6 @@ TIMES: Final = StepTimes(
 )
 
 
-def _step_s(plan: Plan) -> float:
-    decodes = plan.num_decodes
-    chunks = zip(plan.starts[decodes:], plan.ends[decodes:], strict=True)
-    pairs = sum((end - start) * start for start, end in chunks)
-    seconds = TIMES.step_s(decodes, sum(plan.ends[:decodes]), plan.num_tokens - decodes)
-    return seconds + pairs * TIMES.attend_ns * 1e-9
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """A line of the trace. hashes: of its whole pages."""
@@ -100,7 +92,7 @@ class _Replica:
         if self.plan is None:
             return None
         self._meter.launched(self.plan)
-        seconds = _step_s(self.plan) / self._speed
+        seconds = TIMES.plan_s(self.plan) / self._speed
         self._meter.part_s[0] += seconds
         self.busy_s += seconds
         return seconds

@@ -61,14 +61,6 @@ class Speed:
         rows = plan.num_decodes
         return self.times.step_s(rows, sum(plan.ends[:rows])) if rows else 0.0
 
-    def device_s(self, plan: Plan) -> float:
-        """Return the seconds of the whole step."""
-        rows, prompt = plan.num_decodes, plan.num_tokens - plan.num_decodes
-        seconds = self.times.step_s(rows, sum(plan.ends[:rows]), prompt)
-        for start, end in zip(plan.starts[rows:], plan.ends[rows:], strict=True):
-            seconds += self.times.attend_ns * 1e-9 * start * (end - start)
-        return seconds
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -90,7 +82,7 @@ class Simulation:
     def launch(self, plan: Plan) -> _Flight:
         self.num_prompt_steps += plan.num_tokens > plan.num_decodes
         self.now += self._speed.host_s
-        self._free_at = max(self.now, self._free_at) + self._speed.device_s(plan)
+        self._free_at = max(self.now, self._free_at) + self._speed.times.plan_s(plan)
         outcome = StepResult(next_ids=[1] * len(plan.sample_rows))
         return _Flight(self, self._free_at, self._speed.decode_s(plan), outcome)
 

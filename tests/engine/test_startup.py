@@ -75,7 +75,9 @@ def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.Mon
     assert times.step_s(1) == pytest.approx(2 * 1.01e-3, rel=0.01)
     assert times.step_s(33, 10_000) == pytest.approx(2 * 2.33e-3, rel=0.01)
     # One launch multiplies 20 decode rows and 1,000 prompt tokens as it does 1,020 of a prompt.
-    assert times.step_s(20, 0, 1000, 2048) == pytest.approx(2 * (11.2e-3 + 2.048e-3), rel=0.01)
+    assert times.step_s(20, 0, 1000, 1000 * 2048) == pytest.approx(
+        2 * (11.2e-3 + 2.048e-3), rel=0.01
+    )
 
 
 @pytest.mark.parametrize(

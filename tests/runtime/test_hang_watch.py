@@ -18,9 +18,10 @@ from minisgl.core.step_times import StepTimes
 from minisgl.errors import WorkerHung
 from minisgl.runtime import hang_watch
 from minisgl.runtime.hang_watch import HangWatch
-from minisgl.runtime.watched_loop import SLACK, WatchedLoopMeter, step_s
+from minisgl.runtime.watched_loop import SLACK, WatchedLoopMeter
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
+from minisgl.scheduler.requests import SchedulerStats
 from minisgl.utils.heartbeat import MAX_INTERVAL_S, Heart, Heartbeat, Pulse, Stopwatch
 from minisgl.utils.process import WorkerStatus
 
@@ -197,7 +198,7 @@ def test_a_long_prefill_is_no_hang() -> None:
     meter = WatchedLoopMeter(pulse, TIMES)
     meter.begin(asleep=True)
     meter.launched(prompt(10_000))  # 15.625 s by the model
-    model_s = step_s(TIMES, prompt(10_000))
+    model_s = TIMES.plan_s(prompt(10_000))
     assert 15 < model_s < 16
     assert overdue(pulse, seconds=60) == 0
     assert overdue(pulse, seconds=SLACK * model_s + 10) == pytest.approx(10, abs=0.5)
@@ -206,7 +207,7 @@ def test_a_long_prefill_is_no_hang() -> None:
 def test_a_turn_may_take_as_long_as_the_steps_in_flight() -> None:
     pulse = Pulse()
     meter = WatchedLoopMeter(pulse, TIMES)
-    scheduler: Any = SimpleNamespace()
+    scheduler: Any = SimpleNamespace(stats=SchedulerStats())
     meter.begin(asleep=True)
     for _ in range(2):
         meter.launched(prompt(64))
@@ -226,7 +227,7 @@ def test_the_model_of_a_step_counts_each_row() -> None:
         sample_rows=[0], output_idxs=[0],
     )  # fmt: skip
     contexts, pairs = (10 + 20) * 100e-9, 64 * 100 * 10e-9
-    assert step_s(TIMES, plan) == pytest.approx(0.2 + contexts + pairs)
+    assert TIMES.plan_s(plan) == pytest.approx(0.2 + contexts + pairs)
 
 
 def test_without_measured_times_no_turn_is_too_long() -> None:

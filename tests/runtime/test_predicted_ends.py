@@ -13,6 +13,7 @@ from minisgl.core.step_times import StepTimes
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import meter as meter_module
 from minisgl.scheduler.loop import COMMIT, LAUNCH, SEND, WAIT
+from minisgl.scheduler.requests import SchedulerStats
 from minisgl.utils.heartbeat import Pulse
 
 TIMES = StepTimes(prompt_us=((64, 100_000.0),))
@@ -20,7 +21,7 @@ PLAN = Plan(
     step=0, uids=[0], table_idxs=[0], starts=[0], ends=[64], token_ids=np.zeros(64, np.int32),
     num_decodes=0, sample_rows=[0], output_idxs=[0],
 )  # fmt: skip
-SCHEDULER: Any = SimpleNamespace()
+SCHEDULER: Any = SimpleNamespace(stats=SchedulerStats())
 
 
 class Loop:

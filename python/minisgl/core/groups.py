@@ -75,7 +75,7 @@ class CacheGroup:
         return pages
 
     def pool_pages(
-        self, num_pages: int, running: int, chunk: int, page_size: int, saved_every: int = 0
+        self, num_pages: int, running: int, chunk: int, page_size: int, saved_every: int
     ) -> int:
         """Return the number of pages with which the group does not run out before a full group of
         `num_pages`.

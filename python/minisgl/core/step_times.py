@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl.core.plan import Plan
 
 USEFUL_RATE = 0.95
 """The default chunk is the smallest that reaches this share of the best prefill rate. Decision 0009
@@ -32,20 +36,30 @@ class StepTimes:
     context_ns: float = 0.0
     attend_ns: float = 0.0
 
+    def plan_s(self, plan: Plan) -> float:
+        """Return the seconds that the step of `plan` takes."""
+        decodes = plan.num_decodes
+        chunks = zip(plan.starts[decodes:], plan.ends[decodes:], strict=True)
+        pairs = sum((end - start) * start for start, end in chunks)
+        return self.step_s(
+            decodes, sum(plan.ends[:decodes]), plan.num_tokens - decodes, pairs=pairs
+        )
+
     def step_s(
-        self, decode_rows: int, context: int = 0, prompt_tokens: int = 0, start: int = 0
+        self, decode_rows: int, context: int = 0, prompt_tokens: int = 0, pairs: int = 0
     ) -> float:
         """Return the seconds that a step takes.
 
         decode_rows, context: the rows that decode, and the tokens of all their contexts.
-        prompt_tokens, start: the tokens of one prompt chunk, and the tokens computed before it.
+        prompt_tokens, pairs: the tokens of the prompt chunks, and for how many pairs one of them
+        attends to a token before its chunk.
         """
         decode_us = self.decode_us + self.row_us * (decode_rows - 1) if decode_rows else 0.0
         us = decode_us
         if prompt_tokens:
             # One launch multiplies all rows of the step with the weights.
             us = max(self._prompt_us(decode_rows + prompt_tokens), decode_us)
-        ns = self.context_ns * context + self.attend_ns * prompt_tokens * start
+        ns = self.context_ns * context + self.attend_ns * pairs
         return us * 1e-6 + ns * 1e-9
 
     def rate(self, num_tokens: int) -> float:

@@ -108,7 +108,7 @@ class RequestTables:
         table_idxs_T: npt.NDArray[np.int32],
         positions_T: npt.NDArray[np.int32],
         page_size: int,
-        group: int = 0,
+        group: int,
     ) -> npt.NDArray[np.int32]:
         """Return the slot of each (table row, position) in a cache group, int32 [T]."""
         if group:

@@ -40,7 +40,7 @@ def prompt_records(prompts: Any) -> Records:
 
 
 def chat_records(
-    messages: Any, template_args: dict[str, Any], tools: Any = None, tool_choice: Any = "auto"
+    messages: Any, template_args: dict[str, Any], tools: Any, tool_choice: Any
 ) -> Records:
     """Return the prompts of `LLM.chat`. Raises InvalidRequest."""
     batch = as_conversations(messages)

@@ -1,7 +1,7 @@
 """Lets the heartbeat thread of a rank see the progress of the scheduler's loop.
 
 A turn of the loop waits for the steps that are in flight. It may take `SLACK` times the time that
-the model of step times predicts (`StepTimes.step_s`), so a long prefill on a slow CPU is no hang.
+the model of step times predicts (`StepTimes.plan_s`), so a long prefill on a slow CPU is no hang.
 
 The same model says when the step in flight will end (`minisgl.scheduler.late_planning`).
 """
@@ -73,7 +73,7 @@ class WatchedLoopMeter(LoopMeter):
         is in flight, or if there is no model of step times."""
         if not self._in_flight or self._step_times is None:
             return None
-        self._expected_s = step_s(self._step_times, self._in_flight[0])
+        self._expected_s = self._step_times.plan_s(self._in_flight[0])
         return self._began, self._began + self._ratio * self._expected_s
 
     def _learn(self, ratio: float) -> None:
@@ -91,18 +91,4 @@ class WatchedLoopMeter(LoopMeter):
         """Called by the heartbeat thread."""
         if self._step_times is None:
             return math.inf
-        return SLACK * sum(step_s(self._step_times, plan) for plan in list(self._in_flight))
-
-
-def step_s(times: StepTimes, plan: Plan) -> float:
-    """Return the seconds that the step of `plan` takes by the model."""
-    decodes = plan.num_decodes
-    chunks = [
-        (end - start, start)
-        for start, end in zip(plan.starts[decodes:], plan.ends[decodes:], strict=True)
-    ]
-    num_tokens = sum(length for length, _ in chunks)
-    pairs = sum(length * start for length, start in chunks)
-    return times.step_s(decodes, sum(plan.ends[:decodes]), num_tokens) + times.attend_ns * (
-        pairs * 1e-9
-    )
+        return SLACK * sum(map(self._step_times.plan_s, list(self._in_flight)))

@@ -21,8 +21,7 @@ class StallBudget(PromptBudget):
         self._bound_s = config.max_stall_s
         self._num_decodes = num_decodes
         self._decodes_s = self._times.step_s(num_decodes)
-        self._num_taken = 0
-        self._attend_s = 0.0  # attention of the chunks taken to the tokens before them
+        self._num_taken = self._num_pairs = 0  # of the chunks taken
 
     def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
         most = super().fitting(start, num_tokens, share)
@@ -45,13 +44,10 @@ class StallBudget(PromptBudget):
     def take(self, start: int, num_tokens: int) -> None:
         super().take(start, num_tokens)
         self._num_taken += num_tokens
-        self._attend_s += self._attention_s(num_tokens, start)
+        self._num_pairs += num_tokens * start
 
     def _stall_s(self, num_tokens: int, start: int) -> float:
         """Return the time that the chunks taken and one more chunk add to the decode rows."""
-        with_prompts_s = self._times.step_s(self._num_decodes, 0, self._num_taken + num_tokens)
-        attend_s = self._attend_s + self._attention_s(num_tokens, start)
-        return with_prompts_s + attend_s - self._decodes_s
-
-    def _attention_s(self, num_tokens: int, start: int) -> float:
-        return self._times.attend_ns * num_tokens * start * 1e-9
+        num_prompt = self._num_taken + num_tokens
+        pairs = self._num_pairs + num_tokens * start
+        return self._times.step_s(self._num_decodes, 0, num_prompt, pairs) - self._decodes_s
