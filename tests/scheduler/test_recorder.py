@@ -58,6 +58,7 @@ def record(
     executor = FakeExecutor(num_pages=256, page_size=16, max_running=8, vocab_size=100)
     outbox = RecordedOutbox(kept, keeper)
     run(scheduler, executor, RecordedInbox(inbox, keeper), outbox, meter=meter)
+    assert not keeper._open, "what has ended is forgotten"
     assert meter.watcher
     meter.watcher._due = 0  # type: ignore[attr-defined]  # a watcher here is an XRay
     meter.watcher.turn_ended(scheduler)  # the last steps

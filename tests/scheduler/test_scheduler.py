@@ -62,6 +62,18 @@ def test_a_prompt_without_finite_scores_counts_no_output_token() -> None:
     assert scheduler.stats.num_output_tokens == 0
 
 
+def test_a_request_whose_scores_are_reported_resumes_from_the_cache() -> None:
+    scheduler = make()
+    add(scheduler, 0, [1] * 8, prompt_logprobs=0)
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.commit(plan, StepResult(next_ids=[5], scores=[([-1.0] * 7, [[]] * 7)]))
+    for _ in range(8):
+        settle(scheduler, scheduler.plan())
+    scheduler.requests.retract(scheduler.requests.by_uid[0])
+    assert spans(scheduler.plan()) == [(0, 16, 17)]
+
+
 @pytest.mark.parametrize(
     ("token", "ignore_eos", "stop_match"), [(7, False, 7), (EOS, False, None), (EOS, True, 99)]
 )

@@ -50,7 +50,7 @@ def _sample(
 ) -> Tensor:
     """Sample from the output of `_forward`, in stream order. Returns the ids as a step does."""
     sampler = engine.sampler
-    _, rows = sampler.share(len(arrays.sample["table_idxs"]), arrays.has_options)
+    _, rows = sampler.split(len(arrays.sample["table_idxs"]), arrays.has_options)
     named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
     tensors = dict(zip(named, engine.device.upload(list(named.values())), strict=True))
     sample = sampler.sample if plan.scored else sampler.choose

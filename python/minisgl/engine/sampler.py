@@ -54,7 +54,7 @@ class Sampler:
         likely tokens, returns these values flat, and then ids and bits of [M, K]. The id of a row
         whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
 
-        If S is large, each rank samples its share R of the rows and the ranks gather the ids. If S
+        If S is large, each rank samples its part R of the rows and the ranks gather the ids. If S
         is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
         compute logits that differ in the last bit. So it does if a row has options.
         """
@@ -66,12 +66,12 @@ class Sampler:
         return self.choose(self.logits(x_SD, num_rows, inputs.has_options), inputs, plan)
 
     def logits(self, x_SD: Tensor, num_rows: int, has_options: bool) -> Tensor:
-        """Return the logits of this rank's share of the first `num_rows` rows."""
-        return self.model.logits(x_SD[:num_rows], self.share(num_rows, has_options)[0])
+        """Return the logits of this rank's part of the first `num_rows` rows."""
+        return self.model.logits(x_SD[:num_rows], self.split(num_rows, has_options)[0])
 
     def choose(self, logits_RV: Tensor, inputs: SampleTensors, plan: Plan | None) -> Tensor:
         """Sample from the output of `logits`, as `sample` does."""
-        is_shared, rows = self.share(len(inputs.table_idxs), inputs.has_options)
+        is_split, rows = self.split(len(inputs.table_idxs), inputs.has_options)
         if self.guard:
             is_padding_S = inputs.table_idxs == self.tables.padding_idx
             self.guard.watch(logits_RV, is_padding_S[rows.start : rows.stop])
@@ -82,7 +82,7 @@ class Sampler:
         if inputs.mask_rows is not None and inputs.masks is not None:
             masked_RV = self.ops.mask(masked_RV, inputs.mask_rows, inputs.masks)
         ids_R = self.ops.sample(masked_RV, inputs.args.take(rows))
-        ids_S = self.comm.all_gather(ids_R, 0) if is_shared else self.comm.broadcast(ids_R)
+        ids_S = self.comm.all_gather(ids_R, 0) if is_split else self.comm.broadcast(ids_R)
         known_S = ids_S.clamp(min=0)
         self.tables.last_token[inputs.table_idxs] = known_S
         if options and plan:
@@ -91,12 +91,12 @@ class Sampler:
             return ids_S
         from minisgl.engine.logprobs import with_logprobs
 
-        gather = partial(self.comm.all_gather, dim=0) if is_shared else None
+        gather = partial(self.comm.all_gather, dim=0) if is_split else None
         return with_logprobs(
             self.ops, ids_S, known_S[rows.start : rows.stop], logits_RV, inputs, gather
         )
 
-    def share(self, num_rows: int, has_options: bool) -> tuple[bool, range]:
-        """Return whether the ranks share the sampling of these rows, and this rank's rows."""
-        is_shared = self.comm.shares_rows(num_rows) and not has_options
-        return is_shared, self.comm.info.share(num_rows) if is_shared else range(num_rows)
+    def split(self, num_rows: int, has_options: bool) -> tuple[bool, range]:
+        """Return whether the ranks split the sampling of these rows, and this rank's rows."""
+        is_split = self.comm.shares_rows(num_rows) and not has_options
+        return is_split, self.comm.info.share(num_rows) if is_split else range(num_rows)
