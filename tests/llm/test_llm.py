@@ -209,6 +209,16 @@ def test_a_stop_string_ends_the_computation(llm: LLM) -> None:
     assert 0 <= num_late <= 2, "with overlap, the stop is seen late"
 
 
+def test_a_refused_prompt_ends_the_others(llm: LLM) -> None:
+    assert isinstance(llm._engine, OwnEngine)
+    stats = llm._engine.scheduler.stats
+    before = stats.num_output_tokens
+    long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    with pytest.raises(RequestError, match="prompt 1: the prompt has 5000 tokens"):
+        llm.generate([[5], [5] * 5000], long)
+    assert stats.num_output_tokens - before <= 3
+
+
 def test_top_logprobs_and_truncated_prompts(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=True, top_logprobs=2)
     prompt = list(range(100, 140))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from minisgl.errors import CheckpointError, StartupFailed
+from minisgl.errors import PEER_LOST_EXIT, CheckpointError, StartupFailed, WorkerDied
 from minisgl.runtime.worker import Worker, main_module_hidden
 from minisgl.runtime.workers import Workers
 from minisgl.utils.process import WorkerStatus
@@ -136,3 +136,20 @@ def test_threads_that_start_workers_leave_the_main_module(workers: Workers) -> N
         thread.join(60)
     assert all(event.is_set() for event in inside)
     assert sys.modules["__main__"] is main
+
+
+def test_a_worker_that_ended_tells_the_cause(workers: Workers) -> None:
+    """The one that a signal killed, not the rank that lost it."""
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=sys.exit, args=(PEER_LOST_EXIT,)),
+        multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)),
+    ]
+    for index, process in enumerate(processes):
+        process.start()
+        status, _ = multiprocessing.Pipe(duplex=False)
+        workers.processes.append(Worker(name=f"engine-{index}", process=process, status=status))
+    processes[1].kill()
+    for process in processes:
+        process.join()
+    with pytest.raises(WorkerDied, match="engine-1 process was killed by signal 9"):
+        workers.check()

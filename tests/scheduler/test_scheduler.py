@@ -62,6 +62,33 @@ def test_a_prompt_without_finite_scores_counts_no_output_token() -> None:
     assert scheduler.stats.num_output_tokens == 0
 
 
+def test_the_times_of_a_request() -> None:
+    clock = [10.0]
+    scheduler = Scheduler(make().config, clock=lambda: clock[-1])
+    add(scheduler, 0, [1, 2], max_tokens=3)
+    clock.append(11.0)
+    plan = scheduler.plan()
+    for now in (13.0, 14.0, 16.0):
+        clock.append(now)
+        events = settle(scheduler, plan)
+        plan = scheduler.plan()
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].queued_s, events[-1].prefill_s, events[-1].decode_s) == (1, 2, 3)
+
+
+def test_a_request_that_resumes_is_counted_once() -> None:
+    """The prompt tokens that it finds in the cache then are its own."""
+    scheduler = make()
+    add(scheduler, 0, [1] * 8, max_tokens=10)
+    for _ in range(9):
+        settle(scheduler, scheduler.plan())
+    scheduler.requests.retract(scheduler.requests.by_uid[0])
+    end = settle(scheduler, scheduler.plan())[-1]
+    assert isinstance(end, Finished)
+    assert (end.num_cached_tokens, end.num_retractions) == (0, 1)
+    assert (scheduler.stats.num_prompt_tokens, scheduler.stats.num_cached_tokens) == (8, 0)
+
+
 def test_a_request_whose_scores_are_reported_resumes_from_the_cache() -> None:
     scheduler = make()
     add(scheduler, 0, [1] * 8, prompt_logprobs=0)
