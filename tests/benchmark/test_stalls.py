@@ -23,7 +23,7 @@ def test_what_a_step_takes() -> None:
         output_idxs=[0, 0, 0],
     )  # fmt: skip
     attend_s = 1000 * 1022 * 5e-9
-    assert SPEED.device_s(plan) == pytest.approx(2e-3 + 1024 / 17_000 + 110 * 2e-9 + attend_s)
+    assert SPEED.times.plan_s(plan) == pytest.approx(2e-3 + 1024 / 17_000 + 110 * 2e-9 + attend_s)
     assert SPEED.decode_s(plan) == pytest.approx(10e-3 + 30e-6 + 110 * 2e-9)
 
 
