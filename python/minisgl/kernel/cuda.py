@@ -1,4 +1,4 @@
-"""The GPU's twins of `Ops`, in Triton and CUDA; what is not here torch is good at."""
+"""The GPU's twins of `Ops`, in Triton and CUDA. The other ops are torch's."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class CudaOps(Ops):
 
 
 def num_cores(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device."""
+    """Return the number of multiprocessors of a CUDA device."""
     import torch
 
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
