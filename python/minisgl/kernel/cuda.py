@@ -15,7 +15,7 @@ from minisgl.kernel.triton import (
     embed,
     gemv,
     mask,
-    moe,
+    moe_route,
     sample,
     step,
     store,
@@ -87,7 +87,7 @@ class CudaOps(Ops):
         return elementwise.gated(gate_up, silu=False)
 
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-        return moe.route(logits_TE, top_k, renormalise)
+        return moe_route.route(logits_TE, top_k, renormalise)
 
     def store_kv(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
         store.store_kv(k_TKH, v_TKH, slots_T, pool)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import moe, moe_few
+from minisgl.kernel.triton import moe, moe_few, moe_route
 from minisgl.kernel.triton.moe import Gate, Gemm, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
@@ -67,7 +67,7 @@ class FusedMoeBackend(BaseMoeBackend):
 
     def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
         counts_L = _empty_counts(x_TD, experts)
-        weights_TK, ids_TK = moe.route(
+        weights_TK, ids_TK = moe_route.route(
             logits_TE, experts.top_k, experts.renormalise, counts_L, experts.scale
         )
         return self._routed(x_TD, weights_TK, ids_TK, experts, counts_L)
