@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.moe import Shape, gpu_layers, graph_s, make_inputs
-from minisgl.kernel.triton import moe
+from minisgl.kernel.triton import moe, moe_route
 from minisgl.kernel.triton.moe import Tile
 from minisgl.moe import Experts
 
@@ -84,7 +84,7 @@ def _best(shape: Shape, layers: list[Experts], tokens: int) -> tuple[float, list
     for experts in layers:
         x, logits = make_inputs(shape, tokens, torch.device("cuda"), torch.bfloat16)
         counts = torch.empty(shape.experts, dtype=torch.int32, device="cuda")
-        weights, ids = moe.route(logits, shape.top_k, True, counts)
+        weights, ids = moe_route.route(logits, shape.top_k, True, counts)
         steps.append((x, experts, counts, moe.place(ids, counts, 0), weights))
     pairs = tokens * shape.top_k
     act = torch.empty(pairs, shape.inner, dtype=torch.bfloat16, device="cuda").normal_()

@@ -1,4 +1,4 @@
-"""Contexts side by side: which rows go together, and where their tokens are in the cache."""
+"""Contexts side by side: how rows are split into runs, and the slots of their tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisgl.attention.contexts import context_slots, split_rows
         ([3, 25, 3, 7], [[3], [25], [3, 7]]),
     ],
 )
-def test_rows_are_cut_into_runs(ends: list[int], expected: list[list[int]]) -> None:
+def test_rows_are_split_into_runs(ends: list[int], expected: list[list[int]]) -> None:
     assert [ends[run] for run in split_rows(ends, 10)] == expected
 
 

@@ -149,7 +149,8 @@ def test_cpu_backend_norms_rotates_and_stores(
     ours = fused.batch.context.attn.forward_qkv(qkv, steps, fused.batch)
     q, k, v = steps.split(qkv, plain.batch.positions)
     theirs = plain.batch.context.attn.forward(q, k, v, layer, plain.batch).flatten(1)
-    # float32 rotates with fused products in one of them: a number at a boundary may go either way.
+    # In float32 one of them rotates with fused multiply-adds: a number at a boundary may round
+    # either way.
     flips = 1e-3 if dtype == torch.float32 else 0.0
     for got, want in zip(bits(pool_of(fused))[:2], bits(pool_of(plain))[:2], strict=True):
         assert (got != want).float().mean() <= flips

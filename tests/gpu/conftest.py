@@ -1,20 +1,16 @@
-"""GPU tests are skipped where there is no GPU. `TRITON_INTERPRET=1` runs the kernels' on a CPU.
-What only compiles runs where Triton is installed.
+"""Skips GPU tests if there is no GPU, but for two kinds, if Triton is installed.
 
-The interpreter of Triton 3.6 needs numpy below 2.4 for its loops.
+`TRITON_INTERPRET=1` runs the tests of kernels on a CPU; the interpreter of Triton 3.6 needs numpy
+below 2.4. Tests that only compile always run.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-for name in ("attention", "models", "engine"):  # cases that their tests define
-    sys.path.append(str(Path(__file__).parents[1] / name))
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (

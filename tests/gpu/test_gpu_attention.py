@@ -88,7 +88,7 @@ def named(value: object) -> str:
 def make_backend(
     name: str, case: Case, dtype: torch.dtype, device: torch.device
 ) -> BaseAttnBackend:
-    """Skips what the backend says that it does not take."""
+    """Skip cases that the backend refuses."""
     if device.type == "cpu":
         if name != "triton" or dtype == torch.bfloat16:
             pytest.skip("Triton's interpreter runs our kernels alone, and bfloat16 wrong")
@@ -104,7 +104,7 @@ def make_backend(
 
 
 def pad_tokens(x: torch.Tensor, num_decodes: int, size: StepSize, value: float) -> torch.Tensor:
-    """Decodes, what pads them, prompts, what pads them."""
+    """Return the tokens of decodes, their padding, prompts, their padding."""
     padded = torch.full((size.num_tokens, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
     padded[:num_decodes] = x[:num_decodes]
     padded[size.num_decodes :][: len(x) - num_decodes] = x[num_decodes:]
@@ -211,7 +211,7 @@ def test_a_captured_step_attends_for_others_of_its_size(
 
 
 def tensors_of(batch: PoolBatch) -> list[torch.Tensor]:
-    """What changes from step to step, and the cache."""
+    """Return the tensors that change from step to step, and the cache."""
     assert batch.rows is not None
     pool = batch.context.kv_pool.layer(1)
     return [batch.rows, batch.slots, batch.context.page_table, pool.k, pool.v]
@@ -289,7 +289,7 @@ def test_decode_that_norms_rotates_and_stores(
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
 @pytest.mark.parametrize(("num_rows", "shared"), [(5, 512), (70, 256), (5, 2048)])
 @pytest.mark.parametrize(("heads", "dim"), [((16, 8), 128), ((10, 2), 128), ((4, 2), 256)])
-def test_decode_of_a_shared_beginning(
+def test_decode_of_a_common_prefix(
     heads: tuple[int, int], dim: int, num_rows: int, shared: int, dtype: torch.dtype,
     device: torch.device,
 ) -> None:  # fmt: skip
@@ -306,10 +306,10 @@ def test_decode_of_a_shared_beginning(
     assert share <= 1, f"{share:.2f} of the error that rounding explains"
 
 
-def test_rows_that_pad_beside_a_shared_beginning(
+def test_padding_rows_beside_a_common_prefix(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have no keys of their own, and what comes out for them is a number all the same."""
+    """They have no keys of their own; their output must be finite."""
     case = Case(name="padded", rows=((511, 512), (0, 1)), num_q_heads=16, head_dim=128)
     backend = make_backend("triton", case, torch.float16, device)
     assert isinstance(backend, PagedAttnBackend)
@@ -334,7 +334,7 @@ def test_rows_that_pad_beside_a_shared_beginning(
         ("fa", (SINKS,), "'fa' takes sinks in bfloat16 alone; here is float16"),
     ],
 )
-def test_a_backend_without_what_the_model_needs_is_refused_by_name(
+def test_a_backend_that_lacks_a_need_of_the_model_is_refused(
     name: str, needs: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))

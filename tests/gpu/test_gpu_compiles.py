@@ -1,7 +1,7 @@
-"""A first start compiles all that requests need: none is held up by the compiler later.
+"""A first start compiles all kernels that requests need: no request waits for the compiler later.
 
-Each case runs in a process of its own, as a process compiles a kernel once, with empty caches.
-Without a GPU (`TRITON_INTERPRET=1`) kernels compute nothing, and tell in which form they would be.
+Each case runs in a process of its own with empty caches, since a process compiles a kernel once.
+Without a GPU (`TRITON_INTERPRET=1`) kernels compute nothing; their configs are listed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXPERTS = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
-# Rows of graphs and of the engine, and prompt tokens of a step, if they are not to be measured.
+# Rows of graphs and of the engine, and prompt tokens of a step; 0 prompt tokens are measured.
 PADDED, UNPADDED, UNMEASURED = (256, 256, 0), (0, 64, 0), (0, 64, 512)
 
 
@@ -101,11 +101,11 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: 
         kinds: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {}, filters)
         return SamplingParams(max_tokens=rng.randrange(1, 60), seed=index, **kinds[index % 3])
 
-    beginning = ids(700)
+    prefix = ids(700)
     waves = ((1, 1, 0), (9, 900, 0), (20, 40, 700), (256, 100, 0), (300, 3, 0), (90, 900, 0))
     for count, most, shared in waves:  # requests, prompt tokens of their own, and in common
         requests = [
-            (beginning[:shared] + ids(rng.randrange(1, most + 1)), sampling(index))
+            (prefix[:shared] + ids(rng.randrange(1, most + 1)), sampling(index))
             for index in range(count)
         ]
         for turns in ([0] * count, [rng.randrange(count * 2) for _ in range(count)]):

@@ -32,7 +32,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class Rank:
-    """What a check is given: this rank, its communicators, and the ways to sum."""
+    """The argument of a check: this rank, its communicators, and the ways to all-reduce."""
 
     def __init__(self, rank: int, size: int, store: str) -> None:
         from minisgl.distributed.gloo import GlooCommunicator
@@ -137,7 +137,8 @@ def not_a_number(rank: Rank, reduce: Reduce) -> None:
 
 
 def in_graphs(rank: Rank, reduce: Reduce) -> None:
-    """A graph with five sums of three sizes among other kernels, replayed with other numbers."""
+    """A graph with five all-reduces of three sizes among other kernels, replayed with other
+    numbers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         inputs = [torch.zeros(n, dtype=torch.bfloat16, device="cuda") for n in (5120, 72, 1 << 19)]
@@ -293,14 +294,14 @@ def gather_and_broadcast(rank: Rank, comm: DistributedCommunicator) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         gathered = comm.all_gather(x, 0)
-        told = comm.broadcast(x + 1, 1)
+        received = comm.broadcast(x + 1, 1)
         exchanged = comm.exchange(x[:, None])
     for turn in range(50):
         x.fill_(turn * rank.size + rank.rank)
         graph.replay()
         turns = torch.arange(rank.size, device="cuda") + turn * rank.size
         assert torch.equal(gathered.view(rank.size, -1), turns[:, None].expand(-1, len(x)).int())
-        assert told.eq(turn * rank.size + 2).all()
+        assert received.eq(turn * rank.size + 2).all()
         assert torch.equal(exchanged, turns[None, :].expand(16, -1).int())
 
 
@@ -340,7 +341,7 @@ def run_rank(rank: int, size: int, store: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """Of each rank: case -> what went wrong.
+    """Return for each rank: case -> traceback, or "".
 
     The ranks run once, whichever processes share the tests: of several on the same GPUs, all of
     which wait in loops for each other, none would come to its end in time.
@@ -372,7 +373,7 @@ def run_ranks(size: int) -> list[dict[str, str]]:
             for process in ranks:
                 process.wait(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            pass  # what is missing tells
+            pass  # its cases are missing then
         finally:
             for process in ranks:
                 process.kill()
@@ -383,8 +384,8 @@ def run_ranks(size: int) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks(case: str, outcomes: list[dict[str, str]]) -> None:
-    for rank, told in enumerate(outcomes):
-        assert told.get(case, "never came to it") == "", f"rank {rank}"
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.get(case, "never came to it") == "", f"rank {rank}"
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_tokens_equal_transformers(
         engine.close()
 
 
-def test_a_shared_beginning_is_read_once_with_the_same_tokens(checkpoint: Checkpoint) -> None:
+def test_a_common_prefix_is_read_once_with_the_same_tokens(checkpoint: Checkpoint) -> None:
     """300 tokens in common: decode takes the cascade, single requests do not."""
     common = (prompts(6)[0] * 300)[:300]
     requests = [([*common, *tail[:20]], greedy(24)) for tail in prompts(6)]

@@ -36,7 +36,8 @@ def make_engine(folder: Path, **options: Any) -> Engine:
 
 
 def tokens(engine: Engine, **options: Any) -> list[list[int]]:
-    """Of prompts that share beginnings: alone, together, and from the prefix cache."""
+    """Return the tokens of prompts with common prefixes: alone, together, and from the prefix
+    cache."""
     try:
         stem = random_ids(150)
         prompts = [stem[:n] + random_ids(m, n) for n, m in ((150, 3), (128, 9), (100, 70), (30, 1))]
@@ -82,7 +83,7 @@ RELEASED: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize("name", RELEASED)
 @torch.inference_mode()
 def test_a_model_of_released_sizes_runs(name: str, tmp_path: Path) -> None:
-    """In bfloat16: the kernels' real forms, with graphs."""
+    """In bfloat16, with the kernel configs of released models, with graphs."""
     config_class, changes, _, _ = HYBRID_CASES[name]
     sizes = {
         **SIZES, **changes, "max_position_embeddings": 4096, "hidden_size": 256, **RELEASED[name],

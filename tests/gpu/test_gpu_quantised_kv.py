@@ -126,7 +126,7 @@ def test_nan_that_a_query_sees_is_not_hidden(kv_dtype: torch.dtype, device: torc
 @ALL
 @pytest.mark.parametrize(("num_rows", "shared"), [(5, 512), (70, 256)])
 @KV
-def test_decode_of_a_shared_beginning(
+def test_decode_of_a_common_prefix(
     kv_dtype: torch.dtype, num_rows: int, shared: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     ends = [shared + 1 + 13 * i * i % 700 for i in range(num_rows)]
@@ -146,7 +146,7 @@ def test_decode_of_a_shared_beginning(
 @pytest.mark.parametrize("rows", [((0, 1), (5, 6), (300, 301), (3000, 3001)), MIXED], ids=len)
 @pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (128, 128), (80, 32)])
 @KV
-def test_what_norms_rotates_and_stores(
+def test_fused_kernels_norm_rotate_and_store(
     kv_dtype: torch.dtype, head_dim: int, rotary: int, rows: tuple[tuple[int, int], ...],
     dtype: torch.dtype, device: torch.device,
 ) -> None:  # fmt: skip
@@ -177,7 +177,7 @@ def test_what_norms_rotates_and_stores(
         keys[start:] = fresh[0]
         offset += end - start
     stored = bits(pool)
-    batch = make_batch(step, backend, device)  # with what the step stores, to be stored again
+    batch = make_batch(step, backend, device)  # with the step's keys and values: overwritten next
     for x in (pool_of(batch).k, pool_of(batch).v):
         x.flatten(0, 1)[step.batch.slots.to(device)] = 1
     on_device = dataclasses.replace(

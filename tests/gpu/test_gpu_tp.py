@@ -73,7 +73,7 @@ def needs(size: int) -> None:
 
 
 def prompts() -> list[list[int]]:
-    """The last shares a beginning with the longest."""
+    """The last has a common prefix with the longest."""
     generator = torch.Generator().manual_seed(7)
     ids = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
     return [*ids, [*ids[5][:700], 1, 2, 3]]
@@ -128,7 +128,7 @@ def test_float32_tokens_are_those_of_one_gpu(
 def test_float32_tokens_of_mixtures_are_those_of_one_gpu(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts cut by their width, and shared out by number: not all ranks have as many."""
+    """Experts split by width, and by expert: then ranks have different numbers of them."""
     needs(2)
     monkeypatch.setenv("MINISGL_CHECK_PLANS", "1")
     folder = saved(MIXTURES[family], tmp_path)

@@ -1,4 +1,4 @@
-"""Experts' GEMMs on Hopper against float64: tiles of every width, idle experts, no pairs."""
+"""Grouped GEMMs on Hopper against float64: tiles of every width, idle experts, no pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def gemms() -> GroupedGemms:
 
 
 def _rows(counts: list[int], top_k: int) -> tuple[Tensor, Tensor]:
-    """(counts [L], rows [L, most]): pairs in random order; what is beyond is none's."""
+    """Return (counts [L], rows [L, most]): pairs in random order, then an index that must not be
+    read."""
     most, total = max(counts, default=0), sum(counts)
     order = torch.randperm(total, dtype=torch.int32)
     rows = torch.full((len(counts), max(most, 1)), 2**30, dtype=torch.int32)

@@ -63,7 +63,7 @@ def check(got: KVSplits, ends: list[int], firsts: list[int]) -> list[int]:
         assert first == end
     assert len(used) <= len(ends) + at_once(got)
     sizes = [split[3] - split[2] for place, split in enumerate(used) if split[5] == place]
-    if len(ends) <= SPLIT_ROWS:  # else so within as many rows
+    if len(ends) <= SPLIT_ROWS:  # with more rows, the order holds within each SPLIT_ROWS of them
         class_size = max(sizes) / CLASSES
         assert all(max(sizes[i:]) < size + class_size + 1 for i, size in enumerate(sizes))
     return counts
@@ -87,7 +87,7 @@ def test_merging_takes_no_longer_than_reading(device: torch.device) -> None:
         assert check(split([end], device), [end], [0]) == [count]
 
 
-@pytest.mark.parametrize("times", [1, 3])  # 3: more rows than `_cut` takes at a time
+@pytest.mark.parametrize("times", [1, 3])  # 3: more rows than `_split` reads at once
 def test_long_contexts_have_many_splits(times: int, device: torch.device) -> None:
     """No split is longer than one and a half shares of all tokens."""
     ends = SKEWED * times
@@ -112,7 +112,7 @@ def test_shares_are_rounded_where_the_largest_split_ends_earlier(device: torch.d
 
 
 def test_padding_takes_no_share(device: torch.device) -> None:
-    """As in a graph of 64 rows, of which few are anybody's."""
+    """As in a graph of 64 rows, of which 24 or 44 are padding."""
     ends = [*[640] * 40, *[1] * 24]
     assert check(split(ends, device), ends, [0] * len(ends)) == [1] * 64
     ends = [*[640] * 20, *[1] * 44]
@@ -137,7 +137,7 @@ def test_no_overflow(device: torch.device) -> None:
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_layers_take_turns_with_one_split(window: int | None, device: torch.device) -> None:
-    """What counts the splits that are done is as it was when a layer has ended."""
+    """The counts of ended splits are 0 again when a layer has ended."""
     ends = [1, 700, 64, 65, 1_500, *[5] * 20]
     gen = torch.Generator().manual_seed(0)
     pages = -(-max(ends) // 16)

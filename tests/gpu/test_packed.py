@@ -1,4 +1,5 @@
-"""Kernels that read packed weights against float64, and formats against what they dequantise to."""
+"""Kernels that read packed weights against float64, and formats against their dequantised
+values."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ import pytest
 import torch
 
 from conftest import INTERPRET
-from helpers.moe_cases import FORMS as MOE_FORMS
-from helpers.moe_cases import exact
+from helpers.moe_cases import ACTIVATIONS, exact
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -22,7 +22,7 @@ from minisgl.kernel.packed_skinny import MAX_FP8_ROWS, MAX_ROWS, PackedSkinny, t
 from minisgl.kernel.triton import fp8, packed_gemv
 from minisgl.kernel.triton.packed import Packed, dense
 from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
-from minisgl.moe.base import Experts
+from minisgl.moe.base import Experts, SquaredRelu
 from minisgl.moe.packed import PackedMoeBackend
 from minisgl.quantization import Part
 from minisgl.quantization.cut import ALL
@@ -30,7 +30,7 @@ from minisgl.quantization.fp4 import E2M1, Fp4
 from minisgl.quantization.grouped import Grouped
 from minisgl.quantization.scaled import Scaled
 
-DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # its interpreter takes it for integers
+DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # which Triton's interpreter computes wrong
 TOLERANCE = 2e-3 if INTERPRET else 1.2e-2
 """Of the largest number: a rounding or two of 16-bit numbers."""
 FORMS: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def test_skinny_gemms_of_real_sizes(form: str, ops: CudaOps, device: torch.devic
 
 
 @pytest.mark.parametrize("form", ["fp8 blocks", "int4 zeros", "NVFP4"])
-def test_programs_that_share_the_inputs(form: str, device: torch.device) -> None:
+def test_programs_may_share_the_inputs(form: str, device: torch.device) -> None:
     weight, values = make((192, 384), device=device, **FORMS[form])
     done = torch.zeros(64, dtype=torch.int32, device=device)
     x = (torch.randn(21, 384, device=device) / 8).to(DTYPE)
@@ -191,7 +191,8 @@ class Stack:
 
 def check_experts(form: str, tokens: int, ops: CudaOps, device: torch.device, **kind: Any) -> None:
     """Two of six experts for each token; experts 1 to 4 are here."""
-    gate_up, up_values = make((4, 256, 128), device=device, **FORMS[form])
+    rows = 128 if isinstance(kind.get("activation"), SquaredRelu) else 256
+    gate_up, up_values = make((4, rows, 128), device=device, **FORMS[form])
     down, down_values = make((4, 128, 128), device=device, **FORMS[form])
     x = (torch.randn(tokens, 128, device=device) / 8).to(DTYPE)
     weights = torch.rand(tokens, 2, device=device)
@@ -208,12 +209,13 @@ def test_experts(form: str, tokens: int, ops: CudaOps, device: torch.device) -> 
     check_experts(form, tokens, ops, device)
 
 
-@pytest.mark.parametrize(("activation", "has_bias"), MOE_FORMS, ids=["gpt-oss", "gelu"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("tokens", [1, MAX_ROWS, 11])
 def test_experts_with_biases_and_other_activations(
-    activation: Any, has_bias: bool, tokens: int, ops: CudaOps, device: torch.device
+    name: str, tokens: int, ops: CudaOps, device: torch.device
 ) -> None:
-    """They are not dequantised: gpt-oss's took 4 GiB more in each step."""
+    """Kernels read the packed weights: dequantising gpt-oss's took 4 GiB more in each step."""
+    activation, has_bias = ACTIVATIONS[name]
     biases: dict[str, Any] = {}
     if has_bias:
         biases["gate_up_bias"] = torch.randn(4, 256, device=device).to(DTYPE)
@@ -239,7 +241,7 @@ FORMATS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("stacked", [None, 2])
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_give_kernels_what_they_stand_for(
+def test_formats_give_kernels_their_values(
     name: str, stacked: int | None, device: torch.device
 ) -> None:
     """Of merged matrices, each with scales of its own."""
@@ -287,7 +289,7 @@ def test_many_rows_in_fp8(form: str, device: torch.device) -> None:
         check(fp8.linear(x, weight, None), x.double() @ values.T, 0.04)
 
 
-def test_the_width_of_rows(device: torch.device) -> None:
+def test_a_second_tile_of_a_row_may_be_partly_full(device: torch.device) -> None:
     """Two tiles of one row, of which the second is not full."""
     weight, values = make((64, 32 * 21), device=device, **FORMS["int4 rows"])
     x = (torch.randn(1, 32 * 21, device=device) / 8).to(DTYPE)

@@ -48,14 +48,14 @@ def _check(
     assert torch.equal(skinny.linear(x, weight, b, config), got)
 
 
-FORMS = [
+CONFIGS = [
     *((columns, split, False, False) for columns in (16, 48, 80, 256) for split in (1, 3, 8)),
     *((columns, split, True, False) for columns in (16, 48, 96, 208) for split in (1, 2, 5)),
     *((columns, 1, True, True) for columns in (16, 40, 136, 256)),
 ]
 
 
-@pytest.mark.parametrize("values", FORMS, ids=lambda x: "-".join(str(int(v)) for v in x))
+@pytest.mark.parametrize("values", CONFIGS, ids=lambda x: "-".join(str(int(v)) for v in x))
 def test_every_config(values: tuple[int, int, bool, bool], skinny: SkinnyGemms) -> None:
     config = GemmConfig(*values)
     for rows in (64, 35):

@@ -296,7 +296,7 @@ def test_what_filters_leave_is_the_rows_own(dtype: torch.dtype, device: torch.de
 def test_linear_of_few_rows(
     rows: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Also norm, residual and activation around the product."""
+    """Also with norm, residual and activation."""
     torch.manual_seed(inputs)
     x, residual = torch.randn(2, rows, inputs, device=device).to(dtype)
     norm = torch.randn(inputs, device=device).to(dtype)
@@ -310,11 +310,11 @@ def test_linear_of_few_rows(
         for gate in (None, "silu", "gelu_tanh"):
             got = FAST.norm_linear(x, before, norm, 1e-6, weight, offset, gate)
             want = REFERENCE.norm_linear(x, before, norm, 1e-6, weight, offset, gate)
-            check_product(got[0], want[0])
+            check_linear(got[0], want[0])
             assert torch.equal(got[1], want[1])
 
 
-def check_product(got: torch.Tensor, want: torch.Tensor) -> None:
+def check_linear(got: torch.Tensor, want: torch.Tensor) -> None:
     """Sums in another order differ before they are rounded, and the activation follows."""
     error = (got.double() - want.double()).abs().max() / want.double().abs().max()
     assert error <= 2 * TOLERANCE[want.dtype], f"relative error {error:.2e}"
@@ -337,7 +337,7 @@ def test_embedding_of_a_share(
     assert torch.equal(got, whole[ids.long()])
 
 
-def test_where_a_step_begins(device: torch.device) -> None:
+def test_the_first_kernels_of_a_step(device: torch.device) -> None:
     ids = torch.tensor([-1, 5, -1, 7, 8] + [3] * 600, dtype=torch.int32, device=device)
     last = torch.arange(100, 110, dtype=torch.int32, device=device)
     rows = torch.tensor([[4, 9, 0, 1]], dtype=torch.int32, device=device)

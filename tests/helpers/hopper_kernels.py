@@ -1,4 +1,4 @@
-"""`Kernels` as on an H200, without one: a test says what making one gives."""
+"""`Kernels` without a GPU: a test replaces `make` or the driver."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from minisgl.kernel.hopper import Kernels
 
 
 def uncompiled(otherwise: str, library: Any = None) -> Kernels[Any]:
-    """library: what stands for the calls of the CUDA driver."""
+    """library: replaces the calls of the CUDA driver."""
     kernels: Kernels[Any] = Kernels.__new__(Kernels)
     kernels.library, kernels._otherwise = library, otherwise
-    kernels._name, kernels._cubin = "product", lambda kind: bytes(kind)
+    kernels._name, kernels._cubin = "gemm", lambda kind: bytes(kind)
     kernels._made, kernels._weight_maps, kernels._prefer_shared = {}, {}, False
     return kernels

@@ -1,4 +1,4 @@
-"""Random mixtures, and what they compute, in float64."""
+"""Random mixtures, and their outputs in float64."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl.moe import ClampedGate, Experts, SquaredRelu
 from minisgl.quantization import PlainWeight
 
-# Of the largest value. Rounded are, in turn: gate and up, the activation, their product, each
-# expert's result, and the sum: five halves of a unit in the last place add up to less than this.
-# activation, bias: of gpt-oss, of Gemma 4, and of Nemotron 3
-FORMS: list[tuple[Activation | ClampedGate | SquaredRelu, bool]] = [
-    (ClampedGate(1.702, 0.8), True),
-    ("gelu_tanh", False),
-    (SquaredRelu(), False),
-]
+ACTIVATIONS: dict[str, tuple[Activation | ClampedGate | SquaredRelu, bool]] = {
+    "gpt-oss": (ClampedGate(1.702, 0.8), True),
+    "gelu": ("gelu_tanh", False),  # Gemma 4
+    "squared": (SquaredRelu(), False),  # Nemotron 3
+}
+"""Activations beside SiLU, and whether the experts have biases."""
+# Of the largest value. In turn gate and up, the activation, their product, each expert's result and
+# the sum are rounded: five halves of a unit in the last place add up to less than this.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 5 * 2**-9, torch.float16: 5 * 2**-12}
 
 
@@ -40,7 +40,7 @@ def make_case(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Experts]:
-    """x, router logits, experts."""
+    """Return x, router logits and experts."""
     generator = torch.Generator(device).manual_seed(tokens * 31 + num_experts)
 
     def random(*size: int) -> Tensor:
@@ -64,7 +64,7 @@ def make_case(
 
 
 def exact(x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
-    """Every held expert for every token, in float64, then the weights."""
+    """Return the weighted sums of the held experts, in float64."""
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float64, device=x_TD.device)
     for index, (gate_up, down) in enumerate(
         zip(experts.gate_up_LGD, experts.down_LDF, strict=True)

@@ -1,4 +1,4 @@
-"""What our products on Hopper have in common on the host, over a driver that only takes notes."""
+"""The host side that our GEMMs on Hopper share, with a mock driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_kernel_is_made_once_and_may_use_a_blocks_memory() -> None:
     kernels = uncompiled("", library)
     assert [kernels.get(b"kind") for _ in range(2)] == [7, 7]
     library.cubin_load.assert_called_once_with(b"kind")
-    library.cubin_kernel.assert_called_once_with(5, "product")
+    library.cubin_kernel.assert_called_once_with(5, "gemm")
     library.kernel_allow.assert_called_once_with(7, SHARED_BYTES)
     library.kernel_prefer_shared.assert_not_called()
 
@@ -46,7 +46,7 @@ def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> Non
     assert has_begun.wait(60)
     assert not caplog.text
     may_end.set()
-    assert kernels.get(b"kind") is None  # who asks for it is told
+    assert kernels.get(b"kind") is None  # and its warning is logged
     assert "left to Triton: no compiler" in caplog.text
 
 
@@ -54,10 +54,10 @@ def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> Non
     ("dtype", "begun"),
     [
         (torch.float16, [(torch.float16, "silu"), (torch.float16, None)]),
-        (torch.float32, []),  # which it does not multiply
+        (torch.float32, []),  # which they do not take
     ],
 )
-def test_products_of_experts_are_compiled_for_their_dtype(
+def test_grouped_gemms_are_compiled_for_their_dtype(
     dtype: torch.dtype, begun: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = Mock()
@@ -82,8 +82,8 @@ def test_other_gpus_make_nothing(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    make = Mock(return_value="products")
-    assert on_hopper(make, "") == ("products" if capability[0] == 9 else None)
+    make = Mock(return_value="gemms")
+    assert on_hopper(make, "") == ("gemms" if capability[0] == 9 else None)
     assert make.called == (capability[0] == 9)
 
 

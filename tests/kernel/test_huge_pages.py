@@ -45,5 +45,6 @@ def test_huge_pages_are_asked_for() -> None:
         start, end = (int(place, 16) for place in mapping.split(maxsplit=1)[0].split("-"))
         if start < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < end:
             asked.append((" hg" in mapping, tensor.data_ptr() + 2 * HUGE_BYTES <= end))
-    # All but the last bytes, which are less than a page.
+    # The last bytes, which are less than a huge page, have small pages.
     assert asked[0] == (True, True)
+    assert not asked[-1][0]

@@ -90,7 +90,9 @@ def test_a_damaged_library_is_built_again(small: Path, damage: str) -> None:
     assert library.stat().st_size == len(content)
 
 
-def test_those_who_start_together_build_once(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_threads_that_start_together_build_once(
+    small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: jit.load_library().answer(), range(3)))
     assert answers == [42, 42, 42]
@@ -154,7 +156,7 @@ def test_builds_of_two_threads_do_not_take_ninja_from_each_other(
     assert os.environ["PATH"] == without
 
 
-def test_a_build_that_fails_meanwhile_is_told_where_it_is_loaded(small: Path) -> None:
+def test_a_build_that_fails_in_the_background_is_raised_at_the_load(small: Path) -> None:
     (jit.CSRC / "answer.cpp").write_text("int broken( { }\n")
     jit.begin_building().join(60)
     with pytest.raises(JitUnavailable, match="error: expected"):
@@ -375,7 +377,7 @@ def test_kernels_let_other_threads_run() -> None:
             time.sleep(0)
 
     previous = sys.getswitchinterval()
-    sys.setswitchinterval(10)  # nobody takes the interpreter; it has to be given
+    sys.setswitchinterval(10)  # a thread gets the interpreter only when another one releases it
     thread = threading.Thread(target=spin)
     try:
         thread.start()

@@ -1,4 +1,4 @@
-"""Packed weights: the CPU's linear layers beside torch's, of every instruction set."""
+"""Packed weights: the CPU's linear layers against torch's, for every instruction set."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from minisgl.models.build import load_model
 from minisgl.quantization.packed import PackedWeight
 
 BF16 = torch.bfloat16
-SHAPES = [(64, 256), (37, 64), (160, 34), (5, 16)]
-"""Outputs and inputs: whole panels in pairs, a panel and rows, an odd number of steps, no panel."""
+SHAPES = [(64, 256), (48, 32), (37, 64), (160, 34), (5, 16)]
+"""Outputs and inputs: whole panels in pairs, an odd number of panels, panels and rows, an odd
+number of steps, no panel."""
 NUM_ROWS = (1, 2, 13, 100)
 IS_X86 = platform.machine() == "x86_64"
 
@@ -142,7 +143,7 @@ def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
     from tvm_ffi import cpp
 
     class Library:
-        """The products are `flag`'s, the rest is this machine's."""
+        """The GEMMs are compiled with `flag`, the other functions for this machine."""
 
         def __init__(self) -> None:
             self._built = tvm_ffi.load_module(path)

@@ -1,4 +1,4 @@
-"""Weights of few bits in the CPU's panels: what they stand for, and products beside float64.
+"""Weights of few bits in the CPU's panels: their values, and GEMMs against float64.
 
 Planted once, and noticed: nibbles of two steps exchanged, zeros that are not packed, the scales of
 all matrices of a stack taken from its first.
@@ -117,7 +117,7 @@ def float32(case: str, stacked: int | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_products(fast: CpuOps, case: str) -> None:
+def test_gemms(fast: CpuOps, case: str) -> None:
     dense, weight = float32(case), make(case, fast)
     weight.init_buffers(CPU)
     assert weight.panels is not None
@@ -165,7 +165,7 @@ def test_a_damaged_input_stays_visible(fast: CpuOps) -> None:
         assert weight.linear(x).isfinite().all(-1).tolist() == [True, False, True]
 
 
-def test_what_the_kernels_do_not_take_is_dequantised(fast: CpuOps) -> None:
+def test_weights_that_the_kernels_do_not_take_are_dequantised(fast: CpuOps) -> None:
     parts = [Part.whole("a.weight", 24, 36)]
     weight = Scaled(number=torch.int8, unit=(1, 0))(fast, BF16, parts)
     for parameter in weight.parameters():

@@ -46,6 +46,20 @@ def test_a_replay_reads_what_is_there_now(ops: CpuOps) -> None:
         torch.testing.assert_close(recording.replay(), norms(ops, x, weight)(), rtol=0, atol=0)
 
 
+def test_views_of_one_address_and_shape_differ_by_strides(ops: CpuOps) -> None:
+    """They may differ in their strides alone, as rows of a wider tensor and every other row."""
+    x, weight = torch.randn(8, 64, dtype=BF16), torch.randn(64, dtype=BF16)
+
+    def compute() -> Tensor:
+        return ops.add_rms_norm(
+            ops.rms_norm(x[:4], weight, 1e-6), ops.rms_norm(x[::2], weight, 1e-6), weight, 1e-6
+        )[0]
+
+    _, recording = ops.calls.record(compute)
+    assert recording
+    torch.testing.assert_close(recording.replay(), compute(), rtol=0, atol=0)
+
+
 def test_recordings_share_memory_but_not_outputs(ops: CpuOps) -> None:
     weight = torch.randn(64, dtype=BF16)
     inputs = [torch.randn(5, 64, dtype=BF16) for _ in range(3)]

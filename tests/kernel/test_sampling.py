@@ -121,6 +121,15 @@ def test_greedy_takes_the_first_of_the_largest(
         assert torch.equal(ids, want)
 
 
+@TWINS
+@pytest.mark.parametrize("num_vocab", [1, 15, 77])
+def test_greedy_finds_the_largest_at_each_place(ops: Ops, num_vocab: int) -> None:
+    """Also among the last, which fill no vector."""
+    logits = torch.eye(num_vocab) - 3
+    ids = ops.sample(logits, BatchSamplingArgs(all_greedy=True))
+    assert ids.tolist() == list(range(num_vocab))
+
+
 # --- filters -----------------------------------------------------------------------------------
 
 FILTERS: tuple[dict[str, float], ...] = (

@@ -25,7 +25,7 @@ def weight() -> Tensor:
     return packed
 
 
-def product(x: Tensor, weight: Tensor, num_threads: int) -> Tensor:
+def linear(x: Tensor, weight: Tensor, num_threads: int) -> Tensor:
     out = torch.full((len(x), len(weight)), torch.nan, dtype=BF16)
     load_library().packed_linear(x, weight, None, 0, out, num_threads)
     return out
@@ -33,17 +33,17 @@ def product(x: Tensor, weight: Tensor, num_threads: int) -> Tensor:
 
 def test_numbers_of_threads_change_from_call_to_call(weight: Tensor) -> None:
     x = torch.randn(9, 256).to(BF16)
-    alone = product(x, weight, 1)
+    alone = linear(x, weight, 1)
     for turn in range(300):
-        assert torch.equal(product(x, weight, 1 + turn % 5), alone)
+        assert torch.equal(linear(x, weight, 1 + turn % 5), alone)
 
 
 def test_callers_have_workers_of_their_own(weight: Tensor) -> None:
     inputs = [torch.randn(5, 256).to(BF16) for _ in range(4)]
-    expected = [product(x, weight, 1) for x in inputs]
+    expected = [linear(x, weight, 1) for x in inputs]
 
     def call(index: int) -> bool:
-        results = [product(inputs[index], weight, 3) for _ in range(100)]
+        results = [linear(inputs[index], weight, 3) for _ in range(100)]
         return all(torch.equal(result, expected[index]) for result in results)
 
     with ThreadPoolExecutor(4) as callers:
@@ -56,7 +56,7 @@ def test_workers_end_with_their_caller(weight: Tensor) -> None:
 
     def call() -> None:
         before = thread_ids()
-        product(x, weight, 6)
+        linear(x, weight, 6)
         workers.update(thread_ids() - before)
 
     thread = threading.Thread(target=call)
@@ -77,8 +77,8 @@ def thread_ids() -> set[int]:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_computes_without_workers(weight: Tensor) -> None:
     x = torch.randn(5, 256).to(BF16)
-    expected = product(x, weight, 3)
+    expected = linear(x, weight, 3)
     child = os.fork()
     if child == 0:
-        os._exit(not torch.equal(product(x, weight, 3), expected))
+        os._exit(not torch.equal(linear(x, weight, 3), expected))
     assert os.waitpid(child, 0)[1] == 0

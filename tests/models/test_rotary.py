@@ -15,7 +15,8 @@ from transformers.models.phi.modeling_phi import apply_rotary_pos_emb
 from minisgl.distributed import SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.layers import BuildContext, RotaryConfig, get_rope
-from minisgl.layers.rotary import frequencies
+from minisgl.layers.rope_scaling import STRETCHED
+from minisgl.layers.rotary import ROPE_TYPES, frequencies
 from minisgl.models import ModelConfig
 
 BUILD = BuildContext(ops=Ops(), comm=SingleRank(), dtype=torch.float32)
@@ -35,6 +36,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "yarn-attention-factor": {**YARN, "attention_factor": 1.7},
     "yarn-mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.0},
     "yarn-betas": {**YARN, "beta_fast": 20.0, "beta_slow": 3.0, "truncate": False},
+    "yarn-all-stretched": {**YARN, "original_max_position_embeddings": 128},  # low is below dim 0
     "yarn-no-original": {"rope_type": "yarn", "factor": 4.0},
 }
 
@@ -53,6 +55,10 @@ def configs(
     )
     theirs.save_pretrained(tmp_path)
     return theirs, ModelConfig.from_folder(tmp_path).rope
+
+
+def test_each_type_that_is_accepted_has_frequencies() -> None:
+    assert {*ROPE_TYPES, "none"} == {"default", *STRETCHED}
 
 
 @pytest.mark.parametrize("name", TYPES)

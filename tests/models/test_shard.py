@@ -104,6 +104,19 @@ def test_columns_by_example(width: int, ranks: int, expected: list[int]) -> None
     assert sizes(split_columns(width, ranks)) == expected
 
 
+@pytest.mark.parametrize("block", [8, 64, 128])
+def test_blocks_of_columns_stay_together(block: int) -> None:
+    for width, ranks in itertools.product((9, 96, 384, 400, 768, 11008), RANKS):
+        if -(-width // block) < ranks:
+            with pytest.raises(ConfigError, match=f"in blocks of {block}, cannot be shared"):
+                split_columns(width, ranks, block)
+            continue
+        shares = split_columns(width, ranks, block)
+        assert joined(shares) == list(range(width))
+        assert all(len(share) > 0 and share.start % block == 0 for share in shares)
+    assert sizes(split_columns(384, 2, 128)) == [256, 128]  # units of 64 would give two of 192
+
+
 def test_vocabularies_are_padded_to_equal_shares() -> None:
     for size, ranks in itertools.product((1, 211, 32_000, 50_257, 128_256, 151_936), RANKS):
         rows = vocab_rows(size, ranks)

@@ -15,8 +15,8 @@ from minisgl.core import Plan, PoolBatch
 
 
 class Sinks(Protocol):
-    """weight: float32 [N], a logit for each query head that no key has. It takes its part of the
-    softmax and adds no value (Xiao et al. 2024, as gpt-oss has it)."""
+    """weight: float32 [N], for each query head a logit beside those of the keys, which takes part
+    in the softmax and adds no value (Xiao et al. 2024, as in gpt-oss)."""
 
     weight: Tensor
 
@@ -25,9 +25,10 @@ class Sinks(Protocol):
 class AttnLayer:
     """The constants of one attention layer; `num_q_heads` is a multiple of `num_kv_heads`.
 
-    pool: its number in `Batch.pools`. layer_id: the layer's index in that pool. scale: multiplies
-    q @ k. window: a query at position i sees the keys in (i - window, i], as in Hugging Face's
-    sliding window; None is all of [0, i]. softcap: scores s become softcap * tanh(s / softcap).
+    pool: the index of its pool in `Batch.pools`. layer_id: the layer's index in that pool. scale:
+    multiplies q @ k. window: a query at position i sees the keys in (i - window, i], as in Hugging
+    Face's sliding window; None is all of [0, i]. softcap: scores s become softcap * tanh(s /
+    softcap).
     """
 
     pool: int = 0
@@ -42,7 +43,7 @@ class AttnLayer:
 
 
 class QKVSteps(Protocol):
-    """The work between q/k/v projection and attention: `split`, and its weights for fused kernels.
+    """The steps between q/k/v projection and attention: `split`, and its weights for fused kernels.
 
     q_norm_weight, k_norm_weight: [H], or None if the family does not norm queries and keys.
     norm_eps: the epsilon of these norms. cos_sin: float32 [P, R], see `Ops.apply_rope`.
@@ -70,10 +71,10 @@ class BaseAttnMetadata:
 
 
 class BaseAttnBackend(ABC):
-    """Attention over the paged KV cache. It keeps no state of a step: that is the metadata.
+    """Attention over the paged KV cache. The metadata holds the state of a step, not the backend.
 
     graph_safe: decode rows read everything that changes between steps from device memory, so that
-    their launches can be captured and replayed. prompts_graph_safe: so do prompt rows, see
+    their launches can be captured and replayed. prompts_graph_safe: prompt rows do, too; see
     `prepare_any`. reads_window_only: keys before a layer's window are never read, even masked.
     """
 

@@ -1,4 +1,4 @@
-"""The attention backends of a GPU by name, and the one place that chooses.
+"""Creates the attention backends of a GPU by name.
 
 `--attn prefill,decode` names two of them: the first takes prompts and chunks, the second decode.
 """
@@ -39,7 +39,7 @@ def create_cuda_backend(
     page_size: int,
     needs: Sequence[str],
 ) -> BaseAttnBackend:
-    """See `create_attention_backend`. "torch" is the reference; it is not for a graph."""
+    """See `create_attention_backend`. "torch" is the reference; no graph can capture it."""
 
     def check(part: str) -> None:
         lacking = [need for need in needs if need not in SERVED.get(part, ())]

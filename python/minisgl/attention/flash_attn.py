@@ -26,9 +26,9 @@ from minisgl.kernel.ops import Ops
 HEAD_DIMS = (64, 128, 256)
 """The sizes that are tested here; the package may take more."""
 MAX_JOINED_TOKENS = 4096
-"""Up to this many tokens of a step, prompts that begin share one call with those that go on. A call
-took the host 46 us in a profile, which should be more than what reading k and v directly saves the
-device (not measured alone)."""
+"""In steps of up to this many tokens, prompts that begin share one call with those that continue. A
+call took the host 46 us in a profile, which should be more than the time that the device saves by
+reading k and v directly (not measured alone)."""
 
 
 class FlashAttentionBackend(PagedAttnBackend):
@@ -87,8 +87,11 @@ class FlashAttentionBackend(PagedAttnBackend):
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
-        """The metadata's fresh rows, at the end of the step, have no context before it: they read k
-        and v directly, which is faster than the cache. The others are attended before them."""
+        """Attend for the rows after the decode rows.
+
+        The metadata's fresh rows, at the end of the step, have no context before it. They read k
+        and v directly, which is faster than reading the cache. The old rows come before them.
+        """
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         old, fresh = metadata.old, metadata.fresh
@@ -162,7 +165,7 @@ def _sinks(layer: AttnLayer) -> dict[str, Tensor]:
 
 
 def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Attention over the paged cache, and over contiguous keys and values."""
+    """Return the functions for the paged cache, and for contiguous keys and values."""
     try:
         from sgl_kernel.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
     except ImportError as error:

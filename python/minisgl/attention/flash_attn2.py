@@ -1,8 +1,9 @@
 """FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks alone.
 
 It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values.
-A prompt that begins has them; contexts of other rows are gathered from the pages, some rows at a
-time. So each layer copies these contexts, which takes little time beside attending to them.
+The keys and values of a prompt that begins are contiguous; contexts of other rows are gathered from
+the pages, some rows at a time. So each layer copies these contexts, which takes little time beside
+attending to them.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -128,7 +129,9 @@ class FlashAttention2Backend(PagedAttnBackend):
 
 
 def _gathered(group: Group, batch: PoolBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots of the contexts, where each row begins among them, and among the group's tokens."""
+    """Return the slots of a group's contexts, int64 [C], where each row begins among them, and
+    where each row begins among the group's tokens, both int32 [E + 1]: see `context_slots`,
+    `firsts_of_last`."""
     assert batch.rows is not None
     rows = batch.rows[:, group.first_row : group.first_row + group.new.num_rows]
     table, page_size = batch.context.page_table, batch.context.kv_pool.page_size

@@ -1,9 +1,10 @@
 """FlashInfer's paged attention (Ye et al., MLSys 2025), for prompts and chunks alone.
 
-It runs on every GPU since Ampere, where FlashAttention 3 needs Hopper; FlashInfer compiles its
-kernels when they are first needed, with the CUDA toolkit. A step is planned on the host, 0.3 to
-1.2 ms: little beside a prompt, too much beside a decode step (docs/decisions/0012). The plan goes
-to the GPU from pinned memory that the next one overwrites, so steps take turns with two.
+It runs on every GPU since Ampere, while FlashAttention 3 needs Hopper. FlashInfer compiles its
+kernels when they are first needed, with the CUDA toolkit. Planning a step takes the host 0.3 to 1.2
+ms: little beside a prompt, too much beside a decode step (docs/decisions/0012). A plan is copied to
+the GPU from pinned memory that the wrapper's next plan overwrites, so steps take turns with two
+wrappers.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -39,7 +40,7 @@ class FlashInferMetadata(PagedMetadata):
 
 
 class FlashInferBackend(PagedAttnBackend):
-    """Mutable: the wrappers, each with the plan of a step."""
+    """Mutable: the wrappers, each of which holds the plan of a step."""
 
     name = "fi"
 
@@ -127,5 +128,5 @@ class FlashInferBackend(PagedAttnBackend):
 
 
 def _offsets(sizes: np.ndarray[Any, Any]) -> Tensor:
-    """Return where each begins, and where the last ends."""
+    """Return where each of these begins, and where the last ends: int32 [number of sizes + 1]."""
     return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes)))).int()

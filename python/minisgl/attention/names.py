@@ -13,5 +13,5 @@ DECODE_BACKENDS: Final = ("trtllm",)  # for the second place
 SINKS: Final = "sinks"
 SOFTCAP: Final = "softcap"
 SHARED: Final = "layer that reads another's keys and values"
-"""What the attention of some models needs (`AttnLayer`). The CPU's backends, torch and triton have
-all of it, other backends what `minisgl.attention.cuda.SERVED` lists."""
+"""The needs of some models' attention (`AttnLayer`). The CPU's backends, torch and triton serve all
+of them; `minisgl.attention.cuda.SERVED` lists those that other backends serve."""

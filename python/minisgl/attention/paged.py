@@ -1,4 +1,4 @@
-"""The base of the GPU backends: norm, rotate and store, then attend.
+"""The base of the GPU backends, which norm, rotate and store, then attend.
 
 A backend implements `decode` (rows with one query) and `extend` (rows with a chunk of a prompt).
 `HybridBackend` takes each from another backend.

@@ -1,11 +1,13 @@
 """Backends of recurrent layers: convolution and gated delta rule over the pools, here in torch.
 
-A row [start, end) of a step begins with the state at the last multiple of the interval up to
-`start`, and the rows since then. It writes the state at the last multiple up to `end`, if that is a
-later one, and the rows of its tokens from there on::
+A *row* of a step is a request with tokens [start, end). Its *rows in the cache* are one for each
+token: key, update, decay and input of the convolution (`minisgl.kernel.delta_rule.Rows`). The row
+of a step reads the state at the last multiple of the interval up to `start`, and the rows in the
+cache since then. It writes the state at the last multiple up to `end`, if that is a later one, and
+the rows of its tokens from there on::
 
     interval     |               |               |               |
-    row                  start |==========================| end
+    step                 start |==========================| end
     reads        S - - - - - - -
     writes                                       S - - - -
 
@@ -175,17 +177,17 @@ class TorchRecurrentBackend(RecurrentBackend):
         return out_TNV
 
     def _slots(self, pages: Tensor, base: int, start: int) -> Tensor:
-        """Where the rows of tokens [base, start) are."""
+        """Return the slots of tokens [base, start)."""
         positions = torch.arange(base, start, device=pages.device)
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def _ring(self, slots: Tensor, taps: int) -> Tensor:
-        """Where the inputs of the convolution are of tokens at these slots."""
+        """Return the indices in `RecurrentLayer.inputs` of tokens at these slots."""
         ring = min(self.page_size, taps)
         return slots // self.page_size * ring + slots % self.page_size % ring
 
     def _state(self, cache: RecurrentLayer, table_idx: int, base: int) -> tuple[Tensor, Tensor]:
-        """The state at `base`, and the inputs of the convolution before it; zeros at 0."""
+        """Return the state at `base` and the inputs of the convolution before it; zeros at 0."""
         if base == 0:
             return torch.zeros_like(cache.states[0]), torch.zeros_like(cache.tails[0])
         page = self.state_table[table_idx, base // self.page_size - 1]

@@ -12,7 +12,8 @@ from minisgl.kernel.library import JitUnavailable, load_cpu_library
 def create_recurrent_backend(
     name: str, device: torch.device, page_size: int, state_table: Tensor
 ) -> RecurrentBackend:
-    """name: "torch" for the reference; any other name takes the fastest on `device`."""
+    """Return the backend. name: "torch" for the reference, any other for the fastest on
+    `device`."""
     if name != "torch" and device.type == "cuda":
         from minisgl.attention.recurrent_triton import TritonRecurrentBackend
 

@@ -1,4 +1,4 @@
-"""The backend of short convolutions in the place of attention, in plain torch on every device.
+"""The backend of short convolutions, which replace attention, in plain torch on every device.
 
 The step's inputs are stored first. Then each token gathers the W - 1 inputs before its own through
 the page table, whether this step or an earlier one stored them.
@@ -51,7 +51,7 @@ class ShortConvBackend:
     ) -> Tensor:
         """Store x and convolve each channel with its taps. The last tap is for the token itself.
         Returns [T, D] in x's dtype, rounded once."""
-        layer.inputs[batch.slots.long()] = x_TD  # -1 is the last entry
+        layer.inputs[batch.slots.long()] = x_TD  # slot -1 writes the last entry: never read
         metadata: ConvMetadata = batch.attn_metadata
         if not metadata.before:
             metadata.before.append(self._before(len(weight_WD), layer, batch))

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's decode kernels (XQA), as FlashInfer ships them: decode alone.
+"""TensorRT-LLM's decode kernels (XQA), which FlashInfer ships; they do not take prompts.
 
 FlashInfer compiles them when they are first needed, which takes the CUDA toolkit and about a
 minute. Nothing is planned on the host, so a graph can capture a call.

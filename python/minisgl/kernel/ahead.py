@@ -1,9 +1,10 @@
-"""C++ kernels that came with the package, compiled ahead for common instruction sets.
+"""C++ kernels that a wheel contains, compiled ahead for common instruction sets.
 
-`python -m minisgl.kernel.build --ahead` puts them into FOLDER, and a wheel that is built then has
-them, so that an installation needs no compiler. A file's name has its instruction set and the hash
-of the sources, so a changed source never meets an old file. Of those that a processor can run, the
-first in the order below is loaded; where there is none, the kernels are compiled as ever.
+`python -m minisgl.kernel.build --ahead` writes them to FOLDER, and a wheel that is built then
+contains them, so that an installation needs no compiler. A file's name has its instruction set and
+the hash of the sources, so an old file is never loaded with a changed source. The first file in the
+order below that the processor can run is loaded. If there is none, the kernels are compiled at the
+first start.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FOLDER: Final = Path(__file__).parent / "prebuilt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSet:
-    """flags: of the compiler. needs: what /proc/cpuinfo must name."""
+    """flags: of the compiler. needs: the features that /proc/cpuinfo must name."""
 
     flags: Sequence[str]
     needs: frozenset[str]
@@ -51,17 +52,17 @@ SETS: Final[Mapping[str, Mapping[str, InstructionSet]]] = {
 
 
 def flags_of_sets() -> dict[str, Sequence[str]]:
-    """The compiler's flags by instruction set, for this kind of machine."""
+    """Return the compiler's flags by instruction set, for this kind of machine."""
     return {name: each.flags for name, each in SETS.get(platform.machine(), {}).items()}
 
 
 def path(name: str, sources: str) -> Path:
-    """Where the kernels for an instruction set are. sources: their hash."""
+    """Return the file of the kernels for an instruction set. sources: the hash of the sources."""
     return FOLDER / f"minisgl_cpu-{platform.machine()}-{name}-{sources}.so"
 
 
 def library(sources: str) -> Path | None:
-    """The best file that this processor can run, or None."""
+    """Return the best file that this processor can run, or None. sources: see `path`."""
     if not FOLDER.is_dir():
         return None
     for name, each in SETS.get(platform.machine(), {}).items():

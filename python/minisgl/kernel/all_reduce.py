@@ -9,7 +9,7 @@ import torch
 from minisgl.kernel.jit import load_cubin
 
 THREADS = 128
-"""In a block, each with a pack: 10 KB, a row of Qwen3-32B, is then on 5 multiprocessors."""
+"""In a block, each with a pack: so 10 KB, a row of Qwen3-32B, are shared by 5 multiprocessors."""
 ROW_THREADS = 640
 """The most threads of a block that has a row: a row of Qwen3-32B is one pack for each."""
 ROW_ITEMS = 4  # packs of a row that a thread holds, at most

@@ -1,8 +1,9 @@
-"""``python -m minisgl.kernel.build`` compiles ahead of the first start what would be compiled then.
+"""``python -m minisgl.kernel.build`` compiles now what the first start would compile.
 
-The C++ kernels; with a CUDA build of torch also the calls of NCCL and the CUDA driver, and for the
-GPUs that are here the all-reduce of 2, 3, ... ranks up to their number (NVRTC). Triton compiles its
-kernels when they are first used, and keeps them itself. Ends with 1 if anything was not compiled.
+These are the C++ kernels; with a CUDA build of torch also the calls of NCCL and the CUDA driver;
+and on a machine with GPUs the all-reduce of 2, 3, ... ranks up to their number (NVRTC). Triton
+compiles its kernels when they are first used, and keeps them itself. Exits with 1 if anything did
+not compile.
 """
 
 from __future__ import annotations

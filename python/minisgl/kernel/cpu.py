@@ -1,6 +1,7 @@
-"""The C++ twins of the ops, for the CPU: `Ops` with what `kernel/csrc/` does faster.
+"""The C++ twins of the ops, for the CPU: `Ops` with the ops that `kernel/csrc/` computes faster.
 
-What is not here is inherited: torch does it as well, or, like `store_kv`, the C++ attention does.
+The others are inherited: torch computes them as fast, or the C++ attention includes them
+(`store_kv`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.recording import Calls
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
-"""As `csrc/linear.cpp` numbers them."""
+"""`Gate` of csrc/product.h."""
 PANEL = 16  # outputs, see csrc/panels.h
 FEW_ROWS = 64
-"""Where a processor has tiles (AMX), torch multiplies more rows than this."""
+"""On a processor with tiles (AMX), torch computes GEMMs of more rows than this."""
 
 
 class CpuOps(Ops):
@@ -70,7 +71,7 @@ class CpuOps(Ops):
         self._pack(weight, torch.get_num_threads())
 
     def unpack(self, weight: Tensor) -> Tensor:
-        """A packed matrix as it was, in new memory."""
+        """Return a packed matrix, unpacked in new memory."""
         plain = weight.clone()
         self._unpack(plain, torch.get_num_threads())
         return plain
@@ -138,7 +139,7 @@ class CpuOps(Ops):
         ids_TK: Tensor,
         first: int,
     ) -> Tensor:
-        """The weighted sums of the experts from `first` on (`minisgl.moe.base`), [T, D]."""
+        """Return the weighted sums of the experts from `first` on (`minisgl.moe.base`), [T, D]."""
         out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         self._experts(
             x_TD, gate_up_LGD, down_LDF, weights_TK, ids_TK, out_TD, first, torch.get_num_threads()
@@ -170,5 +171,5 @@ class CpuOps(Ops):
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """Contiguous, where `torch.empty_like` would copy the strides of a view."""
+    """Return a new contiguous tensor; `torch.empty_like` would have the strides of a view."""
     return torch.empty(x.shape, dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""The GPU's twins of `Ops`, in Triton and CUDA; what is not here torch is good at."""
+"""The GPU's twins of `Ops`, in Triton and CUDA. The other ops are torch's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minisgl.kernel.triton import (
     embed,
     gemv,
     mask,
-    moe,
+    moe_route,
     sample,
     step,
     store,
@@ -87,7 +87,7 @@ class CudaOps(Ops):
         return elementwise.gated(gate_up, silu=False)
 
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-        return moe.route(logits_TE, top_k, renormalise)
+        return moe_route.route(logits_TE, top_k, renormalise)
 
     def store_kv(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
         store.store_kv(k_TKH, v_TKH, slots_T, pool)
@@ -116,7 +116,7 @@ class CudaOps(Ops):
 
 
 def num_cores(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device."""
+    """Return the number of multiprocessors of a CUDA device."""
     import torch
 
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -36,8 +36,9 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The tokens since a state, as the next token needs them. keys: [J, K, H] as the convolution
-    returns them. updates: float32 [J, N, V]. decays: float32 [J, N], the sums of the log decays."""
+    """What later tokens need of the tokens since a state. keys: [J, K, H], outputs of the
+    convolution. updates: float32 [J, N, V]. decays: float32 [J, N], the sums of the log decays
+    since the state."""
 
     keys: Tensor
     updates: Tensor
@@ -104,8 +105,8 @@ def short_conv(x_JD: Tensor, weight_WD: Tensor, bias_D: Tensor | None = None) ->
 
 
 def _unit(x_JKH: Tensor, num_heads: int, is_delta: bool) -> Tensor:
-    """Normed to length 1 if is_delta, float32, and repeated for the value heads that share a key
-    head."""
+    """Return x as float32 [J, N, H], normed to length 1 if is_delta; value heads that share a key
+    head get the same."""
     x = x_JKH.float()
     if is_delta:
         x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)

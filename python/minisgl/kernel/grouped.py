@@ -1,7 +1,7 @@
-"""The grouped GEMMs of experts on Hopper: what the host knows of `csrc/cuda/grouped.cu`.
+"""The grouped GEMMs of experts on Hopper: the host side of `csrc/cuda/grouped.cu`.
 
-Compiled by NVRTC, which takes 8 s for each, and cached on disk: a kernel for a dtype and an
-activation, whatever the sizes.
+There is a kernel for each dtype and activation, which takes all sizes. NVRTC compiles it in 8 s,
+and it is cached on disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from minisgl.kernel.ops import Activation
 MOST = 192
 """Pairs of a tile. More need more registers than there are."""
 STAGES = 3
-STEP = 16  # that widths of tiles are multiples of
+STEP = 16  # widths of tiles are multiples of it
 BOX = 128  # rows of weights that one copy brings
 NUM_THREADS = 384  # three warpgroups
 BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
-"""Beside the stages: news of two tiles, what eight warps transpose, barriers."""
+"""Shared memory beside the stages: `News` of two tiles, outputs that eight warps transpose,
+barriers."""
 MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
 
 
 _GATES: tuple[Activation | None, ...] = ("silu", None)
-"""What most models need, compiled from the start."""
+"""The activations that most models need: their kernels are compiled from the start."""
 
 
 class _Task(ctypes.Structure):
@@ -54,7 +55,7 @@ class GroupedGemms:
     """The kernels on the current device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """dtype: of weights to come; what multiplies them is compiled meanwhile.
+        """dtype: of the weights that will be loaded. Their kernels are compiled in the background.
 
         Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
         """
@@ -69,7 +70,8 @@ class GroupedGemms:
     def takes(
         self, x: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor, gate: Activation = "silu"
     ) -> bool:
-        """Whether both GEMMs of experts can be computed here. Compiles what GELU needs."""
+        """Return whether both GEMMs of these experts can be computed here. Compiles their
+        kernels."""
         if x.dtype not in TYPES or len(down_LDF) > MAX_EXPERTS:
             return False
         for weight in (gate_up_LGD, down_LDF):

@@ -1,5 +1,7 @@
-"""The host side that our GEMMs on Hopper share (`skinny.py`, `grouped.py`). Their kernels share
-`csrc/cuda/hopper.cuh`."""
+"""The host side that our GEMMs on Hopper share (`skinny.py`, `grouped.py`, `packed_skinny.py`).
+
+The kernels of the first two share `csrc/cuda/hopper.cuh`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 Kind = TypeVar("Kind", bound=Hashable)
-Products = TypeVar("Products")
+Gemms = TypeVar("Gemms")
 
 INPUTS = 64  # of a turn, and of a box of the bulk copy engine
 SHARED_BYTES = 227 << 10  # that a block can have
@@ -23,7 +25,8 @@ TYPES = (torch.bfloat16, torch.float16)
 
 
 def multiply_source(columns: int, dtype: torch.dtype) -> str:
-    """Return `multiply`, the matrix instruction of `columns` columns, an operand for each sum."""
+    """Return the source of `multiply`, the matrix instruction with `columns` columns, which has an
+    operand for each of a thread's sums."""
     name = "bf16" if dtype == torch.bfloat16 else "f16"
     count = columns // 2
     names = ", ".join(f"%{i}" for i in range(count))
@@ -53,8 +56,8 @@ def load_gemm(
 
 
 class Kernels(Generic[Kind]):
-    """The kernels of one source on the current device, each for a kind of GEMM, and how the bulk
-    copy engine finds weights. Mutable: what has been compiled and described."""
+    """The kernels of one source on the current device, each for a kind of GEMM, and the tensor maps
+    with which the bulk copy engine finds weights. Mutable: caches of both."""
 
     def __init__(
         self,
@@ -64,8 +67,9 @@ class Kernels(Generic[Kind]):
         *,
         prefer_shared: bool = False,
     ) -> None:
-        """name: the kernel's. otherwise: what the log says where one cannot be made. prefer_shared:
-        a multiprocessor's memory is all shared, for blocks that share one with the next kernel's.
+        """name: the kernel's. otherwise: for the log, what is used if one cannot be made.
+        prefer_shared: all of a multiprocessor's memory is shared memory, so that a block of the
+        next kernel fits beside one of this.
 
         Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
         """
@@ -77,11 +81,11 @@ class Kernels(Generic[Kind]):
         self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
 
     def begin_compiling(self, kind: Kind) -> None:
-        """Have one compiled, if need be, while the caller does something else."""
+        """Compile a kernel in the background, unless it is cached."""
         build_in_thread(lambda: self._cubin(kind))
 
     def make(self, kind: Kind) -> int:
-        """Raises JitUnavailable and RuntimeError."""
+        """Compile and load a kernel. Raises JitUnavailable and RuntimeError."""
         module = self.library.cubin_load(self._cubin(kind))
         kernel: int = self.library.cubin_kernel(module, self._name)
         self.library.kernel_allow(kernel, SHARED_BYTES)
@@ -90,7 +94,7 @@ class Kernels(Generic[Kind]):
         return kernel
 
     def get(self, kind: Kind) -> int | None:
-        """None where it cannot be made: a full disk must not end a step."""
+        """Return the kernel, or None if it cannot be made: a full disk must not end a step."""
         if kind not in self._made:
             try:
                 self._made[kind] = self.make(kind)
@@ -100,14 +104,14 @@ class Kernels(Generic[Kind]):
         return self._made[kind]
 
     def weight_map(self, address: int, rows: int, inputs: int, box: int) -> bytes:
-        """Return the description of [rows, inputs] there. A copy brings `box` rows."""
+        """Return the tensor map of [rows, inputs] at an address. A copy takes `box` rows."""
         key = (address, rows, inputs, box)
         if key not in self._weight_maps:
             self._weight_maps[key] = bytes(self.library.tensor_map(*key))
         return self._weight_maps[key]
 
 
-def on_hopper(make: Callable[[], Products], otherwise: str) -> Products | None:
+def on_hopper(make: Callable[[], Gemms], otherwise: str) -> Gemms | None:
     """Return the result of `make`, or None if this is no Hopper GPU or nothing compiles.
 
     otherwise: for the log, what is used instead.

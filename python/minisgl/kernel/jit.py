@@ -1,8 +1,9 @@
-"""Compiles C++ and CUDA on first use and loads it: tvm-ffi with a cache that is safe to share.
+"""Compiles C++ and CUDA when they are first used, and loads them, with a cache that processes
+share.
 
-tvm-ffi builds and loads; this module decides what to build, and `once` when. A built file is named
-by a hash of everything that it depends on (sources, flags, compiler, processor or GPU), so a
-changed source or another machine never loads a stale file.
+tvm-ffi builds and loads; this module decides what to build, and `once` whether it must be built. A
+built file is named by a hash of everything that it depends on (sources, flags, compiler, processor
+or GPU), so a changed source or another machine never loads a stale file.
 
 The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
 so no CUDA toolkit is needed.
@@ -57,7 +58,7 @@ CUDA = Library("minisgl_cuda", "cuda", "the calls of NCCL and the CUDA driver")
 
 
 def load_library(library: Library = CPU) -> Any:
-    """The compiled library, as a tvm-ffi module whose attributes are functions.
+    """Return the compiled library, a tvm-ffi module whose attributes are functions.
 
     A cached library loads in milliseconds. Raises JitUnavailable.
     """
@@ -161,7 +162,8 @@ def _library_path(library: Library, compiler: str) -> Path:
 
 
 def _sources(library: Library) -> str:
-    """A hash of what a library is made of, but for the compiler and the processor."""
+    """Return a hash of a library's sources, flags and tvm-ffi, without the compiler and the
+    processor."""
     import tvm_ffi
 
     key = hashlib.sha256(repr((CFLAGS, LDFLAGS, tvm_ffi.__version__)).encode())
@@ -187,7 +189,7 @@ def _compile_library(library: Library, folder: Path, flags: Sequence[str] = NATI
 
 
 def _processor() -> str:
-    """What -march=native looks at."""
+    """Return the processor's features, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

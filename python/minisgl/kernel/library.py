@@ -1,4 +1,4 @@
-"""The door to the compiled C++ kernels. The compiler is imported only where it may compile."""
+"""Loads the compiled C++ kernels. The compiler is imported only if it may be needed."""
 
 from __future__ import annotations
 

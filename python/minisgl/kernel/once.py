@@ -103,7 +103,7 @@ def _reason(error: Exception, path: Path) -> str:
 
 
 def gist(output: str) -> str:
-    """The line of a build's output that names the cause."""
+    """Return the line of a build's output that names the cause."""
     lines = output.splitlines()
     for sign in (NO_SPACE, "error:"):
         for line in lines:

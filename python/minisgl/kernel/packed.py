@@ -1,9 +1,9 @@
-"""Which GPU kernel multiplies by a packed weight: it follows the number of rows.
+"""Chooses the GPU kernel of a GEMM by a packed weight, by the number of rows.
 
-Up to 8 rows (4 of fp8): on Hopper our skinny GEMM (`packed_skinny`). Else one row: a GEMV
-that holds the weights in registers. Some rows: tiles of the weights are decoded on their way to the
-tensor cores. More: fp8 weights go to fp8 tensor cores, with activations rounded to fp8, where
-cuBLAS takes them; other weights are dequantised for this GEMM.
+Up to 8 rows (4 of fp8): on Hopper our skinny GEMM (`packed_skinny`). Otherwise, one row: a GEMV
+that holds the weights in registers. Some rows (`MAX_FP8`, `MAX_DECODED`): a GEMM that decodes tiles
+of the weights. More: fp8 weights that cuBLAS takes are multiplied on fp8 tensor cores, with
+activations rounded to fp8; other weights are dequantised for this GEMM.
 
 Axes: M rows, D inputs, F outputs.
 """
@@ -27,14 +27,14 @@ and 217 (int4) with 64; on fp8 tensor cores 162 with 128. With 256 rows decoding
 for gate and up alone, dequantising and cuBLAS 279 (docs/decisions/0026)."""
 TILE_N, MAX_M, MAX_SPLIT = 64, 64, 16
 MIN_STEPS = 8
-"""Turns of a program, at least, where several share the inputs."""
+"""The fewest steps of a program, if several share the inputs."""
 PROGRAMS = 4
-"""Of a multiprocessor."""
+"""Programs of a multiprocessor at once."""
 
 
 def choose_tile(rows: int, outputs: int, inputs: int, group: int, num_cores: int) -> TileConfig:
-    """How a GEMM is tiled. The inputs are split alike for all numbers of rows, so that a row comes
-    out the same however many there are."""
+    """Return the tiles of a GEMM. The split of the inputs does not depend on the number of rows, so
+    a row has the same result in every batch."""
     k = group if 32 <= group <= 128 else 128
     steps = -(-inputs // k)
     blocks = -(-outputs // TILE_N)
@@ -44,7 +44,7 @@ def choose_tile(rows: int, outputs: int, inputs: int, group: int, num_cores: int
 
 
 class PackedGemms:
-    """Multiplies by one matrix. Mutable: it counts the programs that are done with a tile."""
+    """The GEMMs by one matrix. Mutable: `_done` counts the programs that have ended a tile."""
 
     def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:
         self._ops, self._weight, self._dtype = ops, weight, dtype

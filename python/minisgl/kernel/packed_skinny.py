@@ -1,4 +1,4 @@
-"""GEMMs of up to 8 rows by weights of 4 or 8 bits on Hopper: the host side of `packed_skinny.cu`.
+"""Skinny GEMMs by weights of 4 or 8 bits on Hopper: the host side of `packed_skinny.cu`.
 
 Kernels are compiled by NVRTC at their first use, one for each format, activation and number of
 stages, and cached on disk.
@@ -40,7 +40,7 @@ CHUNK_BYTES = 64  # of a row of weights
 MAX_SIDES = 4
 """Rows of x up to which two chunks of a row of weights lie side by side in an instruction."""
 BESIDE_BYTES = {False: 512, True: 3072}
-"""For sums of squares, and for which experts the pairs chose."""
+"""Of a single matrix (sums of squares), and of experts (also the experts that the pairs chose)."""
 ALONE_BYTES = 116 << 10
 """The least shared memory of a block that multiplies by a single matrix, so that a multiprocessor
 holds one. If it held two, a small kernel between two GEMMs decided which multiprocessors got two
@@ -92,7 +92,7 @@ class _Task(ctypes.Structure):
 
 
 def takes(weight: Packed) -> bool:
-    """Whether a kernel reads this format and these inputs."""
+    """Return whether a kernel reads this format with so many inputs."""
     if weight.kind not in KINDS or weight.shape[-1] % 32:
         return False
     if not weight.is_4_bit and (weight.zero is not None or weight.middle):
@@ -113,7 +113,8 @@ def takes(weight: Packed) -> bool:
 def choose_config(
     weight: Packed, rows: int, gate: Gate | None, experts: Experts = 0, tokens: int | None = None
 ) -> Config | None:
-    """rows: of x in shared memory. tokens: of experts. None where these are too many."""
+    """Return the config, or None if the rows do not fit. rows: of x in shared memory. tokens: of
+    experts."""
     _, group, block, middle, _, has_outer = weight.constants
     has_zero = weight.zero is not None
     has_sides = gate is None and (tokens or rows) <= MAX_SIDES
@@ -188,7 +189,8 @@ class PackedSkinny:
         bias: Tensor | None,
         gate: Activation | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """See `Ops.norm_linear`; without a norm weight, `Ops.linear`. None where Triton should."""
+        """See `Ops.norm_linear`; without a norm weight, `Ops.linear`. None if Triton should compute
+        it."""
         outputs = weight.shape[-2] // (2 if gate else 1)
         most = MAX_FP8_ROWS if weight.kind == "fp8" else MAX_ROWS
         if not 0 < len(x_MD) <= most or outputs % (8 if gate else 16) or not takes(weight):
@@ -219,8 +221,9 @@ class PackedSkinny:
         gate: Gate,
         biases: tuple[Tensor | None, Tensor | None],
     ) -> Tensor | None:
-        """The outputs of each pair of a token and an expert, times its weight: [T * K, D]. Rows of
-        pairs whose expert is on another rank are not written. None where other kernels should."""
+        """Return the outputs of each pair of a token and an expert, times its weight: [T * K, D].
+        Rows of pairs whose expert is on another rank are not written. None if Triton should compute
+        them."""
         (num_tokens, hidden), pairs, inner = x_TD.shape, ids_TK.numel(), down.shape[-1]
         most = MAX_ROWS if gate_up.is_4_bit else MAX_8_BIT_TOKENS
         if not 0 < num_tokens <= most or pairs > MAX_PAIRS or x_TD.dtype != torch.bfloat16:

@@ -26,7 +26,8 @@ LARGEST_UNIFORM = 1 - 2**-24
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Four words in [0, 2**32) per counter, as int64; the arguments are int64 and broadcast."""
+    """Return four words in [0, 2**32) per counter, as int64. The arguments are int64 and
+    broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -43,7 +44,7 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
 
 
 def gumbel_noise(seeds_S: Tensor, output_idxs_S: Tensor, num_vocab: int) -> Tensor:
-    """Standard Gumbel noise, float32 [S, num_vocab]; seeds and output indices are int64."""
+    """Return standard Gumbel noise, float32 [S, num_vocab]. Seeds and output indices are int64."""
     zero_S1 = torch.zeros_like(seeds_S)[:, None]
     index_S1 = output_idxs_S[:, None]
     seed_S1 = seeds_S[:, None]
@@ -53,6 +54,6 @@ def gumbel_noise(seeds_S: Tensor, output_idxs_S: Tensor, num_vocab: int) -> Tens
         (seed_S1 & _LOW, seed_S1 >> 32 & _LOW),
     )
     word_SV = torch.stack(words, dim=-1).flatten(1)[:, :num_vocab]
-    # -log(-log(1 - u)) with u in (0, 1): the winners have small u, where float32 is dense.
+    # -log(-log(1 - u)) with u in (0, 1): small u, where float32 is dense, give the largest noise.
     uniform_SV = ((word_SV.float() + 0.5) * 2**-32).clamp(max=LARGEST_UNIFORM)
     return -(-torch.log1p(-uniform_SV)).log()

@@ -1,9 +1,9 @@
-"""Calls of the C++ kernels, written down once and then made again without the Python between them.
+"""Records calls of the C++ kernels, and replays them without the Python between them.
 
 That Python takes 3.4 of the 29 ms of a decode step of Qwen3-0.6B on 2 cores. A recording has calls
-with their arguments, so each later step must find its inputs at the same addresses. Tensors that
-`torch.empty` makes meanwhile lie in blocks that all recordings share, as they are replayed one at a
-time. An op of torch that computes cannot be made again: such steps are not recorded.
+with their arguments, so each later step must have its inputs at the same addresses. Tensors that
+`torch.empty` makes while recording lie in blocks that all recordings share, since only one is
+replayed at a time. An op of torch that computes cannot be replayed: such steps are not recorded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Recording:
 
 
 class Calls:
-    """The functions of a library, as `minisgl.kernel.jit.load_library` returns it. Mutable: what is
-    being recorded, and the blocks. One thread records."""
+    """The functions of a library, as `minisgl.kernel.jit.load_library` returns it. Mutable: the
+    recorder, if there is one, and the blocks. One thread records."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -59,8 +59,8 @@ class Calls:
         return call
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """Returns `compute()`, and a recording unless it has ops that cannot be made again. In
-        inference mode: elsewhere torch does not say when `Tensor.tolist` reads numbers."""
+        """Returns `compute()`, and a recording unless it has ops that cannot be replayed. Requires
+        inference mode: without it torch does not show when `Tensor.tolist` reads numbers."""
         assert torch.is_inference_mode_enabled(), "recording outside of inference mode"
         self._recorder = recorder = _Recorder(self._blocks)
         try:
@@ -72,7 +72,7 @@ class Calls:
 
 
 class _Blocks:
-    """Memory that is lent to tensors. A block is free again when no tensor is left in it."""
+    """Memory that is lent to tensors. A block is free again when no tensor uses it."""
 
     def __init__(self) -> None:
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)  # by bytes
@@ -92,7 +92,7 @@ class _Blocks:
         return tensor.view(shape) if num_bytes else tensor[:0].view(shape)
 
     def unlent(self, tensor: Tensor) -> Tensor:
-        """The same numbers as a tensor that does not keep its block from being lent again."""
+        """Return a tensor of the same memory that does not keep its block from being lent again."""
         block = self._by_address.get(tensor.untyped_storage().data_ptr())
         if block is None:
             return tensor
@@ -112,7 +112,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled. Else torch imports its compiler: 73 MB and some seconds."""
+        """Return False, since nothing here is compiled: otherwise torch imports its compiler, which
+        takes 73 MB and some seconds."""
         return False
 
     def add(self, function: Callable[..., object], args: Sequence[Any]) -> None:
@@ -120,7 +121,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
         self.calls.append((function, kept))
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        """One tensor object for all layers that use the same memory."""
+        """Return the tensor as a recording keeps it: one object for all layers that use its
+        memory."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._seen:
             self._seen[key] = self._blocks.unlent(tensor)

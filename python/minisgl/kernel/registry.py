@@ -1,4 +1,4 @@
-"""Chooses the ops of a device: the only place that does."""
+"""Creates the ops of a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _create_cpu_ops() -> Ops:
 
 
 def _create_cuda_ops() -> Ops:
-    """For the current device."""
+    """Return the ops of the current device."""
     from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU build of torch lacks
     from minisgl.kernel.hopper import on_hopper
     from minisgl.kernel.jit import begin_building

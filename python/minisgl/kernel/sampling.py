@@ -13,7 +13,8 @@ from minisgl.kernel.philox import gumbel_noise
 
 
 def sample_random(logits_SV: Tensor, greedy_S: Tensor, args: BatchSamplingArgs) -> Tensor:
-    """The next token id of each row, int32 [S]. greedy_S: those of the rows of temperature 0."""
+    """Return the next token id of each row, int32 [S]. greedy_S: the ids for rows of temperature
+    0."""
     assert args.temperatures is not None
     assert args.seeds is not None
     assert args.output_idxs is not None
@@ -40,7 +41,8 @@ def _keep_top(x_SV: Tensor, top_ks: Tensor | None, top_ps: Tensor | None) -> Ten
         x_SV = x_SV.masked_fill(x_SV < threshold_S1, -torch.inf)
         sorted_SV = sorted_SV.masked_fill(sorted_SV < threshold_S1, -torch.inf)
     if top_ps is not None:
-        # Kept are the entries before which less than p has come, so the one that crosses p is kept.
+        # An entry is kept if those before it have less than p of the mass, so the one that reaches
+        # p is.
         mass_SV = sorted_SV.double().softmax(-1).cumsum(-1)
         before_SV = mass_SV.roll(1, -1)
         before_SV[:, 0] = 0

@@ -87,7 +87,7 @@ class GemmConfig:
 
     def shared_bytes(self, rows: int, inputs: int) -> int:
         """Return the bytes of shared memory: stages with two barriers each, in whose place the sums
-        between warpgroups lie later, and sums from other blocks."""
+        between warpgroups are later, and sums from other blocks."""
         ring = self.stages(rows, inputs) * (self.stage_bytes(rows) + 16) + self._beyond_bytes(rows)
         between_groups = self.columns * 256
         return max(ring, between_groups) + self._sums_bytes() + 1040  # to align them

@@ -1,4 +1,4 @@
-"""The base of layers with a causal convolution of a few taps.
+"""The base of layers with a causal convolution of a few taps per channel.
 
 Axes: T tokens, D channels of this rank, W taps.
 """
@@ -40,4 +40,5 @@ class ConvolvedOP(BaseOP):
 
 
 def shift(span: range, by: int) -> range:
+    """Return the span `by` elements further on."""
     return range(span.start + by, span.stop + by)

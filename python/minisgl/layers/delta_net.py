@@ -1,4 +1,4 @@
-"""A gated delta net (Yang et al., 2024) in the place of attention, as in Qwen3-Next.
+"""A gated delta net (Yang et al., 2024), which replaces attention in Qwen3-Next.
 
 One projection makes queries, keys, values and an output gate z; another makes beta and the decay.
 Queries, keys and values go through a short convolution and the gated delta rule
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 
 class Projections:
-    """The parts of the two projections, whatever tensors a checkpoint has for them.
+    """The parts of the two projections: for each, rows [from, to) of a tensor of the checkpoint.
 
-    Each is rows [from, to) of a tensor. A rank takes the rows of its heads.
+    A rank takes the rows of its heads. This class has the names of Qwen3.5, a subclass those of
+    others.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Projections:
         return Part(name=f"{self.prefix}.{name}.weight", shape=shape, axis=0, share=share)
 
     def qkvz(self) -> list[Part]:
-        """Queries, keys and values as one tensor, z as another."""
+        """Return the parts of queries, keys and values, which are one tensor, and of z, another
+        one."""
         keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
         firsts = (0, keys, 2 * keys)
         qkv = [shift(share, first) for share, first in zip(self.conv(), firsts, strict=True)]
@@ -70,7 +72,8 @@ class Projections:
 
 
 class FusedProjections(Projections):
-    """One tensor of all four and one of beta and decay, head after head, as Qwen3-Next has them."""
+    """One tensor has queries, keys, values and z, one has beta and decay, both head after head, as
+    in Qwen3-Next."""
 
     def qkvz(self) -> list[Part]:
         group, key_dim, value_dim = self._group, self.key_dim, self.value_dim
@@ -99,7 +102,8 @@ class FusedProjections(Projections):
 
     @property
     def _own(self) -> list[tuple[int, range]]:
-        """For each of the rank's key heads, which of its value heads the rank has, from 0 on."""
+        """Return (key head, which of its value heads, counted from 0, the rank has) for each key
+        head of the rank."""
         group, q = self._group, self.heads.q
         return [
             (
@@ -170,7 +174,8 @@ class GatedDeltaNet(ConvolvedOP):
         )
 
     def declare_projections(self, build: BuildContext, parts: Projections) -> None:
-        """As one weight where none is quantised: `ba` is None then. Files that are leave ba out."""
+        """Declare both projections as one weight if neither is quantised; `ba` is None then.
+        Quantised checkpoints do not quantise `ba`, so it is a weight of its own."""
         groups = [parts.qkvz(), parts.ba()]
         formats = [build.formats.of([part.module for part in group], "Linear") for group in groups]
         if all(format is PLAIN for format in formats):

@@ -1,4 +1,4 @@
-"""A Mamba2 mixer (Dao & Gu, 2024) in the place of attention, or beside it.
+"""A Mamba2 mixer (Dao & Gu, 2024), which replaces attention or runs beside it.
 
 One projection makes the inputs of a short convolution (C, B and x, in the places of queries, keys
 and values), an output gate z and the time steps. The state of a head fades by exp(A dt) and gets
@@ -126,7 +126,7 @@ class Mamba2(ConvolvedOP):
         return self.out.forward(gated.to(out_TNV.dtype)), residual_TD
 
     def _normed(self, x: Tensor) -> Tensor:
-        """float32 [T, N * V], normed per group where the layer has a norm."""
+        """Return x, float32 [T, N * V], normed per group if the layer has a norm."""
         if self.norm is None:
             return x
         own = self._groups

@@ -1,4 +1,5 @@
-"""A mixture of experts in place of a block's MLP: route each token to a few of many small MLPs.
+"""A mixture of experts, which replaces a block's MLP: each token is routed to a few of many small
+MLPs.
 
 The experts are split over ranks in one of two ways. By width (`--tp` alone), like other layers:
 each rank has some columns of every expert. By expert (`--ep`): each rank has all columns of some
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """Names of one layer's tensors. A checkpoint has a tensor for each expert ({} is its number) or
-    one for all experts: [E, 2F, D], gate then up, and [E, D, F]. Biases of the latter are called
-    NAME_bias. gate: None for experts without one, which have [E, F, D]."""
+    """Names of one layer's tensors.
+
+    A checkpoint has tensors for each expert (in gate, up and down {} is its number), or tensors for
+    all experts: all_gate_up [E, 2F, D], gate then up, and all_down [E, D, F], with biases called
+    NAME_bias. gate: None for experts without one, whose all_gate_up is [E, F, D].
+    """
 
     router: str
     router_alias: str | None
@@ -154,7 +158,7 @@ class MoELayer(BaseOP):
 
 
 class SharedExpert(BaseOP):
-    """An MLP for every token, times sigmoid(gate(x)). All are of this rank: partial sums."""
+    """An MLP for every token, times sigmoid(gate(x)). Outputs are this rank's partial sums."""
 
     module: ClassVar[str] = "shared_expert"
     gate: Weight | None = None
@@ -187,7 +191,7 @@ class SharedExpert(BaseOP):
         return self.down.linear(self.gate_up.linear(x_TD, gate="silu"))
 
     def add(self, routed_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """Returns the routed experts' sum and this expert's, of normed x."""
+        """Returns the routed experts' sum plus this expert's output for normed x."""
         out_TD = self.forward(x_TD)
         if not self.gate:
             return routed_TD + out_TD
@@ -195,7 +199,7 @@ class SharedExpert(BaseOP):
 
 
 class UngatedExpert(SharedExpert):
-    """An MLP for every token, as it is."""
+    """An MLP for every token, without a gate."""
 
     module = "shared_experts"
 
@@ -204,7 +208,7 @@ class UngatedExpert(SharedExpert):
 
 
 def _bias(part: Part) -> Part:
-    """The bias of an expert's rows."""
+    """Return the bias of an expert's rows."""
     rows = part.share if part.axis == 0 else range(part.shape[0])
     assert part.stack
     return Part(
@@ -217,5 +221,5 @@ def _bias(part: Part) -> Part:
 
 
 def _module(name: str) -> str:
-    """The first expert's module, whose format all experts have."""
+    """Return the module of the first expert, whose format is that of all."""
     return name.format(0).removesuffix(".weight")

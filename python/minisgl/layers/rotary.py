@@ -23,7 +23,7 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryConfig:
-    """Fields are named as in Hugging Face's `rope_parameters`; a type reads those of its own.
+    """Fields are named as in Hugging Face's `rope_parameters`; each type reads some of them.
 
     rope_type: one of ROPE_TYPES, or "none" for layers without rotation. rotary_dim: the dims of a
     head that rotate, an even number. max_position: `max_position_embeddings`.
@@ -110,6 +110,6 @@ def frequencies(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float
 
 
 def plain(theta: float, rotary_dim: int) -> Tensor:
-    """The frequencies of RoFormer."""
+    """Return the frequencies of RoFormer, radians per position, float32 [rotary_dim / 2]."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     return torch.as_tensor(1.0 / (theta**exponents))

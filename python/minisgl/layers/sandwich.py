@@ -1,4 +1,4 @@
-"""The norm of a layer's output, the residual addition, and the norm before the next layer, as one.
+"""One layer for the norm of an output, the residual addition and the norm of the next input.
 
 Axes: T tokens, S rows that sample, D hidden size.
 """
@@ -16,8 +16,8 @@ from minisgl.quantization import Part
 class SandwichNorm(RMSNormFused):
     """All-reduce x, norm it, add the residual, multiply by a factor, norm the sum.
 
-    Its sum is whole on every rank. pre, post: the norms; None for none. factor: the checkpoint's
-    name of a number, or None for 1.
+    Every rank holds all rows of the sum. pre, post: the norms; None for none. factor: the
+    checkpoint's name of a number, or None for 1.
     """
 
     in_projection = False
@@ -45,12 +45,13 @@ class SandwichNorm(RMSNormFused):
     def forward_each(
         self, x: Tensor, residual: Tensor | None, *pre: RMSNorm
     ) -> tuple[list[Tensor], Tensor]:
-        """As `forward`, with other norms of the sum: its values after each."""
+        """As `forward`, with several norms instead of `pre`. Returns (the sum after each norm, the
+        sum)."""
         x, norms = self.comm.all_reduce(x), [Norm(norm.weight, norm.eps) for norm in pre]
         return self.sandwich.norm(x, residual, _norm(self.post), self.factor, norms)
 
     def add(self, x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
-        """Returns x and y, each normed, as a sum."""
+        """Returns the sum of x and y, each after its norm."""
         return self.sandwich.add(
             x, Norm(x_norm.weight, x_norm.eps), y, Norm(y_norm.weight, y_norm.eps)
         )

@@ -1,4 +1,4 @@
-"""A gated short convolution in the place of attention, as in LFM2.
+"""A gated short convolution, which replaces attention in LFM2.
 
 One projection makes b, c and x. b * x goes through a causal convolution of a few taps, channel by
 channel; its output times c is projected.

@@ -81,7 +81,7 @@ class Experts:
 
     @property
     def gate_up_LGD(self) -> Tensor:
-        """Make the weights contiguous, for kernels that read plain weights."""
+        """Return the weights as a plain, contiguous tensor, for kernels that read such."""
         return self.gate_up.dense()
 
     @property
@@ -112,8 +112,8 @@ class BaseMoeBackend(ABC):
 
 
 class TorchMoeBackend(BaseMoeBackend):
-    """A loop over experts: the specification, the fallback where nothing compiles, and the backend
-    of weights that no kernel reads."""
+    """A loop over experts: the specification, the fallback if nothing compiles, and the backend of
+    formats that no kernel reads."""
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)

@@ -1,4 +1,4 @@
-"""The experts on a CPU: in C++ (`kernel/csrc/moe.cpp`) where an expert gets few tokens."""
+"""The experts on a CPU: in C++ (`kernel/csrc/moe.cpp`) if an expert gets few tokens, else torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.moe.base import BaseMoeBackend, Experts, TorchMoeBackend
 
 FEW_TOKENS = {2: 3, 4: 16}
-"""Tokens of an expert, on average, by the bytes of a number. With more the loop over experts is
-faster, because torch's GEMMs keep tiles of weights and tokens in the caches:
+"""The most tokens of an expert, on average, by the bytes of a number. With more the loop over
+experts is faster, because torch's GEMMs keep tiles of weights and tokens in the caches:
 benchmarks/results/moe-cpu.json."""
 
 
@@ -20,7 +20,7 @@ class CpuMoeBackend(BaseMoeBackend):
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         are_few = ids_TK.numel() <= FEW_TOKENS[x_TD.dtype.itemsize] * experts.total
-        is_compiled = experts.is_plain or experts.is_squared  # which has no biases
+        is_compiled = experts.is_plain or experts.is_squared  # squared experts have no biases
         backend = self._few if are_few and is_compiled else self._many
         return backend.routed(x_TD, weights_TK, ids_TK, experts)
 

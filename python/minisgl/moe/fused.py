@@ -1,6 +1,6 @@
-"""The experts on a GPU: `minisgl.kernel.triton.moe`, with tiles as measured.
+"""The experts on a GPU: `minisgl.kernel.triton.moe`, with tiles that were measured.
 
-On Hopper the GEMMs of many pairs are those of `minisgl.kernel.grouped`, where it takes them.
+On Hopper `minisgl.kernel.grouped` computes the GEMMs of many pairs that it takes.
 
 `tuned.json` holds, by device and by the size of an expert's matrices on a rank, which tiles were
 fastest up to how many tokens an expert gets on average; `python -m benchmarks moe --tune`
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import moe, moe_few
+from minisgl.kernel.triton import moe, moe_few, moe_route
 from minisgl.kernel.triton.moe import Gate, Gemm, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
@@ -57,7 +57,7 @@ EXACT: Tuned = ((0, tiles(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
 
 
 class FusedMoeBackend(BaseMoeBackend):
-    """Mutable: what it found in `tuned.json` for the sizes that it met."""
+    """Mutable: a cache of the entries of `tuned.json`."""
 
     def __init__(self, ops: Ops, grouped: GroupedGemms | None = None) -> None:
         """grouped: None leaves all GEMMs to Triton."""
@@ -67,7 +67,7 @@ class FusedMoeBackend(BaseMoeBackend):
 
     def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
         counts_L = _empty_counts(x_TD, experts)
-        weights_TK, ids_TK = moe.route(
+        weights_TK, ids_TK = moe_route.route(
             logits_TE, experts.top_k, experts.renormalise, counts_L, experts.scale
         )
         return self._routed(x_TD, weights_TK, ids_TK, experts, counts_L)
@@ -128,7 +128,7 @@ class FusedMoeBackend(BaseMoeBackend):
 
 
 def gate_of(experts: Experts) -> Gate:
-    """The activation as the kernels take it."""
+    """Return the activation as the kernels take it."""
     if isinstance(experts.activation, ClampedGate):
         return Gate(alpha=experts.activation.alpha, limit=experts.activation.limit)
     return Gate(is_gelu=experts.activation == "gelu_tanh", is_squared=experts.is_squared)

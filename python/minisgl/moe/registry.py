@@ -1,4 +1,4 @@
-"""Which backend computes a mixture's experts: it follows the device's ops and the weights."""
+"""Creates the backend of a mixture's experts, by the device's ops and the weights."""
 
 from __future__ import annotations
 

@@ -1,32 +1,28 @@
-// Causal attention of one step over the paged KV cache; nothing of the cache is copied but for a
-// block of keys at a time, into the core's own cache.
+// Causal attention of one step over the paged KV cache. The cache is read where it lies; at most one
+// block of keys and values at a time is converted in scratch memory.
 //
-// attention_items.h cuts the work into items (row, tile of its queries, key/value head, span of keys).
-// An item walks its keys in blocks (attention_item.h): few query vectors read keys and values where
-// they lie (attention_direct.h), more meet converted blocks (attention_tiled.h).
+// attention_items.h divides the work into items (row, tile of its queries, key/value head, span of
+// keys). An item walks its keys in blocks (attention_item.h): few query vectors read keys and
+// values where they lie (attention_direct.h), more meet converted blocks (attention_tiled.h).
 #include "attention_items.h"
 #include "rows.h"
 
 namespace attention {
 namespace {
 
-bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype().bits == 32; }
-bool is_float32(const TensorView& x) {
-  return x.dtype().code == kDLFloat && x.dtype().bits == 32;
-}
-
 using Scales = tvm::ffi::Optional<TensorView>;
 
-// One for each head, or for each slot and head.
+// The scales of keys or values, checked: one for each head, or for each slot and head.
 float* scales_of(const Scales& scales, int64_t num_slots, int64_t K, bool of_slots) {
-  CHECK(scales && (*scales).dtype().code == kDLFloat && (*scales).dtype().bits == 32 &&
-            (*scales).IsContiguous() && (*scales).numel() == (of_slots ? num_slots * K : K),
+  CHECK(scales && is_float32(*scales) && (*scales).IsContiguous() &&
+            (*scales).numel() == (of_slots ? num_slots * K : K),
         "attention: a pool of 8 bits needs float32 scales, of each head (e4m3) or of each token and "
         "head (int8)");
   return data<float>(*scales);
 }
 
-// What both doors share. rows [4, B]: table indices, first tokens in the batch, lengths, ends.
+// Checks the arguments that both functions below have. rows [4, B]: table indices, first tokens in the
+// batch, lengths, ends.
 template <class T, class P>
 Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
                      const TensorView& v_pool, const Scales& k_scales, const Scales& v_scales,
@@ -45,8 +41,7 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
             is_int32(page_table) && page_table.stride(1) == 1 && is_int32(rows) &&
             rows.IsContiguous() && out.IsContiguous(),
         "attention: slots, page table and rows must be int32, packed");
-  CHECK(!sinks || ((*sinks).numel() == N && (*sinks).dtype().code == kDLFloat &&
-                   (*sinks).dtype().bits == 32 && (*sinks).IsContiguous()),
+  CHECK(!sinks || ((*sinks).numel() == N && is_float32(*sinks) && (*sinks).IsContiguous()),
         "attention: sinks must be float32, one per query head");
   Step<T, P> s;
   s.q = s.out = data<T>(out), s.q_stride = N * H;
@@ -81,9 +76,9 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
 // K], or of e4m3 with scales [K]. slots [T], page_table [R, P], rows [4, B]: int32. sinks float32 [N]
 // or None. softcap 0, window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
-                     Scales k_scales, Scales v_scales, TensorView slots, TensorView page_table, TensorView rows, TensorView out,
-                     tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
-                     int64_t window, int64_t num_threads) {
+                     Scales k_scales, Scales v_scales, TensorView slots, TensorView page_table,
+                     TensorView rows, TensorView out, tvm::ffi::Optional<TensorView> sinks,
+                     double scale, double softcap, int64_t window, int64_t num_threads) {
   for (const TensorView& x : {q, k, v})
     CHECK(x.ndim() == 3 && x.size(0) == q.size(0) && x.size(2) == q.size(2) &&
               x.dtype() == out.dtype() && x.stride(2) == 1 &&
@@ -108,23 +103,22 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
   });
 }
 
-// As paged_attention, from what the projection gave: qkv [T, (N + 2K) * H]. Queries and keys are
+// As paged_attention, from the projection's output: qkv [T, (N + 2K) * H]. Queries and keys are
 // normed with q_weight and k_weight [H] (None: not), then rotated by cos_sin float32 [P, R] at
 // positions int32 [T]. Queries wait in `out` until their tile is written over them.
 void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
                    tvm::ffi::Optional<TensorView> k_weight, double eps, TensorView cos_sin,
                    TensorView positions, TensorView k_pool, TensorView v_pool, Scales k_scales,
                    Scales v_scales, TensorView slots, TensorView page_table, TensorView rows,
-                   TensorView out,
-                   tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
-                   int64_t window, int64_t num_threads) {
+                   TensorView out, tvm::ffi::Optional<TensorView> sinks, double scale,
+                   double softcap, int64_t window, int64_t num_threads) {
   CHECK(k_pool.ndim() == 4 && qkv.ndim() == 2 && out.ndim() == 2, "attention: wrong axes");
   const int64_t K = k_pool.size(2), H = k_pool.size(3), N = out.size(1) / H, R = cos_sin.size(1);
   CHECK(qkv.size(1) == (N + 2 * K) * H && qkv.stride(1) == 1 && qkv.dtype() == out.dtype() &&
             qkv.size(0) == out.size(0) && out.size(1) % H == 0,
         "attention: qkv must be [tokens, (" << N << " + 2 * " << K << ") * " << H << "]");
-  CHECK(is_int32(positions) && positions.IsContiguous() && cos_sin.IsContiguous() &&
-            cos_sin.dtype().code == kDLFloat && cos_sin.dtype().bits == 32,
+  CHECK(is_int32(positions) && positions.IsContiguous() && is_float32(cos_sin) &&
+            cos_sin.IsContiguous(),
         "attention: positions must be int32, cosines and sines float32, packed");
   for (const auto& weight : {q_weight, k_weight})
     CHECK(!weight || ((*weight).numel() == H && (*weight).IsContiguous() &&

@@ -1,4 +1,4 @@
-// Attention of few query vectors, which read keys and values where they lie, limited by memory.
+// Attention of few query vectors, limited by memory: keys and values are read from the cache itself.
 //
 // Axes: M query vectors of a tile, H head dim, j keys of a block. T: the inputs' type, P: the cache's.
 #pragma once
@@ -7,10 +7,13 @@
 
 namespace attention {
 
-constexpr int DIRECT = 8;      // query vectors that read the cache in place: here both ways take
-                               // 0.3 ms (1,024 keys, bfloat16, one core), at 12 it is 0.42 to 0.33
+// Up to so many query vectors read the cache itself; more are faster with converted blocks
+// (attention_tiled.h). 1,024 keys in bfloat16 on one core: with 8 query vectors both take 0.3 ms, with
+// 12 0.42 and 0.33 ms.
+constexpr int DIRECT = 8;
 
 #if defined(__AVX512BF16__)
+// 32 numbers, of which the first n are read; the others are 0.
 INLINE __m512bh load_pairs(const bf16* p, int n) {
   __mmask32 mask = n >= 32 ? ~0u : (1u << n) - 1;
   return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
@@ -55,14 +58,16 @@ INLINE void dot_block(const float* q, const T* q_raw, int q_stride, const P* con
   for (int g = 0; g < GB; g++) std::memcpy(scores + g * BLOCK, sums + g * KB, KB * 4);
 }
 
-// One head's keys are short runs far apart, which the hardware does not foresee: whoever reads the
-// keys of a block asks for its values, whoever reads values asks for the keys of the next block.
-// Decode of 8 x 1,024 in bfloat16 on one core: 4.4 ms without this, 1.5 ms with it.
+// The hardware does not foresee the addresses of one head's keys, which are short runs far apart.
+// So `direct_scores`, which reads the keys of a block, prefetches its values, and `direct_values`
+// prefetches the keys of the next block. Decode of 8 x 1,024 in bfloat16 on one core: 4.4 ms
+// without this, 1.5 with.
 INLINE void prefetch(const void* p, int bytes) {
   for (int at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
 }
 
-// acc[m][0:HB * W] += p[m][j] * values[j][0:HB * W] over n keys, for GB query vectors.
+// acc[m][h:h + HB * W] += sum over n keys j of p[m][j] * values[j][h:h + HB * W], for GB query vectors.
+// ahead: bytes of each of next_keys to prefetch.
 template <int GB, int HB, class P>
 INLINE void add_values(const float* p, const P* const* values, int h, int n, float* acc, int ld,
                        const P* const* next_keys, int ahead) {
@@ -82,6 +87,7 @@ INLINE void add_values(const float* p, const P* const* values, int h, int n, flo
     for (int i = 0; i < HB; i++) store(acc + g * ld + h + i * W, sums[g][i]);
 }
 
+// scores[m][j] of GB query vectors and n keys. ahead: bytes of each value to prefetch.
 template <int GB, class T, class P>
 void direct_scores(const float* q, const T* q_raw, int q_stride, const P* const* keys, int H, int n,
                    float* scores, const P* const* values, int ahead) {
@@ -92,6 +98,7 @@ void direct_scores(const float* q, const T* q_raw, int q_stride, const P* const*
   }
 }
 
+// acc[m][0:H] += sum over n keys j of p[m][j] * values[j], for GB query vectors. ahead: as add_values.
 template <int GB, class P>
 void direct_values(const float* p, const P* const* values, int H, int n, float* acc, int ld,
                    const P* const* next_keys, int ahead) {

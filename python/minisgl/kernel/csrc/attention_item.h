@@ -1,5 +1,5 @@
-// One item of attention, with the online softmax of FlashAttention (Dao 2022), and what becomes of
-// items that cover spans of one tile, as in Flash-Decoding (Dao et al. 2023).
+// One item of attention, with the online softmax of FlashAttention (Dao 2022), and the merge of items
+// that are spans of one tile, as in Flash-Decoding (Dao et al. 2023).
 //
 // Axes: M query vectors of a tile, H head dim, j keys of a block. T: the inputs' type, P: the cache's.
 #pragma once
@@ -10,10 +10,11 @@
 
 namespace attention {
 
-// Scores of one query vector become weights, in place; returns their sum. Keys outside [low, high)
-// of the block are hidden. `top` is the largest score so far; the caller's sums shrink by `shrink`.
-// softcap: x becomes softcap * tanh(x / softcap), unless it is 0. block: where the cache is QUANTISED,
-// the scales of its keys, and of its values, which multiply the weights but not their sum.
+// Replaces the scores of one query vector and a block by their weights, e**(score - top), and
+// returns the sum of these. Keys outside [low, high) of the block are hidden. top: the largest
+// score so far, which is updated; `shrink` becomes the factor of the sums so far. softcap: x
+// becomes softcap * tanh(x / softcap), unless it is 0. QUANTISED: the block has scales of keys and
+// values; those of values multiply the weights, but not their sum.
 template <bool QUANTISED, class P>
 INLINE float soften(float* scores, float scale, float softcap, const Block<P>& block, int low,
                     int high, float& top, float& shrink) {
@@ -41,22 +42,21 @@ INLINE float soften(float* scores, float scale, float softcap, const Block<P>& b
   return sum(total);
 }
 
+// Computes one item. partial: memory for the result of a span, or null: then it is the tile's output.
 template <class T, class P>
 void attend(const Step<T, P>& s, const Item& item, Scratch& scratch, float* partial) {
   const int H = s.H, G = s.group, M = item.num_queries * G, padded_M = round_up(M, MR);
   const int ld = round_up(H, 32);  // 32: a vector of bfloat16 pairs
   const bool direct = M <= DIRECT;
-  size_t used = 0, need = size_t(padded_M) * (3 * ld + BLOCK + 2) + 2 * BLOCK * ld + 128;
-  if (scratch.floats.size() < need + 16) scratch.floats.resize(need + 16);
-  used = (64 - reinterpret_cast<uintptr_t>(scratch.floats.data()) % 64) % 64 / 4;
-  float* q = scratch.take(used, padded_M * ld);
-  T* q_raw = reinterpret_cast<T*>(scratch.take(used, padded_M * ld));
-  float* acc = scratch.take(used, padded_M * ld);
-  float* scores = scratch.take(used, padded_M * BLOCK);
-  float* tops = scratch.take(used, padded_M);
-  float* totals = scratch.take(used, padded_M);
-  float* keys_HJ = scratch.take(used, BLOCK * ld);
-  float* values_JH = scratch.take(used, BLOCK * ld);
+  scratch.begin(size_t(padded_M) * (3 * ld + BLOCK + 2) + 2 * BLOCK * ld);
+  float* q = scratch.take(padded_M * ld);
+  T* q_raw = reinterpret_cast<T*>(scratch.take(padded_M * ld));
+  float* acc = scratch.take(padded_M * ld);
+  float* scores = scratch.take(padded_M * BLOCK);
+  float* tops = scratch.take(padded_M);
+  float* totals = scratch.take(padded_M);
+  float* keys_HJ = scratch.take(BLOCK * ld);
+  float* values_JH = scratch.take(BLOCK * ld);
 
   std::memset(q, 0, size_t(padded_M) * ld * 4);
   std::memset(q_raw, 0, size_t(padded_M) * ld * sizeof(T));
@@ -69,8 +69,7 @@ void attend(const Step<T, P>& s, const Item& item, Scratch& scratch, float* part
   for (int m = 0; m < M; m++) {
     const T* from = s.q + (item.token + m / G) * s.q_stride + (item.kv_head * G + m % G) * H;
     std::memcpy(q_raw + m * ld, from, H * sizeof(T));
-    for (int h = 0; h < H; h += W)
-      store(q + m * ld + h, h + W <= H ? load(from + h) : load_first(from + h, H - h));
+    for (int h = 0; h < H; h += W) store(q + m * ld + h, load_until(from, h, H));
   }
 
   Block<P> blocks[2] = {}, *block = &blocks[0], *next = &blocks[1];
@@ -119,9 +118,11 @@ void attend(const Step<T, P>& s, const Item& item, Scratch& scratch, float* part
       for (int m = 0; m < M; m += MR) {
         int h = 0;
         for (; h + NR * W <= H; h += NR * W)
-          product<NR, true>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n);
+          gemm_tile<MR, NR>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n,
+                            true);
         for (; h < H; h += W)
-          product<1, true>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n);
+          gemm_tile<MR, 1>(scores + m * BLOCK, BLOCK, values_JH + h, ld, acc + m * ld + h, ld, n,
+                           true);
       }
     }
     std::swap(block, next);
@@ -136,14 +137,11 @@ void attend(const Step<T, P>& s, const Item& item, Scratch& scratch, float* part
   for (int m = 0; m < M; m++) {
     T* to = s.out + (int64_t(item.token + m / G) * s.num_heads + item.kv_head * G + m % G) * H;
     float inverse = 1.0f / totals[m];
-    for (int h = 0; h < H; h += W) {
-      VF x = load(acc + m * ld + h) * inverse;
-      h + W <= H ? store(to + h, x) : store_first(to + h, x, H - h);
-    }
+    for (int h = 0; h < H; h += W) store_until(to, h, H, load(acc + m * ld + h) * inverse);
   }
 }
 
-// Adds up the spans of a tile: each counts e**(its top - the overall top).
+// Merges the spans of a tile: the sums of each are multiplied by e**(its top - the largest top).
 template <class T, class P>
 void merge(const Step<T, P>& s, const Merge& work, const std::vector<float*>& partials) {
   const Item& tile = work.tile;
@@ -162,8 +160,7 @@ void merge(const Step<T, P>& s, const Merge& work, const std::vector<float*>& pa
       VF x = {};
       for (int p = work.begin; p < work.end; p++)
         x += load(partials[p] + size_t(m) * ld + h) * shares[p - work.begin];
-      x /= total;
-      h + W <= H ? store(to + h, x) : store_first(to + h, x, H - h);
+      store_until(to, h, H, x / total);
     }
   }
 }

@@ -1,8 +1,8 @@
 // The items of a step of attention, and the order of its work.
 //
-//   queries  |== tile ==|== tile ==|=|        a tile: up to TILE query vectors (tokens x the heads
-//   keys     |=== span ===|=== span ==|       that share the key/value head)
-//                                             spans: only where tiles are too few for the cores
+//   queries  |== tile ==|== tile ==|=|        a tile: up to TILE query vectors (tokens x query heads
+//   keys     |=== span ===|=== span ==|       of one key/value head)
+//                                             spans: only where there are too few tiles for the cores
 #pragma once
 
 #include "attention_item.h"
@@ -10,11 +10,12 @@
 
 namespace attention {
 
-constexpr int TILE = 64;       // query vectors: a transposed block of keys is worth its making
-constexpr int MIN_SPAN = 256;  // keys: a shorter span costs more to merge than it saves
+constexpr int TILE = 64;       // query vectors: so many repay the transposition of a block of keys
+constexpr int MIN_SPAN = 256;  // keys: to merge a shorter span takes longer than it saves
 
-// prepare(t, keys, values) makes token t's query, and its keys and values [K, H], which are null for a
-// token whose key and value are in a page of the prefix cache already (slot -1).
+// Stores the step's keys and values, then attends. prepare(t, keys, values) computes token t's
+// query, and its keys and values [K, H]. These are null for a token whose key and value are in a
+// page of the prefix cache already (slot -1).
 template <class T, class P, class Prepare>
 void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
   const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
@@ -30,7 +31,7 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
       work += double(n * s.group) * (begin + n - key_begin) * s.num_kv_heads;
       token += n;
     }
-  // Starting the other threads takes a few microseconds: as long as about 100,000 products.
+  // To start the other threads takes a few microseconds, as long as about 100,000 multiplications.
   if (work * s.H < 100e3) num_threads = 1;
 
   std::vector<Item> items;
@@ -39,7 +40,8 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
   size_t partial_floats = 0;
   for (const Item& tile : tiles) {
     int M = tile.num_queries * s.group;
-    // Four items to a thread even out; a tile longer than that is cut into equal spans.
+    // With four items for each thread, the threads end at about the same time. A tile with more than a
+    // quarter of a thread's work is split into equal spans.
     double share = work / (4.0 * num_threads) / M;
     int length = tile.key_end - tile.key_begin;
     int spans = num_threads == 1 ? 1 : int(length / std::max(share, double(MIN_SPAN)) + 0.5);

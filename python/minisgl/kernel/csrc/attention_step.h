@@ -1,8 +1,7 @@
-// A step of attention as its kernels see it: what is asked, the items of work, where keys and values
-// lie.
+// A step of attention as its kernels see it: arguments, items of work, addresses of keys and values.
 //
-// The cache has the inputs' type T, or numbers of 8 bits (quantised.h): P. A key's scale multiplies its
-// score, a value's its weight.
+// T is the inputs' type. P is the cache's: T, or numbers of 8 bits (quantised.h). The scale of a key
+// multiplies its score, the scale of a value its weight.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +9,11 @@
 #include <vector>
 
 #include "quantised.h"
+#include "scratch.h"
 
 namespace attention {
 
-constexpr int BLOCK = 64;      // keys; scores, keys and values of a block stay in the L1/L2 cache
+constexpr int BLOCK = 64;  // keys; scores, keys and values of a block stay in the L1/L2 cache
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
 template <class T, class P>
@@ -27,7 +27,7 @@ struct Step {
   int64_t q_stride, table_stride;  // elements between tokens, rows
   const int32_t *slots, *table, *table_idxs, *lengths, *ends;
   int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
-  const float* sinks;  // a logit per query head, or null
+  const float* sinks;    // a logit per query head, or null
   float scale, softcap;  // softcap 0: none
 };
 
@@ -43,18 +43,7 @@ struct Merge {  // partial results [begin, end) make one tile
   int begin, end;
 };
 
-struct Scratch {
-  std::vector<float> floats;
-  float* take(size_t& used, size_t count) {
-    float* p = floats.data() + used;
-    used += (count + 15) / 16 * 16;
-    return p;
-  }
-};
-
-inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
-
-// Of a tile whose first query is at `position`.
+// The first key that a query at `position` sees.
 template <class T, class P>
 int first_key(const Step<T, P>& s, int position) {
   return s.window ? std::max(0, position - s.window + 1) : 0;
@@ -67,8 +56,8 @@ struct Block {
   float key_scales[BLOCK], value_scales[BLOCK];
 };
 
-// A block from position `begin` on; past `end`, the last key and value again, so that every address is
-// one that was written: unwritten memory may hold NaN.
+// Finds the block of positions [begin, end). Behind `end` it repeats the last key and value, because
+// memory that was never written may hold NaN.
 template <class T, class P>
 void locate(const Step<T, P>& s, const Item& item, int begin, int end, Block<P>& block) {
   const int32_t* pages = s.table + s.table_idxs[item.row] * s.table_stride;

@@ -1,51 +1,31 @@
-// Attention of many query vectors as two small matrix products, limited by arithmetic: each block of
-// keys and values is converted once, keys transposed.
+// Attention of many query vectors as two small GEMMs, limited by arithmetic. Each block of keys and
+// values is converted once, and its keys are transposed.
 //
 // Axes: M query vectors of a tile, H head dim, j keys of a block. T: the inputs' type, P: the cache's.
 #pragma once
 
 #include "attention_direct.h"
+#include "small_gemm.h"
 
 namespace attention {
 
-constexpr int MR = 4;               // query vectors and ...
-constexpr int NR = W == 8 ? 2 : 4;  // ... columns of W that a product keeps in registers
+constexpr int NR = W == 8 ? 2 : 4;  // vectors of columns whose sums stay in registers
 
-// C[MR][N * W] = (ADD ? C : 0) + A[MR][K] B[K][N * W]
-template <int N, bool ADD>
-INLINE void product(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int K) {
-  VF sums[MR][N] = {};
-  if constexpr (ADD)
-    for (int m = 0; m < MR; m++)
-      for (int i = 0; i < N; i++) sums[m][i] = load(c + m * ldc + i * W);
-  for (int k = 0; k < K; k++) {
-    VF columns[N];
-    for (int i = 0; i < N; i++) columns[i] = load(b + k * ldb + i * W);
-    for (int m = 0; m < MR; m++) {
-      VF factor = splat(a[m * lda + k]);
-      for (int i = 0; i < N; i++) sums[m][i] += factor * columns[i];
-    }
-  }
-  for (int m = 0; m < MR; m++)
-    for (int i = 0; i < N; i++) store(c + m * ldc + i * W, sums[m][i]);
-}
-
-// keys_HJ[h][j], float32, from BLOCK rows.
+// keys_HJ[h][j] in float32, from a block of keys.
 template <class P>
 void transpose_keys(const P* const* keys, int H, float* keys_HJ) {
   for (int j = 0; j < BLOCK; j += W)
     for (int h = 0; h < H; h += W) {
       VF rows[W];
-      for (int i = 0; i < W; i++)
-        rows[i] = h + W <= H ? load(keys[j + i] + h) : load_first(keys[j + i] + h, H - h);
+      for (int i = 0; i < W; i++) rows[i] = load_until(keys[j + i], h, H);
       transpose(rows);
       for (int i = 0; i < W; i++) store(keys_HJ + (h + i) * BLOCK + j, rows[i]);
     }
 }
 
 #if defined(__AVX512BF16__)
-// The same two for bfloat16, whose pairs along H multiply and add in one instruction: exact
-// products, float32 sums. A pair is one 32-bit element of a vector here.
+// The same for bfloat16: one instruction multiplies and adds pairs along H, with float32 sums. A
+// pair is one 32-bit element of a vector here.
 template <class P>
 void transpose_pairs(const P* const* keys, int H, float* pairs_HJ) {
   for (int j = 0; j < BLOCK; j += W)
@@ -57,8 +37,9 @@ void transpose_pairs(const P* const* keys, int H, float* pairs_HJ) {
     }
 }
 
+// As `gemm_tile`, for pairs of bfloat16.
 template <int N>
-INLINE void pair_product(const bf16* a, int lda, const float* b, int ldb, float* c, int ldc,
+INLINE void pair_gemm_tile(const bf16* a, int lda, const float* b, int ldb, float* c, int ldc,
                          int pairs) {
   VF sums[MR][N] = {};
   for (int k = 0; k < pairs; k++) {
@@ -85,23 +66,22 @@ void tiled_scores(const float* q, const T* q_raw, int ld, const P* const* keys, 
   if constexpr (std::is_same_v<T, bf16>) {
     transpose_pairs(keys, H, room);
     for (int m = 0; m < padded_M; m += MR)
-      pair_product<BLOCK / W>(q_raw + m * ld, ld, room, BLOCK, scores + m * BLOCK, BLOCK,
-                              (H + 1) / 2);
+      pair_gemm_tile<BLOCK / W>(q_raw + m * ld, ld, room, BLOCK, scores + m * BLOCK, BLOCK,
+                                (H + 1) / 2);
     return;
   }
 #endif
   transpose_keys(keys, H, room);
   for (int m = 0; m < padded_M; m += MR)
     for (int j = 0; j < BLOCK; j += NR * W)
-      product<NR, false>(q + m * ld, ld, room + j, BLOCK, scores + m * BLOCK + j, BLOCK, H);
+      gemm_tile<MR, NR>(q + m * ld, ld, room + j, BLOCK, scores + m * BLOCK + j, BLOCK, H, false);
 }
 
+// values_JH[j][h] in float32, from a block of values.
 template <class P>
 void widen_values(const P* const* values, int H, int ld, float* values_JH) {
   for (int j = 0; j < BLOCK; j++)
-    for (int h = 0; h < H; h += W)
-      store(values_JH + j * ld + h,
-            h + W <= H ? load(values[j] + h) : load_first(values[j] + h, H - h));
+    for (int h = 0; h < H; h += W) store(values_JH + j * ld + h, load_until(values[j], h, H));
 }
 
 }  // namespace attention

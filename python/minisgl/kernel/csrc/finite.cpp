@@ -1,5 +1,6 @@
-// Whether weights are finite, asked while they are copied. The copy is bound by memory, so the
-// question costs little there; a second pass over what left the caches costs twice as much.
+// Copies weights and checks in the same pass whether they are finite. Memory limits the copy, so
+// the check costs little in it; a second pass, over bytes that have left the caches, takes twice as
+// long.
 #include <algorithm>
 
 #include "tensor.h"
@@ -7,10 +8,10 @@
 
 namespace {
 
-constexpr int64_t SERIAL = 1 << 16;  // bytes that one thread copies at a time: fewer are not worth a second
+constexpr int64_t SERIAL = 1 << 16;  // bytes of an item, worth the start of a thread
 
-// A number is NaN or infinite where all bits of `mask` are set. Adding the lowest of them then
-// carries into the sign bit, and only then: no comparison.
+// Whether all n numbers are finite; copies them to target if COPIES. A number is NaN or infinite if
+// all bits of `mask` are set. Only then does adding the lowest of them carry into the sign bit.
 template <class U, bool COPIES>
 bool finite(const U* source, U* target, int64_t n, U mask, int64_t num_threads) {
   typedef U V __attribute__((vector_size(W * 4)));
@@ -41,24 +42,24 @@ bool finite(const U* source, U* target, int64_t n, U mask, int64_t num_threads) 
 
 }  // namespace
 
-// Copies source to target, if there is one. Both are contiguous and of one dtype: float32, bfloat16,
-// float16 or float8 e4m3 without infinity.
+// Copies source to target, if there is one, and returns whether all numbers are finite. Both are
+// contiguous and of one dtype: float32, bfloat16, float16 or float8 e4m3 without infinity.
 bool copy_finite(TensorView source, tvm::ffi::Optional<TensorView> target, int64_t num_threads) {
   const DLDataType dtype = source.dtype();
   const int64_t n = source.numel();
   CHECK(is_packed(source) && (!target || (is_packed(*target) && (*target).dtype() == dtype &&
                                           (*target).numel() == n)),
         "copy_finite: contiguous tensors of one dtype and size");
-  const auto ask = [&](auto mask) {
+  const auto check = [&](auto mask) {
     using U = decltype(mask);
     const U* from = data<U>(source);
     return target ? finite<U, true>(from, data<U>(*target), n, mask, num_threads)
                   : finite<U, false>(from, nullptr, n, mask, num_threads);
   };
-  if (dtype.code == kDLFloat8_e4m3fn) return ask(uint8_t(0x7f));
-  if (dtype.code == kDLFloat && dtype.bits == 32) return ask(uint32_t(0x7f800000));
-  if (dtype.code == kDLFloat && dtype.bits == 16) return ask(uint16_t(0x7c00));
-  if (dtype.code == kDLBfloat) return ask(uint16_t(0x7f80));
+  if (dtype.code == kDLFloat8_e4m3fn) return check(uint8_t(0x7f));
+  if (dtype.code == kDLFloat && dtype.bits == 32) return check(uint32_t(0x7f800000));
+  if (dtype.code == kDLFloat && dtype.bits == 16) return check(uint16_t(0x7c00));
+  if (dtype.code == kDLBfloat) return check(uint16_t(0x7f80));
   TVM_FFI_THROW(ValueError) << "copy_finite: code " << int(dtype.code) << " of "
                             << int(dtype.bits) << " bits";
 }

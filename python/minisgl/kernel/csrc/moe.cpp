@@ -1,8 +1,9 @@
-// The experts of a mixture: each chosen expert's weights are read once, whichever tokens chose it.
+// The experts of a mixture: the weights of each chosen expert are read once, for all tokens that
+// chose it.
 //
-// Pairs of a token and one of its experts are ordered by expert. Threads share the outputs: first
-// those of gate and up, in blocks of one expert; then those of down, in blocks of all experts, so
-// that a token's results are added in order of the experts, however many threads there are.
+// Pairs of a token and one of its experts are ordered by expert. First, items of gate and up have some
+// outputs of one expert. Then items of down have some outputs of all experts, so a token's results are
+// added in the order of the experts, whatever the number of threads.
 #include <algorithm>
 #include <vector>
 
@@ -11,19 +12,18 @@
 
 namespace {
 
-constexpr int BLOCK = 16;   // outputs that a thread takes at a time
-constexpr int TOKENS = 4;   // that meet a weight while it is in a register
+constexpr int BLOCK = 16;  // outputs of an item
+constexpr int TOKENS = 4;  // that a weight multiplies while it is in a register
 
-// Dot products of R rows of weights with M rows of floats.
+// out[r][m] = w[r] . x[m]: R rows of weights times M rows of floats, of n numbers each.
 template <int R, int M, class T>
-INLINE void dots(const T* const (&w)[R], const float* const* x, int n, float (&out)[R][TOKENS]) {
+INLINE void dots(const T* const* w, const float* const* x, int n, float (&out)[R][TOKENS]) {
   VF sums[R][M] = {};
   for (int i = 0; i < n; i += W) {
-    const bool whole = i + W <= n;
     VF v[M];
-    for (int m = 0; m < M; m++) v[m] = whole ? load(x[m] + i) : load_first(x[m] + i, n - i);
+    for (int m = 0; m < M; m++) v[m] = load_until(x[m], i, n);
     for (int r = 0; r < R; r++) {
-      VF weight = whole ? load(w[r] + i) : load_first(w[r] + i, n - i);
+      VF weight = load_until(w[r], i, n);
       for (int m = 0; m < M; m++) sums[r][m] += weight * v[m];
     }
   }
@@ -32,7 +32,7 @@ INLINE void dots(const T* const (&w)[R], const float* const* x, int n, float (&o
 }
 
 template <int R, class T>
-INLINE void dots(const T* const (&w)[R], const float* const* x, int num_rows, int n,
+INLINE void dots(const T* const* w, const float* const* x, int num_rows, int n,
                  float (&out)[R][TOKENS]) {
   switch (num_rows) {
     case 1: return dots<R, 1>(w, x, n, out);
@@ -53,7 +53,8 @@ void to_floats(const T* from, int64_t n, float* to) {
 }
 
 struct Pairs {
-  std::vector<int> order, begin;  // pairs by expert; where each expert's begin, and their end
+  std::vector<int> order;  // the pairs of this rank's experts, expert after expert
+  std::vector<int> begin;  // where those of each expert begin in `order`, and where the last end
   Pairs(const int32_t* ids, int64_t count, int64_t first, int64_t num_held) : begin(num_held + 1) {
     auto held = [&](int64_t p) { return ids[p] >= first && ids[p] < first + num_held; };
     for (int64_t p = 0; p < count; p++)
@@ -66,7 +67,20 @@ struct Pairs {
   }
 };
 
-// GATED: silu(gate) * up; else the square of the ReLU of up, which is all that gate_up has.
+// The activation of pair j, each step rounded to T. sums: gate and up, whose activation is
+// silu(gate) * up; or up alone, whose activation is the square of its ReLU.
+template <class T>
+INLINE float activate(const float (&sums)[2][TOKENS], int j) {
+  const float silu = silu_of(round_to<T>(splat(sums[0][j])))[0];
+  return rounded<T>(rounded<T>(silu) * rounded<T>(sums[1][j]));
+}
+template <class T>
+INLINE float activate(const float (&sums)[1][TOKENS], int j) {
+  const float relu = std::max(rounded<T>(sums[0][j]), 0.0f);
+  return rounded<T>(relu * relu);
+}
+
+// GATED: gate_up has a gate and an up half; otherwise it has up alone.
 template <bool GATED, class T>
 void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
          const TensorView& weights, const TensorView& ids, const TensorView& out, int64_t first,
@@ -81,32 +95,20 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
   std::vector<int> chosen;
   for (int e = 0; e < num_held; e++)
     if (pairs.begin[e] < pairs.begin[e + 1]) chosen.push_back(e);
+  constexpr int HALVES = GATED ? 2 : 1;
   const int up_blocks = (F + BLOCK - 1) / BLOCK;
   each_item(int64_t(chosen.size()) * up_blocks, num_threads, [&](int64_t item) {
     const int e = chosen[item / up_blocks], f0 = int(item % up_blocks) * BLOCK;
     for (int f = f0; f < std::min(f0 + BLOCK, F); f++) {
-      const T* gate = up_base + (int64_t(e) * (GATED ? 2 * F : F) + f) * D;
-      const T* const rows[2] = {gate, gate + int64_t(F) * D};
+      const T* rows[HALVES];
+      for (int h = 0; h < HALVES; h++) rows[h] = up_base + ((int64_t(e) * HALVES + h) * F + f) * D;
       for (int i = pairs.begin[e]; i < pairs.begin[e + 1]; i += TOKENS) {
         const int m = std::min(TOKENS, pairs.begin[e + 1] - i);
         const float* from[TOKENS];
-        float y[2][TOKENS];
+        float sums[HALVES][TOKENS];
         for (int j = 0; j < m; j++) from[j] = &tokens[int64_t(pairs.order[i + j] / K) * D];
-        if constexpr (!GATED) {
-          const T* const row[1] = {gate};
-          float up[1][TOKENS];
-          dots(row, from, m, D, up);
-          for (int j = 0; j < m; j++) {
-            const float relu = std::max(rounded<T>(up[0][j]), 0.0f);
-            act[int64_t(i + j) * F + f] = rounded<T>(relu * relu);
-          }
-          continue;
-        }
-        dots(rows, from, m, D, y);
-        for (int j = 0; j < m; j++) {
-          const float silu = silu_of(round_to<T>(splat(y[0][j])))[0];
-          act[int64_t(i + j) * F + f] = rounded<T>(rounded<T>(silu) * rounded<T>(y[1][j]));
-        }
+        dots<HALVES>(rows, from, m, D, sums);
+        for (int j = 0; j < m; j++) act[int64_t(i + j) * F + f] = activate<T>(sums, j);
       }
     }
   });
@@ -124,7 +126,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
           const float* from[TOKENS];
           float y[2][TOKENS];
           for (int j = 0; j < m; j++) from[j] = &act[int64_t(i + j) * F];
-          dots(rows, from, m, F, y);
+          dots<2>(rows, from, m, F, y);
           for (int j = 0; j < m; j++) {
             const int p = pairs.order[i + j];
             for (int r = 0; r < count; r++)
@@ -142,8 +144,9 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
 
 }  // namespace
 
-// x, out [T, D], gate_up [L, 2F, D] ([L, F, D] for experts without a gate) and down [L, D, F] of experts `first` on; weights float32 and
-// ids int32, [T, K]. All contiguous.
+// out [T, D] = the weighted sums of the experts from `first` on. x [T, D]; gate_up [L, 2F, D], or
+// [L, F, D] for experts without a gate; down [L, D, F]; weights float32 and ids int32, [T, K]. All
+// contiguous.
 void experts(TensorView x, TensorView gate_up, TensorView down, TensorView weights, TensorView ids,
              TensorView out, int64_t first, int64_t num_threads) {
   for (const TensorView& tensor : {x, gate_up, down, weights, ids, out})

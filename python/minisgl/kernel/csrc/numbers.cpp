@@ -1,18 +1,18 @@
-// Linear layers of weights with few bits: integers and floats of 4 or 8 bits with scales.
+// Linear layers whose weights are integers or floats of 4 or 8 bits with scales.
 //
 // Integers multiply integers: a row of inputs is rounded to int16 in blocks of at most 128, each
-// with a scale that is a power of two, so that the largest of a block has 14 or 15 bits. What
-// bfloat16 holds within 2**-7 of the largest stays exact. The sums of a block are exact: 128 times
-// 2**15 * 2**7 fits an int32. Fp8 multiplies the inputs as they are.
+// with a scale that is a power of two, so that the largest of a block has 14 or 15 bits. Inputs of at
+// least 2**-7 of the largest stay exact, as bfloat16 has 8 bits. The sums of a block are exact: 128
+// times 2**15 * 2**7 fits an int32. Fp8 weights multiply the bfloat16 inputs.
 #include "numbers.h"
 #include "product.h"
 
 namespace {
 
 constexpr int64_t MOST = 128;  // inputs of a block
-enum Kind { INT8, INT4, FP4, FP8 };  // the numbers that Python passes
+enum Kind { INT8, INT4, FP4, FP8 };  // as minisgl/kernel/panels.py passes them
 
-// The scales of a panel's outputs for group g: 16 numbers, one after another for all panels.
+// The scales of a weight, [panels, groups, 16].
 struct Scales {
   const TensorView& tensor;
   int64_t groups;
@@ -36,7 +36,7 @@ struct Scales {
   }
 };
 
-// Rows of inputs as int16, with a scale and the sum of each block, and PADDING rows.
+// Rows of inputs as int16, with the scale and the sum of each block; PADDING more rows are zeros.
 struct IntRows {
   std::vector<int16_t> numbers;
   std::vector<float> scales, sums;
@@ -77,7 +77,8 @@ struct Weight {
   int middle;
 };
 
-// rows: inputs as K takes them; ints: the scales and sums of their blocks, or null.
+// Multiplies and stores. rows: inputs of type K::X. ints: the scales and sums of their blocks if
+// they are integers, else null. block: inputs of a block.
 template <class K>
 void multiply(const Product& product, const Weight& weight, const typename K::X* rows,
               const IntRows* ints, int64_t block, int64_t num_threads) {
@@ -110,9 +111,9 @@ void multiply(const Product& product, const Weight& weight, const typename K::X*
 
 }  // namespace
 
-// out = x @ weight.T + bias, then the gate, as packed_linear. numbers: bytes of the panels of kind
-// `kind` (numbers.h). scales, zeros: [O / 16, groups, 16], float or exponents, and uint8, of which
-// `middle` stands for no offset.
+// out = x @ weight.T + bias, then the gate, as packed_linear. numbers: panels of kind `kind`
+// (numbers.h). scales [O / 16, groups, 16]: floats, or exponents + 127 as uint8. zeros, of the same
+// shape: uint8, whose offset is zero - middle.
 void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t group,
                     TensorView scales, tvm::ffi::Optional<TensorView> zeros, int64_t middle,
                     tvm::ffi::Optional<TensorView> bias, int64_t gate, TensorView out,

@@ -1,6 +1,6 @@
 // Panels (panels.h) of numbers with few bits.
 //
-// The inputs of integers are int16 with a scale of their own (linear.cpp), so that sums are exact.
+// Integers multiply int16 inputs that have scales of their own (numbers.cpp), so that sums are exact.
 // A fetch is 32 or 64 bytes of a panel:
 //
 //     int8   one step, as panels.h has it
@@ -11,7 +11,7 @@
 
 #include "panels.h"
 
-// The low halves of v's lanes: p[i:n], at most W of them.
+// Stores the low halves of v's lanes in p[i:n], at most W of them.
 INLINE void store_until(int16_t* p, int i, int n, VI v) {
 #if defined(__AVX512F__)  // GCC 12 narrows in several steps
   const __m256i h = _mm512_cvtepi32_epi16((__m512i)v);
@@ -149,7 +149,7 @@ struct Fp4 : Bits4 {
   static INLINE Weights widen(const Fetched& fetched, int k) {
     Weights w;
 #if defined(__AVX512BW__)
-    // It looks at 5 bits, of which the highest belongs to another number.
+    // The permutation reads 5 bits, of which the highest belongs to another number.
     alignas(64) static constexpr int16_t TWICE[32] = {
         0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
         0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -167,7 +167,8 @@ struct Fp4 : Bits4 {
 #else
     for (int v = 0; v < NV; v++) {
       const VU words = (VU)fetched.words[v];
-      w.parts[0][v] = twice((VI)(words >> (4 * k) & 15)), w.parts[1][v] = twice((VI)(words >> (16 + 4 * k) & 15));
+      w.parts[0][v] = twice((VI)(words >> (4 * k) & 15));
+      w.parts[1][v] = twice((VI)(words >> (16 + 4 * k) & 15));
     }
 #endif
     return w;

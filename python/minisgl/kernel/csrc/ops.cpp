@@ -1,8 +1,8 @@
-// The small ops between the matrix products: norms, rotary embedding, gated activations.
+// The small ops between the GEMMs: norms, rotary embedding, gated activations, token ids.
 //
-// Each rounds where `minisgl.kernel.ops` rounds, so 16-bit results differ only where a float32
-// intermediate does in its last bit. What they save is passes over memory and, at few tokens,
-// most of the 5 to 20 microseconds that a chain of torch ops costs.
+// Each rounds where `minisgl.kernel.ops` rounds, so 16-bit results differ only where the last bit of a
+// float32 intermediate differs. They save passes over memory and, at few tokens, most of the 5 to 20
+// microseconds that a chain of torch ops takes.
 #include "rows.h"
 #include "tensor.h"
 #include "threads.h"
@@ -54,8 +54,7 @@ void gate(const TensorView& gate_up, const TensorView& out, int64_t num_threads,
       const T *x = from[row], *up = x + n;
       T* y = to[row];
       each(x, n, [&](VF v, int i) {
-        VF u = i + W <= n ? load(up + i) : load_first(up + i, n - i);
-        store_until(y, i, n, round_to<T>(activation(v)) * u);
+        store_until(y, i, n, round_to<T>(activation(v)) * load_until(up, i, n));
       });
     });
   });
@@ -64,7 +63,7 @@ void gate(const TensorView& gate_up, const TensorView& out, int64_t num_threads,
 // Calls f with the weight of a norm, which has the type of x or is float32.
 template <class T, class F>
 void with_weight(const TensorView& x, const TensorView& weight, F f) {
-  if (weight.dtype().code == kDLFloat && weight.dtype().bits == 32) return f(data<float>(weight));
+  if (is_float32(weight)) return f(data<float>(weight));
   check_same(x, weight, "a norm's weight");
   f(data<T>(weight));
 }
@@ -98,7 +97,7 @@ void add_rms_norm(TensorView x, TensorView residual, TensorView weight, TensorVi
         const T* y = b[row];
         T* t = sums[row];
         each(a[row], n, [&](VF v, int i) {
-          store_until(t, i, n, v + (i + W <= n ? load(y + i) : load_first(y + i, n - i)));
+          store_until(t, i, n, v + load_until(y, i, n));
         });
         norm_row(t, w, to[row], n, eps);
       });
@@ -135,16 +134,16 @@ void gelu_and_mul(TensorView gate_up, TensorView out, int64_t num_threads) {
   gate(gate_up, out, num_threads, gelu_tanh);
 }
 
-// out = token_ids, of which a negative one among the first, which rows [D] belong to, is the last token
-// of its row. All int32.
+// out [T] = token_ids [T], where a negative id among the first D is replaced by the last token of its
+// row in `rows` [D]. All int32.
 void take_ids(TensorView token_ids, TensorView rows, TensorView last_token, TensorView out) {
   for (const TensorView& x : {token_ids, rows, last_token, out})
-    CHECK(x.dtype().code == kDLInt && x.dtype().bits == 32 && is_packed(x),
-          "take_ids: int32 tensors, packed");
+    CHECK(is_int32(x) && is_packed(x), "take_ids: int32 tensors, packed");
   CHECK(out.numel() == token_ids.numel() && rows.numel() <= out.numel(), "take_ids: shapes differ");
   for (int64_t i = 0; i < out.numel(); i++) {
     const int32_t id = data<int32_t>(token_ids)[i];
-    data<int32_t>(out)[i] = id < 0 && i < rows.numel() ? data<int32_t>(last_token)[data<int32_t>(rows)[i]] : id;
+    const bool is_promised = id < 0 && i < rows.numel();
+    data<int32_t>(out)[i] = is_promised ? data<int32_t>(last_token)[data<int32_t>(rows)[i]] : id;
   }
 }
 

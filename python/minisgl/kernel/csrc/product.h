@@ -1,10 +1,11 @@
-// A linear layer's product in bfloat16: who computes which tile, and what becomes of its sums.
+// The GEMM of a linear layer with bfloat16 inputs and outputs: which thread computes which tile,
+// and how the sums of a tile are stored.
 #pragma once
 
 #include "panels.h"
 #include "threads.h"
 
-enum Gate { NONE, SILU, GELU };  // the numbers that Python passes
+enum Gate { NONE, SILU, GELU };  // as minisgl/kernel/cpu.py passes them
 
 // Rows of a block: threads share the work in items of two panels and one block, so that the rows
 // of an item stay in the second cache.
@@ -39,7 +40,7 @@ inline void store_tile(const Tile& tile, const bf16* bias, Gate gate, bf16* out,
     }
 }
 
-// outputs: rows of the weight, of which a gate makes half as many columns.
+// outputs: rows of the weight; with a gate, `out` has half as many columns.
 struct Product {
   const TensorView &x, &out;
   const tvm::ffi::Optional<TensorView>& bias;
@@ -62,7 +63,7 @@ struct Product {
     CHECK(gate == NONE || outputs % (2 * PANEL) == 0, "linear: a gate of whole panels");
   }
 
-  // weight: panels of the kind K. x: rows as K takes them. `block`: how many inputs have a scale.
+  // weight: panels of kind K. x: rows of inputs of type K::X. block: how many inputs have one scale.
   // finish(panel, block, m, count, sums, totals): adds `count` rows of sums [NV] over a block, from
   // row m on, to totals [NV]. PADDED: see each_tile; then PADDING rows more than there are may
   // be read and finished.
@@ -139,9 +140,10 @@ struct Product {
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
 
-  // For a tile of share[1] of `all` rows that begins share[0] rows after the first. One tile asks for
-  // the weights that come next; of several, which find these in a cache, each asks for its share of
-  // the next item's.
+  // The memory to prefetch for a tile of share[1] of `all` rows, which begins share[0] rows after
+  // the first. If it is the only tile, these are the weights that it multiplies next. Of several
+  // tiles, each prefetches its share of the next item's weights: those of this item were prefetched
+  // during the item before.
   template <class K>
   Ahead ahead(const uint8_t* weight, int64_t panel, int64_t from, const int (&share)[2],
               int all) const {
@@ -151,7 +153,7 @@ struct Product {
     return {bytes<K>(weight, next, first), K::FETCH_BYTES * share[1] / all};
   }
 
-  // Where the steps from input `from` on begin.
+  // The address of the steps from input `from` on.
   template <class K>
   const uint8_t* bytes(const uint8_t* weight, int64_t panel, int64_t from) const {
     return weight + (panel * inputs + from) / 2 / K::STEPS * K::FETCH_BYTES;
@@ -162,8 +164,8 @@ struct Product {
   }
 };
 
-// bfloat16 rows as the kind K takes them, in `buffer` unless they are that; with PADDING rows more
-// where `room` is needed.
+// Returns bfloat16 rows as K::X: x itself, or converted in `buffer`. room: PADDING more rows are
+// needed behind them.
 template <class K>
 const typename K::X* as_inputs(const bf16* x, int64_t rows, int64_t inputs, bool room,
                                std::vector<typename K::X>& buffer) {

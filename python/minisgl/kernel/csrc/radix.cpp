@@ -1,11 +1,10 @@
-// How far two runs of token ids agree: what the prefix tree asks at every node.
+// How many leading ids two runs of token ids have in common: the prefix tree asks at every node.
 #include "tensor.h"
 
 int64_t common_prefix_length(TensorView a, TensorView b) {
   for (const TensorView& ids : {a, b}) {
-    bool is_int32 = ids.dtype().code == kDLInt && ids.dtype().bits == 32;
     // By IsContiguous() of tvm-ffi 0.1.11, an empty NumPy array, of stride 0, is not.
-    CHECK(is_int32 && ids.ndim() == 1 && (ids.size(0) < 2 || ids.stride(0) == 1),
+    CHECK(is_int32(ids) && ids.ndim() == 1 && (ids.size(0) < 2 || ids.stride(0) == 1),
           "common_prefix_length takes contiguous int32 arrays of one dimension");
   }
   const int32_t *x = data<int32_t>(a), *y = data<int32_t>(b);

@@ -1,9 +1,9 @@
 // A step of a gated delta net or Mamba2 (minisgl/kernel/delta_rule.py has the equations): short
-// convolution, then the rule over states written once and the rows of the tokens since.
+// convolution, then the rule over states and the rows of the tokens since each.
 //
-// An item is a row of the step and a key head, with some of the value heads that read it. A row of one
-// token goes to recurrent_decode.h; other rows, and a token at which a new state is written, to
-// recurrent_extend.h.
+// An item is a row of the step and a key head, with some of the value heads that read it.
+// recurrent_decode.h computes rows of one token, unless a new state is written at it;
+// recurrent_extend.h computes the others.
 #include "recurrent_conv.h"
 #include "recurrent_decode.h"
 #include "recurrent_extend.h"
@@ -18,14 +18,10 @@ void run(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scratch)
   else extend<DELTA>(s, row, heads, scratch);
 }
 
-// How many of a key head's G value heads an item has, so that there is one for each thread.
-int shared_by(int G, int num_key_heads, int num_threads) {
+// How many of a key head's G value heads an item has: so many that there is an item for each thread.
+int heads_of_item(int G, int num_key_heads, int num_threads) {
   const int wanted = (num_threads + num_key_heads - 1) / num_key_heads;
   return std::max(1, G / std::max(wanted, 1));
-}
-
-bool is_float32(const TensorView& x) {
-  return x.dtype().code == kDLFloat && x.dtype().bits == 32 && is_packed(x);
 }
 
 }  // namespace
@@ -41,11 +37,13 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
                     int64_t page_size, int64_t num_threads) {
   CHECK(states.ndim() == 4 && keys.ndim() == 3 && x.stride(1) == 1, "recurrent: wrong axes");
   for (const auto& tensor : {g, beta, states, updates, decays})
-    CHECK(is_float32(tensor), "recurrent: gates and states must be float32, packed");
+    CHECK(is_float32(tensor) && is_packed(tensor),
+          "recurrent: gates and states must be float32, packed");
   for (const auto& tensor : {mixed, weight, tails, inputs, keys, out})
-    CHECK(tensor.dtype() == x.dtype() && is_packed(tensor), "recurrent: another dtype than x");
-  CHECK(!skip.has_value() || is_float32(*skip), "recurrent: skip must be float32");
-  CHECK(!bias.has_value() || (*bias).dtype() == x.dtype(), "recurrent: another dtype than x");
+    CHECK(tensor.dtype() == x.dtype() && is_packed(tensor),
+          "recurrent: cache and outputs must have the dtype of x, packed");
+  CHECK(!skip || (is_float32(*skip) && is_packed(*skip)), "recurrent: skip must be float32, packed");
+  CHECK(!bias || (*bias).dtype() == x.dtype(), "recurrent: bias must have the dtype of x");
   CHECK(mixed.size(1) == x.size(1) && weight.size(1) == x.size(1) && inputs.size(1) == x.size(1),
         "recurrent: the inputs have " << x.size(1) << " channels");
   with_dtype(x.dtype(), [&](auto* type) {
@@ -59,19 +57,15 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
               x.stride(0), row_table.stride(0), state_table.stride(0), int(B), int(states.size(1)),
               int(keys.size(1)), int(keys.size(2)), int(states.size(3)), int(x.size(1)),
               int(weight.size(0)), int(interval), int(page_size),
-              bias.has_value() ? data<T>(*bias) : nullptr,
-              skip.has_value() ? data<float>(*skip) : nullptr};
+              bias ? data<T>(*bias) : nullptr, skip ? data<float>(*skip) : nullptr};
     std::vector<Row> all;
     std::vector<int> owners;
     for (int i = 0; i < s.num_rows; i++) {
       all.push_back(row_of(s, i, int(owners.size())));
       owners.insert(owners.end(), s.ends[i] - s.starts[i], i);
     }
-    const int ldh = round_up(s.H, W), ldv = round_up(s.V, W), ldj = round_up(s.interval, W);
-    const int G = s.N / s.K, share = shared_by(G, s.num_rows * s.K, int(num_threads));
+    const int G = s.N / s.K, share = heads_of_item(G, s.num_rows * s.K, int(num_threads));
     const int shares = (G + share - 1) / share;  // items of a key head
-    const size_t need = size_t(share) * s.H * ldv + 2 * ldj * ldh + ldh * ldj + 2 * ldj * ldj +
-                        std::max(s.H, ldj) * ldj + 2 * ldj * ldv + 8 * ldj + 4 * (ldh + ldv);
     each_item(int64_t(owners.size()), num_threads, [&](int64_t t) {
       const Row& row = all[owners[t]];
       convolve(s, row, row.start + int(t) - row.first);
@@ -79,7 +73,6 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
     const int64_t items = s.K * shares;  // of a row
     each_item(s.num_rows * items, num_threads, [&](int64_t item) {
       static thread_local Scratch scratch;
-      if (scratch.floats.size() < need) scratch.floats.resize(need);
       const Row& row = all[item / items];
       const int key = int(item % items / shares), part = int(item % shares), end = (key + 1) * G;
       const Heads heads{key, key * G + part * share, std::min(key * G + (part + 1) * share, end),

@@ -1,5 +1,5 @@
-// The recurrence of one token that ends no interval: reads each state once, for the products with its
-// key and its query, and adds what its rows say. Limited by memory.
+// The recurrence of a row of one token that ends no interval, limited by memory: each state is read
+// once, for the token's key and query, and the old tokens' updates are added.
 //
 // Axes: t tokens of an item, j rows (old tokens since the state, then t), H key dim, V value dim, G
 // value heads of the item. ld: columns padded to vectors. DELTA: false for Mamba2.
@@ -10,10 +10,10 @@
 
 namespace recurrent {
 
-constexpr int NS = W == 16 ? 8 : 4;  // vectors of a state's row that decode sums up side by side
+constexpr int NS = W == 16 ? 8 : 4;  // vectors of a state's row that are summed side by side
 
-// known = faded * state^T k and out = faded * state^T q, for COLUMNS vectors of a state's rows.
-// Mamba2 has no use for the first.
+// known = faded * state^T k, which Mamba2 does not need, and out = faded * state^T q, for COLUMNS
+// vectors of a state's rows.
 template <bool DELTA, int COLUMNS>
 INLINE void read_state(const float* state, int V, int H, const float* k, const float* q, float faded,
                        float* known, float* out) {
@@ -30,12 +30,12 @@ INLINE void read_state(const float* state, int V, int H, const float* k, const f
   }
 }
 
-// One token that ends no interval.
+// Computes the outputs of an item, and stores the token's key, updates and decays.
 template <bool DELTA, class T>
 void decode(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scratch) {
-  scratch.used = 0;
   const int key_head = heads.key, ldh = round_up(s.H, W), ldv = round_up(s.V, W);
   const int num_old = row.start - row.base;
+  scratch.begin(3 * (s.interval + ldh + ldv));
   const T* mixed = s.mixed + int64_t(row.first) * s.D;
   float *q = scratch.take(ldh), *k = scratch.take(ldh), *old = scratch.take(ldh);
   float *with_k = scratch.take(s.interval), *with_q = scratch.take(s.interval);

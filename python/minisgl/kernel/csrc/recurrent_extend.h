@@ -1,4 +1,4 @@
-// The recurrence of any number of tokens, interval by interval, as small matrix products.
+// The recurrence of any number of tokens, interval by interval, as small GEMMs.
 //
 // Axes: t tokens of an item, j rows (old tokens since the state, then t), H key dim, V value dim, G
 // value heads of the item. ld: columns padded to vectors. DELTA: false for Mamba2.
@@ -9,15 +9,18 @@
 
 namespace recurrent {
 
-// Any number of tokens.
+// Computes the outputs of an item, the new state, and the rows of the tokens after it.
 template <bool DELTA, class T>
 void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scratch) {
-  scratch.used = 0;
   const int key_head = heads.key, G = heads.to - heads.from, C = s.interval, H = s.H, V = s.V;
   const int ldh = round_up(H, W), ldv = round_up(V, W), ldj = round_up(C, W);
+  scratch.begin(size_t(G) * H * ldv + 2 * C * (ldh + ldj + ldv) + ldh * ldj + std::max(H, C) * ldj +
+                2 * ldj);
   float* states = scratch.take(size_t(G) * H * ldv);
-  float *keys = scratch.take(C * ldh), *turned = scratch.take(ldh * ldj), *queries = scratch.take(C * ldh);
-  float *with_k = scratch.take(C * ldj), *with_q = scratch.take(C * ldj), *scores = scratch.take(std::max(H, C) * ldj);
+  float *keys = scratch.take(C * ldh), *queries = scratch.take(C * ldh);
+  float* turned = scratch.take(ldh * ldj);  // keys, transposed
+  float *with_k = scratch.take(C * ldj), *with_q = scratch.take(C * ldj);
+  float* scores = scratch.take(std::max(H, C) * ldj);
   float *updates = scratch.take(C * ldv), *outs = scratch.take(C * ldv);
   float *decays = scratch.take(ldj), *between = scratch.take(ldj);
   std::fill(states, states + size_t(G) * H * ldv, 0.0f);
@@ -45,13 +48,13 @@ void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scrat
       for (int j = 0; j < J; j++) turned[h * ldj + j] = keys[j * ldh + h];
       std::fill(turned + h * ldj + J, turned + (h + 1) * ldj, 0.0f);
     }
-    if (DELTA) product(keys + num_old * ldh, ldh, turned, ldj, with_k, ldj, count, ldj, H, false);
-    product(queries, ldh, turned, ldj, with_q, ldj, count, ldj, H, false);
+    if (DELTA) gemm(keys + num_old * ldh, ldh, turned, ldj, with_k, ldj, count, ldj, H, false);
+    gemm(queries, ldh, turned, ldj, with_q, ldj, count, ldj, H, false);
 
     for (int head = 0; head < G; head++) {
       const int n = heads.from + head;
       float* state = states + size_t(head) * H * ldv;
-      float* faded = scores;  // [H][ldj], when the scores [count][ldj] are used
+      float* faded = scores;  // [H][ldj], written when the scores [count][ldj] have been read
       std::fill(decays, decays + ldj, 0.0f);
       for (int j = 0; j < J; j++) {
         const int64_t slot = is_old(j) ? slot_of(s, row, base + j) : -1;
@@ -62,8 +65,8 @@ void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scrat
         std::memcpy(updates + j * ldv, s.updates + (slot * s.N + n) * V, V * 4);
       }
       if (DELTA)
-        product(keys + num_old * ldh, ldh, state, ldv, updates + num_old * ldv, ldv, count, ldv, H, false);
-      product(queries, ldh, state, ldv, outs, ldv, count, ldv, H, false);
+        gemm(keys + num_old * ldh, ldh, state, ldv, updates + num_old * ldv, ldv, count, ldv, H, false);
+      gemm(queries, ldh, state, ldv, outs, ldv, count, ldv, H, false);
       for (int t = 0; t < count; t++) {
         const int j = num_old + t;
         const float decay = decays[j], beta = s.beta[token(j) * s.N + n], fade = exp_of(decay);
@@ -77,7 +80,8 @@ void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scrat
         for (int i = 0; i < ldv; i += NR * W) {
           VF sum[NR];
           const int columns = std::min(NR, (ldv - i) / W);
-          for (int c = 0; DELTA && c < columns; c++) sum[c] = load(updates + j * ldv + i + c * W) * fade;
+          for (int c = 0; DELTA && c < columns; c++)
+            sum[c] = load(updates + j * ldv + i + c * W) * fade;
           for (int before = 0; DELTA && before < j; before++)
             for (int c = 0; c < columns; c++)
               sum[c] += splat(between[before]) * load(updates + before * ldv + i + c * W);
@@ -90,7 +94,7 @@ void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scrat
           }
         }
       }
-      product(scores, ldj, updates, ldv, outs, ldv, count, ldv, J, true);
+      gemm(scores, ldj, updates, ldv, outs, ldv, count, ldv, J, true);
       for (int t = 0; t < count; t++) {
         const int64_t place = token(num_old + t) * s.N + n;
         each(outs + t * ldv, V, [&](VF out, int i) { store_until(s.out + place * V, i, V, out); });
@@ -106,7 +110,7 @@ void extend(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scrat
         for (int h = 0; h < H; h++) store(faded + h * ldj + j, rest * load(turned + h * ldj + j));
       }
       for (int i = 0; i < H * ldv; i += W) store(state + i, load(state + i) * fade);
-      product(faded, ldj, updates, ldv, state, ldv, H, ldv, J, true);
+      gemm(faded, ldj, updates, ldv, state, ldv, H, ldv, J, true);
       if (until != row.newest || row.new_state < 0) continue;
       for (int h = 0; h < H; h++)
         std::memcpy(s.states + ((row.new_state * s.N + n) * H + h) * V, state + h * ldv, V * 4);

@@ -1,14 +1,12 @@
-// A step of recurrent layers as its kernels see it: tensors, rows, items, and their scratch.
+// A step of a recurrent layer as its kernels see it: tensors, rows, heads of an item.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "tensor.h"
+#include "scratch.h"
 
 namespace recurrent {
-
-inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 template <class T>
 struct Step {
@@ -24,16 +22,19 @@ struct Step {
 };
 
 struct Row {
-  int first, start, end, base, newest;  // first: of its tokens in the step
-  const int32_t *pages;                 // of the rows group
-  int64_t state, new_state;             // pages; -1 for none
+  int first;                // of its tokens in the step
+  int start, end;           // positions of its tokens
+  int base, newest;         // the last multiple of the interval up to start, and up to end
+  const int32_t* pages;     // of the rows group
+  int64_t state, new_state;  // pages of the states at base and newest; -1 for none
 };
 
 struct Heads {
   int key, from, to;  // value heads [from, to)
-  bool keep_key;      // one item of a key head keeps it
+  bool keep_key;      // whether this item stores the keys of its key head
 };
 
+// Row r of the step, whose first token is `first`.
 template <class T>
 Row row_of(const Step<T>& s, int r, int first) {
   Row row{first, s.starts[r], s.ends[r], 0, 0, s.row_table + s.table_idxs[r] * s.row_stride, -1, -1};
@@ -44,28 +45,17 @@ Row row_of(const Step<T>& s, int r, int first) {
   return row;
 }
 
-// Where the convolution's input of the token at a slot is (minisgl/kvcache/recurrent.py).
+// The stored input of the convolution of the token at a slot (minisgl/kvcache/recurrent.py).
 template <class T>
 INLINE T* ring_at(const Step<T>& s, int64_t slot) {
   const int ring = std::min(s.page_size, s.taps);
   return s.inputs + (slot / s.page_size * ring + slot % s.page_size % ring) * s.D;
 }
 
-// Where the rows group has an old token.
+// The slot of an old token in the rows group.
 template <class T>
 INLINE int64_t slot_of(const Step<T>& s, const Row& row, int position) {
   return int64_t(row.pages[position / s.page_size]) * s.page_size + position % s.page_size;
 }
-
-struct Scratch {
-  std::vector<float> floats;
-  size_t used = 0;
-  float* take(size_t count) {
-    float* p = floats.data() + used;
-    used += round_up(count, W);
-    if (used > floats.size()) TVM_FFI_THROW(RuntimeError) << "recurrent: scratch is too small";
-    return p;
-  }
-};
 
 }  // namespace recurrent

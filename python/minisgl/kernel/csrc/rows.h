@@ -1,4 +1,4 @@
-// What is done to one row of a tensor; shared by the ops and by the attention that includes them.
+// The norm and the rotation of one row, for the ops and for the attention that includes them.
 #pragma once
 
 #include <cmath>
@@ -13,8 +13,7 @@ INLINE void norm_row(const T* x, const U* weight, T* out, int n, float eps) {
   each(x, n, [&](VF v, int) { squares += v * v; });
   float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
   each(x, n, [&](VF v, int i) {
-    VF w = i + W <= n ? load(weight + i) : load_first(weight + i, n - i);
-    store_until(out, i, n, v * scale * w);
+    store_until(out, i, n, v * scale * load_until(weight, i, n));
   });
 }
 
@@ -40,7 +39,7 @@ template <class T>
 INLINE void rotate_row(const T* x, const Angles<T>& angles, T* out, int H) {
   const int half = angles.half, R = 2 * half;
   each(x, half, [&](VF low, int i) {
-    VF high = i + W <= half ? load(x + half + i) : load_first(x + half + i, half - i);
+    VF high = load_until(x + half, i, half);
     VF c = load(angles.cos + i), s = load(angles.sin + i);
     store_until(out, i, half, round_to<T>(low * c) - round_to<T>(high * s));
     store_until(out + half, i, half, round_to<T>(high * c) + round_to<T>(low * s));

@@ -1,9 +1,9 @@
 // The next token of each row, as `minisgl.kernel.ops.Ops.sample` defines it, without sorting.
 //
 // A row's filters are thresholds on its logits. Top-k's and top-p's are found among the few
-// candidates that can matter; then one pass adds the noise, which is computed only where it can
-// still win: Gumbel noise of 32 bits is below 22.9, so an entry more than that below the best so
-// far has lost.
+// candidates that can matter. Then one pass adds the noise, which is computed only for entries that
+// can still win: Gumbel noise of 32 bits is below 22.9, so an entry that is further below the best sum
+// so far has lost.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 typedef uint64_t VL __attribute__((vector_size(W * 4)));
 
 constexpr float LARGEST_NOISE = 22.9f;  // -log(-log1p(-2**-33)) is 22.87
-constexpr int GROUPS = 4 * W;           // entries that W Philox counters cover
+constexpr int ENTRIES = 4 * W;          // for which W Philox counters give noise
 
 // --- noise: see minisgl/kernel/philox.py --------------------------------------------------------
 
@@ -40,7 +40,7 @@ INLINE void philox(VU c0, uint32_t c1, uint32_t c2, uint64_t key, VU words[4]) {
   words[0] = x0, words[1] = x1, words[2] = x2, words[3] = x3;
 }
 
-// Noise of entries first .. first + GROUPS (first is a multiple of 4).
+// Noise of entries [first, first + ENTRIES); first is a multiple of 4.
 INLINE void gumbel(int first, uint64_t seed, uint64_t index, float* noise) {
   VU words[4];
   philox(bit_cast<VU>(lanes() + first / 4), uint32_t(index), uint32_t(index >> 32), seed, words);
@@ -75,7 +75,7 @@ struct Row {
   VF scaled(int i) const { return (raw(i) - top) / temperature; }  // at most 0
 };
 
-// The first of the largest; NaN never is.
+// The index of the first largest entry, which `top` becomes. NaN counts as less than all others.
 template <class T>
 int argmax(const Row<T>& row, float& top) {
   VF best = splat(-INFINITY);
@@ -93,6 +93,7 @@ int argmax(const Row<T>& row, float& top) {
   return first;
 }
 
+// Finds the entries that are at least `at_least`.
 template <class T>
 void collect(const Row<T>& row, float at_least, std::vector<Candidate>& found) {
   found.clear();
@@ -105,7 +106,7 @@ void collect(const Row<T>& row, float at_least, std::vector<Candidate>& found) {
   }
 }
 
-// Something that at least k entries reach: the k-th largest of the maxima of W * 4 entries each.
+// A lower bound of the k-th largest entry: the k-th largest of the maxima of W * 4 entries each.
 template <class T>
 float below_kth(const Row<T>& row, int k, std::vector<float>& maxima) {
   maxima.clear();
@@ -120,7 +121,8 @@ float below_kth(const Row<T>& row, int k, std::vector<float>& maxima) {
   return maxima[k - 1];
 }
 
-// Something whose reachers have at least p of the mass; `total` becomes the mass of all.
+// A level such that entries of at least it have at least p of the mass; `total` becomes the mass of
+// all.
 template <class T>
 float below_mass(const Row<T>& row, double p, double& total) {
   constexpr int N = 6;
@@ -142,7 +144,7 @@ float below_mass(const Row<T>& row, double p, double& total) {
   return -INFINITY;
 }
 
-// The largest x whose reachers have at least `target` of mass: quickselect, weighted.
+// The largest x such that candidates of at least x have at least `target` mass: a weighted quickselect.
 float cross(std::vector<Candidate>& found, double target) {
   auto begin = found.begin(), end = found.end();
   float smallest = 0;
@@ -166,7 +168,7 @@ float cross(std::vector<Candidate>& found, double target) {
   return smallest;
 }
 
-// What an entry must reach to pass top-k and top-p.
+// The least x that passes top-k and top-p.
 template <class T>
 float threshold(const Row<T>& row, int k, float p) {
   static thread_local std::vector<Candidate> found;
@@ -176,7 +178,7 @@ float threshold(const Row<T>& row, int k, float p) {
   double total = 0;
   if (k < row.size) {
     collect(row, below_kth(row, k, maxima), found);
-    if (size_t(k) > found.size()) k = int(found.size());  // NaN reaches nothing
+    if (size_t(k) > found.size()) k = int(found.size());  // NaN is not among the candidates
     if (!k) return least;
     std::nth_element(found.begin(), found.begin() + k - 1, found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.x > b.x; });
@@ -191,6 +193,7 @@ float threshold(const Row<T>& row, int k, float p) {
   return p < 1 ? cross(found, p * total) : least;
 }
 
+// The entry of at least `least` with the largest sum of its x and its noise.
 template <class T>
 int draw(const Row<T>& row, int top_id, float least, uint64_t seed, uint64_t index) {
   float best = -INFINITY;
@@ -204,7 +207,7 @@ int draw(const Row<T>& row, int top_id, float least, uint64_t seed, uint64_t ind
       alive |= x[i] > best - LARGEST_NOISE;
     }
     if (!any(alive)) return;
-    float noise[GROUPS], noisy[GROUPS];
+    float noise[ENTRIES], noisy[ENTRIES];
     gumbel(first, seed, index, noise);
     for (int i = 0; i < 4; i++) {
       VF sums = x[i] + load(noise + i * W);
@@ -212,19 +215,19 @@ int draw(const Row<T>& row, int top_id, float least, uint64_t seed, uint64_t ind
       most = max(most, sums);
     }
     if (max(most) < best) return;
-    for (int i = 0; i < GROUPS; i++)
+    for (int i = 0; i < ENTRIES; i++)
       if (noisy[i] > best || (noisy[i] == best && first + i < best_id))
         best = noisy[i], best_id = first + i;
   };
-  visit(top_id / GROUPS * GROUPS);  // the likeliest first: after it most others need no noise
-  for (int first = 0; first < row.size; first += GROUPS) visit(first);
+  visit(top_id / ENTRIES * ENTRIES);  // the likeliest first: after it most others need no noise
+  for (int first = 0; first < row.size; first += ENTRIES) visit(first);
   return best_id;
 }
 
 }  // namespace
 
-// logits [S, V], out int32 [S], -1 for a row without a finite largest logit; the others as in minisgl.core.BatchSamplingArgs, None where absent.
-// Without temperatures every row is greedy.
+// logits [S, V]; out int32 [S], -1 for a row whose largest logit is not finite. The others are
+// fields of minisgl.core.BatchSamplingArgs, or None. Without temperatures every row is greedy.
 void sample(TensorView logits, tvm::ffi::Optional<TensorView> temperatures,
             tvm::ffi::Optional<TensorView> top_ks, tvm::ffi::Optional<TensorView> top_ps,
             tvm::ffi::Optional<TensorView> min_ps, tvm::ffi::Optional<TensorView> seeds,

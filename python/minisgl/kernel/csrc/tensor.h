@@ -1,4 +1,4 @@
-// What every kernel needs of the tensors that Python hands over.
+// Access to the tensors that Python passes: data, dtypes, checks.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -23,6 +23,11 @@ T* data(const TensorView& x) {
 inline bool is_packed(const TensorView& x) {
   return x.numel() == 0 || x.IsContiguous();
 }
+
+inline bool is_float32(const TensorView& x) {
+  return x.dtype().code == kDLFloat && x.dtype().bits == 32;
+}
+inline bool is_int32(const TensorView& x) { return x.dtype().code == kDLInt && x.dtype().bits == 32; }
 
 // Calls f with a null pointer of the element type: float, bf16 or f16.
 template <class F>

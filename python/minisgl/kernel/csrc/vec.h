@@ -1,7 +1,8 @@
 // Float vectors of the machine's width, and what the kernels do with them.
 //
-// GCC's vector extensions instead of intrinsics: one source for AVX-512, AVX2, NEON and what
-// comes. Intrinsics appear only where the extensions have no word (float16, bfloat16 products).
+// GCC's vector extensions instead of intrinsics: one source serves AVX-512, AVX2, NEON and later
+// instruction sets. Intrinsics appear only where the extensions have no operation (float16, dot
+// products of bfloat16) or where GCC 12 compiles them badly.
 #pragma once
 
 #include <cmath>
@@ -25,6 +26,8 @@ constexpr int W = 8;
 #else
 constexpr int W = 4;
 #endif
+
+constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 typedef float VF __attribute__((vector_size(W * 4)));
 typedef int32_t VI __attribute__((vector_size(W * 4)));
@@ -139,7 +142,7 @@ INLINE void store_first(T* p, VF v, int n) {
   std::memcpy(p, buffer, n * sizeof(T));
 }
 
-// v as memory of type T would give it back.
+// v, rounded to type T.
 template <class T>
 INLINE VF round_to(VF v) {
   if constexpr (std::is_same_v<T, float>) {
@@ -158,12 +161,17 @@ INLINE VF round_to(VF v) {
   }
 }
 
-// p[0:n] in vectors, the last one short: f(vector, index) for each.
+// Calls f(vector, index) for each vector of p[0:n]. In the last, lanes past the end are 0.
 template <class T, class F>
 INLINE void each(const T* p, int n, F f) {
   int i = 0;
   for (; i + W <= n; i += W) f(load(p + i), i);
   if (i < n) f(load_first(p + i, n - i), i);
+}
+// The vector at index i of p[0:n], as `each` has it.
+template <class T>
+INLINE VF load_until(const T* p, int i, int n) {
+  return i + W <= n ? load(p + i) : load_first(p + i, n - i);
 }
 template <class T>
 INLINE void store_until(T* p, int i, int n, VF v) {

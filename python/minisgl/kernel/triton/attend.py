@@ -1,5 +1,5 @@
-"""Queries over some keys and values of the paged cache, found through the page table, with an
-online softmax (Dao et al., FlashAttention, 2022): what decode and extend have in common.
+"""The inner loop of decode and extend attention: queries attend to some keys of the paged cache,
+with an online softmax (FlashAttention, Dao et al. 2022).
 
 Axes: Z tokens of a page, K key/value heads, H head dim.
 """
@@ -17,12 +17,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 # Which of a block's keys a query sees.
 WHOLE = tl.constexpr(0)  # all
-ENDED = tl.constexpr(1)  # those before the end
-CAUSAL = tl.constexpr(2)  # those that are not after it
+ENDED = tl.constexpr(1)  # those before `end`
+CAUSAL = tl.constexpr(2)  # those up to its own position
 
 
 def block_h_of(head_dim: int) -> int:
-    """A power of two that holds a head, and that products take."""
+    """Return the width of a head in a tile: a power of two, at least 16, as `tl.dot` requires."""
     return max(power_of_2(head_dim), 16)
 
 
@@ -68,15 +68,18 @@ def attend(
     MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
     WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(sums of values, of weights, largest score) of the queries, with keys `first` to `last`, of
-    which those from `end` on are nobody's. scale, SOFTCAP: see `scaled`. KV: what the pool holds;
-    with FP8 the sums of values are yet to be multiplied: `times_value_scale`."""
+    """Return (sums of values, sums of weights, largest score) of the queries.
+
+    They are acc, mass and top with keys [first, last) added; keys from `end` on do not exist.
+    scale, SOFTCAP: see `scaled`. KV: the kind of pool; with FP8 the caller multiplies the sums of
+    values at the end, by `times_value_scale`.
+    """
     if KV == FP8:
         scale = scale * tl.load(k_scale_ptr + kv_head)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
-        if WINDOWED:  # pages behind the window may be somebody else's
+        if WINDOWED:  # pages before the window may belong to other requests
             inside = inside & (n > tl.min(query) - window)
         page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
         head_at = (page * Z + n % Z) * K + kv_head
@@ -114,7 +117,7 @@ def attend(
 
 @triton.jit
 def times_value_scale(acc, v_scale_ptr, kv_head, KV: tl.constexpr):
-    """The sums of values, after the last `attend` of them."""
+    """Return the sums of values, times the scale of FP8 values. Call it after the last `attend`."""
     if KV == FP8:
         acc = acc * tl.load(v_scale_ptr + kv_head)
     return acc

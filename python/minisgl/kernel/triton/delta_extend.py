@@ -1,10 +1,10 @@
 """The gated delta rule, or Mamba2, of prompts, interval by interval (decision 0024).
 
-Two kernels. `_delta_prepare` has one interval of a row and one value head, all side by side, and
-computes what does not depend on the state (`minisgl.kernel.triton.delta_prepare`). `_delta_scan`
-has one row, one value head and a block of the value dim, and goes through the row's intervals.
-(Both parts are those of Yang et al., "Parallelizing Linear Transformers with the Delta Rule",
-2024.) Mamba2 has no system to solve.
+Two kernels, as in Yang et al., "Parallelizing Linear Transformers with the Delta Rule" (2024). A
+program of `_delta_prepare` has one interval of a row and one value head; all run in parallel, and
+compute what does not depend on the state (`minisgl.kernel.triton.delta_prepare`). A program of
+`_delta_scan` has one row, one value head and a block of the value dim, and computes the row's
+intervals one after another. Mamba2 has no system to solve.
 
 An interval's tokens before the row's first are old: their keys, updates and decays are in the pool.
 They are rows of the system like new tokens, but their updates are known.
@@ -51,8 +51,8 @@ def extend(
     interval: int,
     page_size: int,
 ) -> None:
-    """Write the outputs of `rows`, int32 [4, B]: some columns of `PoolBatch.rows`. num_tokens:
-    theirs. The others: see `minisgl.kernel.triton.delta_decode.decode`."""
+    """Write the outputs of `rows`, int32 [4, B]: some columns of `PoolBatch.rows`. num_tokens: of
+    these rows. The other arguments: see `minisgl.kernel.triton.delta_decode.decode`."""
     _, num_heads, key_dim, value_dim = states.shape
     num_rows = rows.shape[1]
     block_b = max(power_of_2(num_rows), 16)
@@ -92,8 +92,8 @@ def extend(
 
 @triton.jit
 def _dot(a, b, IS_FLOAT32: tl.constexpr):
-    """a, in the model's dtype, times b in float32. Of bfloat16 two products are as exact as one of
-    tf32, and a needs no registers."""
+    """Return a, in the model's dtype, times b, in float32. Two products of bfloat16 are as exact as
+    one of tf32, and need no registers for a converted `a`."""
     if a.dtype == tl.bfloat16:
         high = b.to(tl.bfloat16)
         return tl.dot(a, (b - high.to(tl.float32)).to(tl.bfloat16), acc=tl.dot(a, high))

@@ -1,8 +1,9 @@
-"""What a prompt's intervals of the delta rule, or Mamba2, need beside the state (decision 0024).
+"""The parts of a prompt's delta rule, or Mamba2, that need no state (decision 0024).
 
-`_delta_prepare` has one interval of a row and one value head, all side by side: the inverse of the
-interval's triangular system, the scores of its queries, decays and norms. Mamba2 has no system.
-It also keeps the rows of tokens after the row's last whole interval.
+A program of `_delta_prepare` has one interval of a row and one value head, and all run in parallel.
+It computes the inverse of the interval's triangular system, which Mamba2 does not have, and the
+scores of its queries, decays and norms. It also stores keys and decays of the tokens after the
+row's last whole interval.
 
 Axes: as in `minisgl.kernel.triton.delta_extend`.
 """
@@ -15,8 +16,8 @@ import triton.language as tl
 from minisgl.kernel.triton.launch import Launcher, begin
 
 SOLVED = 16
-"""Rows of the blocks on the diagonal of a system that are inverted row by row, side by side. The
-inverse of the whole is a few products of these: 15 dependent steps instead of 63."""
+"""Rows of the blocks on the diagonal of a system, which are inverted in parallel, row by row. A few
+matrix products of these give the inverse of the whole: 15 dependent steps instead of 63."""
 
 
 @triton.jit
@@ -24,7 +25,8 @@ def interval_keys(
     mixed, keys_ptr, row_pages, start, end, base, key_head, j, h,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, Z: tl.constexpr, HAS_OLD: tl.constexpr,
 ):  # fmt: skip
-    """The interval's keys [C, H]; zeros where it has no token. mixed: of its first."""
+    """Return the interval's keys [C, H]; zeros where it has no token. mixed: the address of its
+    first token's row."""
     at = base + j
     in_h = h[None, :] < H
     is_new = (at >= start) & (at < end)
@@ -41,7 +43,7 @@ def interval_keys(
 def interval_queries(
     mixed, start, end, base, key_head, j, h, H: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The queries [C, H] of the interval's new tokens; zeros elsewhere."""
+    """Return the queries [C, H] of the interval's new tokens; zeros elsewhere."""
     is_new = (base + j >= start) & (base + j < end)
     return tl.load(mixed + j[:, None] * D + key_head * H + h[None, :],
                    mask=is_new[:, None] & (h[None, :] < H), other=0.0)  # fmt: skip
@@ -57,7 +59,7 @@ def _norm_factor(x):
 def _decays(
     g_ptr, decays_ptr, row_pages, start, end, base, token, n, j, N: tl.constexpr, Z: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the interval's log decays [C]. token: of its first."""
+    """Return the sums of the interval's log decays [C]. token: the index of its first token."""
     at = base + j
     g = tl.load(g_ptr + (token + j) * N + n, mask=(at >= start) & (at < end), other=0.0)
     page = tl.load(row_pages + at // Z, mask=at < start, other=0).to(tl.int64)
@@ -72,11 +74,11 @@ def _inverse(
     system, j, C: tl.constexpr, SOLVED: tl.constexpr, DOUBLINGS: tl.constexpr,
     IS_FLOAT32: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of 1 + system, which is [C, C] and has nothing on and above its diagonal.
+    """Return the inverse of 1 + system, where system is [C, C] and strictly lower triangular.
 
-    The blocks on the diagonal are inverted side by side, row i from those before it: no two of them
-    have a column in common. With `blocks` their inverse and `x` its product with the rest, which is
-    0 when it is multiplied with itself as often as there are blocks, the inverse is
+    The blocks on the diagonal, which have no columns in common, are inverted in parallel, row i
+    from the rows before it. Let `blocks` be their inverse, and x = blocks * (system without these
+    blocks). x to the power of the number of blocks is 0, so the inverse of the whole is
     (1 - x) (1 + x^2) (1 + x^4) ... blocks.
     """
     precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"

@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     constants = (x_MD.stride(0), size, power_of_2(size), False)
     _launch_norm(
         (len(x_MD), 1, 1), (x_MD, x_MD, weight, out, out, eps), constants,
-        dtype=(x.dtype, weight.dtype), num_warps=_warps(size),
+        dtype=(x.dtype, weight.dtype), num_warps=warps_of(size),
     )  # fmt: skip
     return out
 
@@ -35,7 +35,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x), torch.empty_like(x)
     _launch_norm(
         (x.numel() // size, 1, 1), (x, residual, weight, out, total, eps),
-        (size, size, power_of_2(size), True), dtype=(x.dtype, weight.dtype), num_warps=_warps(size),
+        (size, size, power_of_2(size), True),
+        dtype=(x.dtype, weight.dtype), num_warps=warps_of(size),
     )  # fmt: skip
     return out, total
 
@@ -51,8 +52,9 @@ def gated(gate_up: Tensor, *, silu: bool, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def _warps(size: int) -> int:
-    """16 bytes a thread of 16-bit elements; between 1 and 8 warps."""
+def warps_of(size: int) -> int:
+    """Return the warps of a program with a row of `size`: 16 bytes of 16-bit elements a thread, and
+    between 1 and 8 warps."""
     return min(max(power_of_2(size) // 256, 1), 8)
 
 
@@ -76,7 +78,7 @@ def _rms_norm(
 
 @triton.jit
 def normed(x, weight, eps, SIZE: tl.constexpr):
-    """x [BLOCK], zero past SIZE -> weight * its RMS norm."""
+    """Return the RMS norm of x [BLOCK], times weight. x is 0 past SIZE."""
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, 0) / SIZE + eps)
     return (x32 * scale * weight.to(tl.float32)).to(x.dtype)
@@ -98,7 +100,7 @@ def _gated(
 
 @triton.jit
 def activate(gate, SILU: tl.constexpr):
-    """silu, or the tanh form of gelu, rounded to gate's dtype."""
+    """Return silu, or the tanh form of gelu, of gate, rounded to its dtype."""
     x = gate.to(tl.float32)
     if SILU:
         y = x / (1.0 + tl.exp(-x))

@@ -1,8 +1,8 @@
 """Attention of prompts and chunks over the paged cache, any number of queries per row.
 
-Keys and values are read where they lie (`minisgl.kernel.triton.attend`). A program has a tile of
-one row's queries and one head; tiles are counted off over the rows on the device, so that a
-captured launch serves other lengths.
+Keys and values are read from their pages (`minisgl.kernel.triton.attend`). A program has a tile of
+one row's queries and one head. The device finds the row of each tile, so a captured launch serves
+rows of other lengths.
 
 Axes: T tokens, B rows, N query heads, K key/value heads, H head dim.
 """
@@ -51,8 +51,12 @@ def extend(
     longest: int,
     out_TNH: Tensor,
 ) -> None:
-    """Any number of queries per row. rows: [4, B], of tokens in q_TNH. scale, window, softcap,
-    sinks: see `AttnLayer`. num_tokens: theirs, at most; longest: the longest's, at most."""
+    """Attend with any number of queries per row, and write the result to out_TNH.
+
+    rows: int32 [4, B], some columns of `Batch.rows`, whose tokens are in q_TNH. scale, window,
+    softcap, sinks: see `AttnLayer`. num_tokens, longest: upper bounds of the tokens of all rows and
+    of the longest.
+    """
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = pool.k.shape[1:3]
     block_h = block_h_of(head_dim)
@@ -104,8 +108,8 @@ def _extend(
     PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    # Which row this tile belongs to: the first whose tiles, and those before, reach past it. The
-    # heaviest tiles, at the end of the longest contexts, start first.
+    # The row of this tile is the first for which the tiles of all rows up to it are more than
+    # `tile`. Tiles start in reverse order, since the last of a row see the most keys.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     b = tl.arange(0, BLOCK_B)

@@ -1,8 +1,8 @@
-"""GEMMs of many rows on fp8 tensor cores: weights of fp8, activations quantised on the way.
+"""GEMMs of many rows on fp8 tensor cores: fp8 weights by activations that are quantised to fp8.
 
-Each 128 numbers of a row of activations get the scale of their absolute maximum, as DeepSeek-V3
-(2024, section 3.3.2) does; with weights that have a scale for each row, all numbers of a row do.
-cuBLAS multiplies; it takes such scales on Hopper since CUDA 12.9.
+Each 128 numbers of a row of activations get a scale from their absolute maximum, as in DeepSeek-V3
+(2024, section 3.3.2). With weights that have a scale for each row, a whole row of activations gets
+one. cuBLAS multiplies; it takes such scales on Hopper since CUDA 12.9.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 448.0
 
 
 def takes(weight: Packed, dtype: torch.dtype) -> bool:
-    """Whether cuBLAS multiplies by these weights: found by trying."""
+    """Return whether cuBLAS multiplies by these weights here. It tries."""
     if weight.kind != "fp8" or dtype != torch.bfloat16 or len(weight.shape) != 2:
         return False
     outputs, inputs = weight.shape
@@ -40,7 +40,7 @@ def takes(weight: Packed, dtype: torch.dtype) -> bool:
 
 
 def linear(x_MD: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias, x rounded to fp8. Only where `takes` says so."""
+    """Return x @ weight.T + bias, with x rounded to fp8. Requires `takes`."""
     numbers, scale_gM = quantise(x_MD, BLOCK if weight.group else x_MD.shape[1])
     if weight.group:
         assert weight.scale is not None
@@ -56,7 +56,8 @@ def linear(x_MD: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 
 
 def quantise(x_MD: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """(fp8 [M padded to `ROWS`, D], scales [D / block, the same]), contiguous; padding is 0."""
+    """Return (fp8 numbers [M', D], float32 scales [D / block, M']), contiguous, where M' is M
+    rounded up to a multiple of `ROWS`. Padding is 0."""
     rows, inputs = x_MD.shape
     padded = -(-rows // ROWS) * ROWS
     numbers = torch.empty((padded, inputs), dtype=torch.float8_e4m3fn, device=x_MD.device)

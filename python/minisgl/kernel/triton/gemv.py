@@ -1,9 +1,9 @@
-"""Linear layers of a few rows, which read the weights once and do little else.
+"""GEMVs: linear layers of one row or two, whose time is that of reading the weights.
 
-A program holds some outputs' whole weights in registers: it loads them before it waits for the
+A program holds all weights of some outputs in registers: it loads them before it waits for the
 kernel that makes its input (see `minisgl.kernel.triton.launch`), so one layer's weights arrive
-while the layer before still computes. The norm before and the activation behind a GEMV are
-done by the programs themselves, once each: at one row a kernel of its own costs more.
+while the layer before still computes. Each program computes the norm before the GEMV again, and the
+activation of its outputs: at one row a kernel of their own takes longer.
 
 Axes: M rows, D inputs, F outputs.
 """
@@ -21,8 +21,9 @@ from minisgl.kernel.triton.elementwise import activate
 from minisgl.kernel.triton.launch import Launcher, begin
 
 MAX_INPUTS_OF_2 = 3072
-"""Of two rows; above it, and of more rows, cuBLAS. A step of Qwen3-0.6B with 2 rows takes 0.85 ms
-so and 1.22 with cuBLAS, with 3 rows 1.28 and 1.21; of a quarter of 32B with 2 rows 6.9 and 5.6."""
+"""Of two rows; cuBLAS computes GEMMs of more inputs or more rows. A step of Qwen3-0.6B with 2 rows
+takes 0.85 ms here and 1.22 with cuBLAS, with 3 rows 1.28 and 1.21; a quarter of 32B with 2 rows
+takes 6.9 and 5.6."""
 MAX_INPUTS = 32768
 """A multiprocessor's registers hold two such rows in bfloat16."""
 TILE_BYTES = 48 << 10
@@ -82,7 +83,7 @@ def _held_kernel(
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = weight_ptr + f[:, None].to(tl.int64) * D
     in_f = f < F
-    # Inputs [0, WIDTH), and [WIDTH, D) where there are more.
+    # a: inputs [0, WIDTH). b: inputs [WIDTH, D), if there are any.
     a = tl.arange(0, WIDTH)
     b = WIDTH + tl.arange(0, max(REST, 1))
     in_b = b < D
@@ -137,7 +138,7 @@ def _held_kernel(
 
 @triton.jit
 def _dot(weight, x):
-    """[BLOCK, X] @ [X], in float32."""
+    """Return weight [BLOCK, X] @ x [X], in float32."""
     return tl.sum(weight.to(tl.float32) * x.to(tl.float32)[None, :], 1)
 
 

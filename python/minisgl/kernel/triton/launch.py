@@ -1,18 +1,18 @@
-"""A short way to launch Triton kernels, and programmatic dependent launch between them.
+"""Launches Triton kernels with little host time; they may overlap (programmatic dependent launch).
 
-Triton finds the compiled form of a kernel anew at each launch, from all arguments. A step with
-prompts that no graph replays took the host 28 ms so in a model of 28 layers, longer than the GPU;
-with a `Launcher`, which finds the compiled form by a key, it takes 10. So a launcher's kernels take
-run-time arguments first, which must not be specialised (`do_not_specialize`; pointers
-aligned to 16 bytes unless said otherwise), then the constants. Tensors are handed on as addresses:
-of a tensor Triton would ask the driver where it lies. Triton's launch hooks are not called.
+At each launch Triton searches the compiled kernel again, by all arguments. So a step with prompts
+that no graph replays took the host 28 ms in a model of 28 layers, longer than the GPU. A `Launcher`
+finds the compiled kernel by a key, and the step takes 10 ms. Its kernels take run-time arguments
+first, which must not be specialised (`do_not_specialize`; pointers are aligned to 16 bytes unless
+`do_not_specialize_on_alignment` names them), then the constants. Tensors are passed as addresses:
+for a tensor Triton would ask the driver for its device. Triton's launch hooks are not called.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
-`begin` lets the next one start and waits until the one before is complete, memory included. Before
-it a kernel may load only what no kernel that still runs can write: weights, and what the host
-uploaded; and what was written by a kernel that called `wait` instead of `begin`, as that lets none
-start before it has ended. Such a kernel must release what it wrote, and who reads that must bypass
-L1 (`.cg`), where lines of an earlier step may be.
+`begin` lets the next one start, and waits until the one before has ended and its writes are
+visible. Before `begin` a kernel may load only memory that no running kernel can write: weights,
+uploads of the host, and the output of a kernel that called `wait` instead of `begin`, because no
+kernel starts before that one has ended. Such a kernel must release what it wrote, and its readers
+must bypass L1 (`.cg`), which may hold lines of an earlier step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = get_logger(__name__)
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 
 _compile_only: ContextVar[set[Any] | None] = ContextVar("compile_only", default=None)
-"""Within `compile_only`: what it has met."""
+"""Within `compile_only`: the (launcher, key) pairs that it has compiled."""
 
 
 @functools.cache
@@ -56,11 +56,11 @@ def shared_kib() -> int:
 
 
 def compile_only(work: Callable[[], None]) -> None:
-    """Kernels that `work` launches, in this thread, and that are not compiled yet are compiled and
-    do not run: side by side, by as many threads as there are cores, since Triton's compiler holds
-    the interpreter's lock for a tenth of its time. When it returns, all are.
+    """Compile, without running them, the kernels that `work` launches in this thread.
 
-    Raises what the compiler raises.
+    Kernels that had been compiled before do run. As many threads as there are cores compile in
+    parallel, since Triton's compiler holds the interpreter's lock for a tenth of its time. Returns
+    when all have been compiled. Raises the compiler's errors.
     """
 
     def compile_all() -> None:
@@ -88,8 +88,8 @@ class Launcher:
         num_warps: int,
         num_stages: int = 3,
     ) -> None:
-        """dtype: that of all tensors whose dtype varies, or all of these; None for one that is
-        absent. The last constant, PDL, is added here."""
+        """dtype: of the tensors whose dtype varies; a tuple if they differ, with None for an absent
+        tensor. The last constant, PDL, is added here."""
         pdl = has_pdl()
         constants = (*constants, pdl)
         device = 0 if INTERPRET else torch.cuda.current_device()
@@ -121,7 +121,7 @@ class Launcher:
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """Let the next kernel start; wait for the one before."""
+    """Let the next kernel start, and wait for the end of the one before."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -129,7 +129,7 @@ def begin(PDL: tl.constexpr):
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """For the kernel before; let the next one start only when this one has ended."""
+    """Wait for the end of the kernel before. The next one starts only when this one has ended."""
     if PDL:
         gdc_wait()
 

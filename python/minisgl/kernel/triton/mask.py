@@ -1,4 +1,4 @@
-"""Forbids the tokens that a grammar's mask forbids, in one launch after a copy of the logits."""
+"""Masks the logits of tokens that a grammar forbids, in one launch after a copy of the logits."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ import triton.language as tl
 from minisgl.kernel.sizes import power_of_2
 
 MERGED = 4096
-"""Numbers that a merge loads in one iteration. With twice as many, a context of
-4,096 tokens and 8 heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8
-(`attention_us` in benchmarks/results/h200-experiments.json)."""
+"""Numbers that a merge loads in one iteration. With twice as many, a context of 4,096 tokens and 8
+heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8 (`attention_us` in
+benchmarks/results/h200-experiments.json)."""
 MOST_MERGED = 16
 """Splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
 
 
 def merge_sizes(group: int, block_h: int) -> tuple[int, int]:
-    """(MERGE_G, MERGE_P) of `merge`."""
+    """Return (MERGE_G, MERGE_P) of `merge`."""
     merge_g = max(power_of_2(group), 2)
     return merge_g, min(max(MERGED // (merge_g * block_h), 1), MOST_MERGED)
 

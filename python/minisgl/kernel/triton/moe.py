@@ -1,9 +1,8 @@
-"""Routing, and the experts of a mixture as grouped GEMMs (no token is dropped).
+"""The experts of a mixture as grouped GEMMs (no token is dropped).
 
-The pairs of a token and an expert are grouped by expert, so that each expert's weights are read
-once (`moe_few` is for few tokens)::
+After routing (`moe_route`) the pairs of a token and an expert are grouped by expert, so that each
+expert's weights are read once (`moe_few` is for few tokens)::
 
-    route   logits [T, E] -> K weights and expert ids of each token
     place   pairs -> rows [L, T]: for each expert its pairs, as many as counts [L] says
     gemm    tiles of BLOCK_M pairs of one expert by BLOCK_N outputs: gate and up with their
             activation, then down with the routing weight
@@ -15,7 +14,7 @@ are placed with atomic additions, in any order, which no result depends on: a pa
 computed in the same order wherever its row is in a tile, and `total` adds in order of K. Grouping
 tokens into padded blocks of one expert is MegaBlocks' idea (Gale et al. 2022).
 
-Axes: T tokens, E experts, L those of this rank (from `first` on), K experts of a token, D hidden
+Axes: T tokens, L experts of this rank (from `first` on), K experts of a token, D hidden
 size, F intermediate size of an expert.
 """
 
@@ -35,8 +34,6 @@ from minisgl.kernel.triton.launch import Launcher, begin
 
 PLACE_BLOCK = 256
 TOTAL_BLOCK = 1024
-LOWEST = tl.constexpr(-3.0e38)
-"""Below every logit that counts; -inf marks what is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,31 +68,6 @@ SILU = Gate()
 
 Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 """`grouped_gemm`, without its keywords."""
-
-
-def route(
-    logits_TE: Tensor, top_k: int, renormalise: bool, counts: Tensor | None = None,
-    scale_E: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See `Ops.route`. counts: at most E int32, set to zero on the way. scale_E: see `Experts`."""
-    num_tokens, num_experts = logits_TE.shape
-    weights_TK = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TE.device)
-    ids_TK = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits_TE.device)
-    if num_tokens:
-        _launch_route(
-            (num_tokens, 1, 1),
-            (
-                logits_TE, weights_TK, ids_TK, ids_TK if counts is None else counts,
-                weights_TK if scale_E is None else scale_E,
-            ),
-            (
-                num_experts, top_k, renormalise, scale_E is not None,
-                0 if counts is None else len(counts), power_of_2(num_experts),
-                power_of_2(top_k),
-            ),
-            dtype=logits_TE.dtype, num_warps=1,
-        )  # fmt: skip
-    return weights_TK, ids_TK
 
 
 def experts(
@@ -183,39 +155,6 @@ def grouped_gemm(
         ),
         dtype=x.dtype, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-
-
-@triton.jit
-def _route_kernel(
-    logits_ptr, weights_ptr, ids_ptr, counts_ptr, scale_ptr,
-    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
-    COUNTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    t = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK_E)
-    k = tl.arange(0, BLOCK_K)
-    begin(PDL)
-    if COUNTS > 0:
-        tl.store(counts_ptr + e, tl.zeros([BLOCK_E], tl.int32), mask=(e < COUNTS) & (t == 0))
-    x = tl.load(logits_ptr + t * E + e, mask=e < E, other=float("-inf")).to(tl.float32)
-    largest = tl.max(x, 0)
-    total = tl.sum(tl.exp(x - largest), 0)
-    # Ids stay in range, each at most once, whatever the logits are.
-    left = tl.where(e < E, tl.where(x > LOWEST, x, LOWEST), float("-inf"))
-    weights = tl.zeros([BLOCK_K], tl.float32)
-    ids = tl.zeros([BLOCK_K], tl.int32)
-    for i in tl.static_range(K):
-        best = tl.argmax(left, 0)
-        value = tl.sum(tl.where(e == best, x, 0.0), 0)
-        weights = tl.where(k == i, tl.exp(value - largest) / total, weights)
-        ids = tl.where(k == i, best, ids)
-        left = tl.where(e == best, float("-inf"), left)
-    if RENORMALISE:
-        weights = weights / tl.sum(weights, 0)
-    if SCALED:
-        weights *= tl.load(scale_ptr + ids, mask=k < K, other=0.0)
-    tl.store(weights_ptr + t * K + k, weights, mask=k < K)
-    tl.store(ids_ptr + t * K + k, ids, mask=k < K)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tokens"])
@@ -342,7 +281,6 @@ def _total_kernel(
     tl.store(out_ptr + t * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-_launch_route = Launcher(_route_kernel)
 _launch_place = Launcher(_place_kernel)
 _launch_gemm = Launcher(_grouped_gemm)
 _launch_total = Launcher(_total_kernel)

@@ -1,6 +1,6 @@
 """The experts of a mixture for few tokens: GEMVs that read an expert's weights once per token.
 
-A program computes some outputs of a (token, expert) pair, or of a token for down.
+A program computes some outputs of a (token, expert) pair, or, for down, of a token.
 
 Axes: T tokens, K experts of a token, L experts of this rank (from `first` on), D hidden size, F
 intermediate size of an expert, G = 2F.
@@ -31,11 +31,8 @@ def experts_of_few(
     down_bias_LD: Tensor | None = None,
     blocks: tuple[int, int] = (4, 8),
 ) -> Tensor:
-    """The weighted sum of each token's experts, [T, D]. blocks: outputs of a program, up and down.
-    up_bias_LG: of gate, then up.
-
-    Reads an expert's weights once per token that chose it.
-    """
+    """Return the weighted sum of each token's experts, [T, D]. blocks: outputs of a program, of
+    gate and up, and of down. up_bias_LG: of gate, then up."""
     (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
     num_held, _, inner = down_LDF.shape
     act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)

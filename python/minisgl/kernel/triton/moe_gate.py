@@ -1,7 +1,8 @@
 """The activation of a mixture's experts, for GEMMs that leave gate and up apart.
 
-The kernels of packed weights (`packed_gemm`) add no biases. This one adds them before the
-activation; `minisgl.kernel.triton.moe.experts` adds those of down to the sum over experts.
+The GEMMs by packed weights (`packed_gemm`) add no biases. This kernel adds those of gate and up
+before the activation; `minisgl.kernel.triton.moe.experts` adds those of down to the sum over
+experts.
 
 Axes: T tokens, K experts of a token, L experts of this rank, F intermediate size, G = 2F.
 """
@@ -21,9 +22,10 @@ BLOCK = 1024
 def activate_pairs(
     both: Tensor, ids_TK: Tensor, held: range, out: Tensor, *, gate: Gate, bias_LG: Tensor | None
 ) -> None:
-    """out [T * K, F] = `gate` of both [T * K, 2F] (gate, then up) plus the pair's expert's bias.
+    """out [T * K, F] = `gate` of `both` [T * K, 2F] (gate, then up) plus the bias of the pair's
+    expert.
 
-    Pairs whose expert is not in `held`, which other ranks have, are left out.
+    held: this rank's experts. Pairs of other experts are not written.
     """
     num_pairs, inner = out.shape
     _launch_activate(

@@ -72,13 +72,13 @@ class Packed:
 
     @property
     def key(self) -> tuple[torch.dtype, torch.dtype]:
-        """What else decides which compiled kernel reads it: the dtypes."""
+        """The dtypes of the numbers and the scales, by which compiled kernels differ."""
         return self.numbers.dtype, self.tensors[1].dtype
 
 
 @triton.jit
 def as_float(scale, EXPONENT: tl.constexpr):
-    """Scales as float32."""
+    """Return scales as float32. EXPONENT: they are exponents + 127."""
     if EXPONENT:
         return (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     return scale.to(tl.float32)
@@ -86,9 +86,11 @@ def as_float(scale, EXPONENT: tl.constexpr):
 
 @triton.jit
 def nibbles(words, KIND: tl.constexpr):
-    """int32 [...] -> float32 [..., 2, 2, 2], each in order. Integers come out with 128 added, e2m1
-    multiplied by 2**-126: that is what these bits are in a float32. `tl.join` keeps a thread's
-    numbers in the thread."""
+    """Return the 8 numbers of each word in order, int32 [...] -> float32 [..., 2, 2, 2].
+
+    Their bits are placed in a float32, which adds 128 to integers and multiplies e2m1 by 2**-126.
+    `tl.join` keeps a thread's numbers in the thread.
+    """
     each = tl.join(words, words >> 16)
     each = tl.join(each, each >> 8)
     each = tl.join(each, each >> 4)
@@ -105,9 +107,12 @@ def decode(
     BLOCK_K: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     MIDDLE: tl.constexpr, EXPONENT: tl.constexpr, type: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of `row` [BLOCK_N] (int64), columns from `first` on, minus their zeros: [BLOCK_N,
-    BLOCK_K] of `type`, a type of 16 bits. Those of fp4 are multiplied by their scales, as its
-    groups are small; that is exact, too. Columns past D are to be multiplied by 0."""
+    """Return the numbers of `row` [BLOCK_N] (int64), columns from `first` on, minus their zeros:
+    [BLOCK_N, BLOCK_K] of `type`, a dtype of 16 bits.
+
+    Numbers of fp4 are multiplied by their scales, since its groups are small; that is exact, too.
+    The caller multiplies columns past D by 0.
+    """
     GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP if GROUP > 0 else 1
     if KIND < 3:
         k = first + tl.arange(0, BLOCK_K)
@@ -144,7 +149,7 @@ def decode(
 
 
 def dense(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """The matrix or the stack in a dtype of 16 bits."""
+    """Return the matrix or the stack, dequantised to a dtype of 16 bits."""
     *others, outputs, inputs = weight.shape
     out = torch.empty((*others, outputs, inputs), dtype=dtype, device=weight.numbers.device)
     rows = out.numel() // inputs

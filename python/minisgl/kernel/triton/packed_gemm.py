@@ -1,10 +1,11 @@
-"""GEMMs of few rows by packed weights, and those of a mixture's experts.
+"""GEMMs of few rows by packed weights, of one matrix or of a mixture's experts.
 
-A program decodes tiles of the weights and multiplies them by the activations on tensor cores, the
-weights as the left operand: 64 outputs fill a matrix instruction, and rows are padded to 16. The
-sum of each group of inputs is multiplied by its scale in float32. Where the tiles of outputs are
-too few for the device, several programs share the inputs of one. The last of them that is done adds
-up what all have computed, in their order, so a result does not depend on which one that is.
+A program decodes tiles of the weights and multiplies them by the activations on tensor cores, with
+the weights as the left operand: 64 outputs fill a matrix instruction, and rows are padded to 16.
+The sum of each group of inputs is multiplied by its scale in float32. If there are too few tiles of
+outputs for the device, several programs share the inputs of one. The last of them to end adds up
+the partial sums of all, in the order of the programs, so the result is the same whichever ends
+last.
 
 Axes: M rows (or pairs of a token and an expert), F outputs, D inputs, L experts of this rank.
 """
@@ -38,7 +39,7 @@ class TileConfig:
 def packed_gemm(
     x_MD: Tensor, weight: Packed, bias: Tensor | None, tile: TileConfig, done: Tensor | None
 ) -> Tensor:
-    """x @ weight.T + bias. done: zeros, int32, one for each tile; left as zeros."""
+    """Return x @ weight.T + bias. done: int32 zeros, one for each tile; zeros again afterwards."""
     rows, inputs = x_MD.shape
     outputs = weight.shape[-2]
     out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
@@ -96,7 +97,7 @@ def find_pairs(
     counts_ptr, rows_ptr, num_tokens, tile, L: tl.constexpr, BLOCK_L: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """(expert, L where there is none; pairs [BLOCK_M] of this tile; which of them there are)."""
+    """Return (the tile's expert, or L if none; its pairs [BLOCK_M]; which of these exist)."""
     lanes = tl.arange(0, BLOCK_L)
     counts = tl.load(counts_ptr + lanes, mask=lanes < L, other=0)
     ends = tl.cumsum((counts + BLOCK_M - 1) // BLOCK_M, 0)

@@ -1,9 +1,10 @@
-"""GEMVs by packed weights: one row, for which reading the weights is all that counts.
+"""GEMVs by packed weights: one row, whose time is that of reading the weights.
 
-As `minisgl.kernel.triton.gemv`: a program loads some outputs' whole weights into registers before
-it waits for the kernel that makes its input, and does the norm before and the activation behind.
-The sums of a chunk, 16 bytes or a group of weights, are multiplied by the chunk's scale. For a sum
-of (number - zero) * x a kernel takes the sum of number * x and subtracts zero * the sum of x.
+As in `minisgl.kernel.triton.gemv`, a program loads all weights of some outputs into registers
+before it waits for the kernel that makes its input, and computes the norm before and the activation
+after. The sum of a chunk, which is 16 bytes or a group of weights, is multiplied by the chunk's
+scale. For a sum of (number - zero) * x a kernel takes the sum of number * x and subtracts zero *
+the sum of x.
 
 Axes: D inputs, F outputs, C chunks of V inputs, K experts of a token, L those of this rank.
 """
@@ -23,13 +24,13 @@ from minisgl.kernel.triton.packed import Packed, as_float, nibbles
 
 MAX_INPUTS = 32768
 TILE_BYTES, MIN_ROWS, MIN_BYTES = 32 << 10, 2, 48 << 10
-"""Weights that one program holds, at most; but at least two rows, where these have no more than
-MIN_BYTES. On an H200 gate and up of 14B in fp8 take 55 us with 32 KB and 66 with 48, a down
+"""The most weights that one program holds; but it holds at least two rows if these have no more
+than MIN_BYTES. On an H200 gate and up of 14B in fp8 take 55 us with 32 KB and 66 with 48, a down
 projection 31 with one row and 26 with two."""
 
 
 def chunk(weight: Packed) -> int:
-    """Inputs of a chunk."""
+    """Return the inputs of a chunk."""
     return min(32, weight.group or 32) if weight.is_4_bit else 16
 
 
@@ -117,9 +118,12 @@ def _fetch(
     C: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     MIDDLE: tl.constexpr, EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """(numbers, scales [B, C], zeros [B, C]) of chunks [first, first + C) of `row` [B] (int64).
+    """Return (numbers, scales [B, C], zeros [B, C]) of C chunks of `row` [B] (int64), from `first`
+    on.
 
-    Numbers are [B, C, V], or of 4 bits words [B, C, V / 8]. Without scales they are 1."""
+    Numbers are [B, C, V]; those of 4 bits are words [B, C, V / 8]. Scales are 1 if there are
+    none.
+    """
     GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP if GROUP > 0 else 1
     WORDS: tl.constexpr = V // 8 if KIND >= 3 else V
     c = first + tl.arange(0, C)
@@ -143,7 +147,7 @@ def _fetch(
 
 @triton.jit
 def _sums(numbers, scale, zero, x, KIND: tl.constexpr, MIDDLE: tl.constexpr):
-    """What `_fetch` has, times x [C, V]: [B], in float32."""
+    """Return the rows that `_fetch` returned times x [C, V]: [B], in float32."""
     x = x.to(tl.float32)
     factor = x
     if KIND < 3:
@@ -175,7 +179,7 @@ def _row(
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = f.to(tl.int64)
     in_f = f < F
-    # Chunks [0, WIDTH), and [WIDTH, D / V) where there are more.
+    # a: chunks [0, WIDTH). b: chunks [WIDTH, D / V), if there are any.
     v = tl.arange(0, V)[None, :]
     a = tl.arange(0, WIDTH)[:, None] * V + v
     b = (WIDTH + tl.arange(0, max(REST, 1)))[:, None] * V + v
@@ -249,7 +253,7 @@ def _one(
     STEP: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, MIDDLE: tl.constexpr, EXPONENT: tl.constexpr,
 ):  # fmt: skip
-    """Weights of `row` [BLOCK] times x [D], without outer scales: [BLOCK], in float32."""
+    """Return the weights of `row` [BLOCK] times x [D], in float32, without outer scales."""
     total = tl.zeros([BLOCK], tl.float32)
     for first in tl.static_range(0, D // V, STEP):
         d = (first + tl.arange(0, STEP))[:, None] * V + tl.arange(0, V)[None, :]

@@ -1,7 +1,7 @@
-"""From projected q, k, v to what attention needs: norm per head, rotate, store k and v.
+"""The steps between projection and attention in one kernel: norm per head, rotate, store k and v.
 
-A program has some heads of a token: it reads them once, writes q contiguous and k and v into their
-slots of the pool. Separate kernels would read and write each of them three times.
+A program has some heads of a token: it reads them once, and writes q to a contiguous tensor and k
+and v to their slots of the pool. Separate kernels would read and write each of them three times.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim, R rotary dim.
 """
@@ -53,13 +53,12 @@ def norm_rope_store(
     keep: bool,
     norms_values: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [T, (N + 2K) * H] -> q [T, N, H]; k and v go to slots_T of the pool, -1 to nowhere.
+    """Return q [T, N, H], k and v [T, K, H] of qkv [T, (N + 2K) * H], and store k and v.
 
-    Also gives k and v [T, K, H]; as stored only where `keep` says so, else as they are in qkv.
-
-    As `Ops.rms_norm` (where there are weights), `Ops.apply_rope` and `Ops.store_kv` one after
-    another, with their roundings. qkv is contiguous. norms_values: values are normed too, without
-    a weight; only with weights of q and k.
+    As `Ops.rms_norm` (if there are weights), `Ops.apply_rope` and `Ops.store_kv` one after another,
+    with their roundings. qkv is contiguous. keep: whether k and v are returned as they are stored,
+    before a pool quantises them; otherwise views of qkv are returned. norms_values: values are
+    normed too, without a weight; only with weights of q and k.
     """
     num_tokens = len(qkv)
     q_TNH = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -201,7 +200,7 @@ def _norm_rope_store(
 
 @triton.jit
 def _larger(a, b):
-    """NaN where one is."""
+    """Return the larger; NaN if one of them is NaN."""
     return tl.maximum(a, b) + (a * 0.0 + b * 0.0)
 
 

@@ -33,10 +33,10 @@ def choose(
     output_idxs_S: Tensor | None = None,
     limits: Limits | None = None,
 ) -> Tensor:
-    """int32 [S]: the first largest logit; with temperatures, see `Ops.sample`. -1 for a row whose
-    best score is not finite.
+    """Return int32 [S], the id of the first largest logit; with temperatures, see `Ops.sample`. -1
+    for a row whose best score is not finite.
 
-    limits: what the filters leave.
+    limits: of the filters.
     """
     num_rows, num_vocab = logits_SV.shape
     chunk = CHUNK if limits is None else LIMITS_CHUNK
@@ -99,13 +99,14 @@ def _best_of_chunk(
             score = score * (1.0 / tl.maximum(temperature, SMALLEST_TEMPERATURE)) + noise
     best, where = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * chunks + chunk, best)
-    # Among NaNs the largest may be any, also one that only fills the last chunk.
+    # Among NaNs any entry may be the largest, also padding of the last chunk.
     tl.store(where_ptr + row * chunks + chunk, tl.minimum(chunk * CHUNK + where, VOCAB - 1))
 
 
 @triton.jit
 def _gumbel(word):
-    """-log(-log1p(-x)) of x in (0, 1). Near 0, where winners are, 1 - x has lost x: a series."""
+    """Return -log(-log1p(-x)) of x in (0, 1), made of `word`. The largest noise comes from small x,
+    where 1 - x loses the digits of x; there a series is used."""
     x = (word.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     x = tl.minimum(x, LARGEST_UNIFORM)
     series = 1 / 5 + x * (1 / 6 + x * (1 / 7 + x / 8))

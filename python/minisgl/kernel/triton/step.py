@@ -1,4 +1,4 @@
-"""Where a step begins: the new pages into the page table, promised ids in place of -1."""
+"""The first kernels of a step: they write new pages to the page table, and promised ids over -1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values into the cache, for attention whose q, k and v no fused kernel makes.
+"""Stores keys and values in the cache, for attention whose q, k and v no fused kernel makes.
 
 Axes: T tokens, K key/value heads, H head dim.
 """

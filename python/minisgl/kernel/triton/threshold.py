@@ -5,19 +5,19 @@ keys. The threshold is the greatest key that leaves enough at and above it: k en
 for top-p p of the mass that top-k left. A pass over the row cuts the range of keys that it can be
 in into N steps and finds what is at and above each::
 
-    largest   the largest logit of each chunk, which is the end of the range
-    above     what each chunk has at and above each step                  a launch for each pass
-    end       the key as a threshold; also min-p
+    largest   the largest logit of each chunk, and so the end of the range
+    above     the entries or mass of each chunk at and above each step        a launch for each pass
+    end       the threshold of the key; also min-p
 
-A pass begins with adding up what all chunks had in the one before, and ends at once where the range
-has one key left. Most often two or three of four passes do for bfloat16, as the range is short from
-the start, unless k is more than the chunks, or the range of a top-p holds 0, about which keys are
-many. At least k entries are not below the k-th largest of the chunks' largest; and V entries that
-lie T ln(V / (1 - p)) below the largest have less than 1 - p of the mass together, at temperature T.
-A chunk whose largest logit is below the range is not read, but for the total of a top-p: of a top-k
-of 20 these are most, for `sample.choose` too.
-Selection by digits of keys is radix select (Alabi et al. 2012). Sums have one order, so a row's
-threshold depends on that row alone.
+A pass first adds up the results of all chunks of the pass before, and ends at once if the range has
+one key left. The range is short from the start. For top-k it begins at the k-th largest of the
+chunks' largest, which at least k entries reach. For top-p it begins T ln(V / (1 - p)) below the
+largest logit, at temperature T: V entries below that have less than 1 - p of the mass together. So
+bfloat16 mostly needs two or three of its four passes, unless k is larger than the number of chunks,
+or the range of a top-p contains 0, near which keys are dense. A chunk whose largest logit is below
+the range is not read, except for the total of a top-p. With a top-k of 20 these are most chunks,
+and `sample.choose` does not read them either. Selection by digits of keys is radix select (Alabi et
+al. 2012). Sums have one order, so a row's threshold depends on that row alone.
 
 Axes: S rows that sample, V vocabulary, C chunks of it, N steps of a range, P passes.
 """
@@ -39,14 +39,15 @@ CHUNK = 2048
 NUM_WARPS = 2
 STEP_BITS = 4  # of a key that a pass finds: 16 steps
 NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}
-"""Of a float32 that holds such a value, those that may differ from one value to another."""
+"""Bits of a float32 that holds a value of the dtype, without those that are equal for all
+values."""
 
 LOWEST_KEY = tl.constexpr(0x007FFFFF)  # of minus infinity: what is not above it drops nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What filters leave of each row."""
+    """Which entries of each row pass the filters."""
 
     thresholds_S: Tensor
     """float32: entries below it are dropped; minus infinity for a greedy row."""
@@ -61,10 +62,10 @@ def limits(
     top_ps_S: Tensor | None,
     min_ps_S: Tensor | None,
 ) -> Limits:
-    """The filters are those of `Ops.sample`; None, top_k 0, top_p 1 and min_p 0 are none.
+    """Return the limits of the filters of `Ops.sample`. None, top_k 0, top_p 1, min_p 0: no filter.
 
-    Which of them a row uses is found out on the device: a kernel for each combination would have
-    to be compiled when a request first asks for it.
+    The device finds which filters a row uses: a kernel for each combination would have to be
+    compiled when a request first asks for it.
     """
     num_rows, num_vocab = logits_SV.shape
     dtype, device = logits_SV.dtype, logits_SV.device
@@ -120,7 +121,7 @@ def _largest_kernel(
     logits_ptr, temperature_ptr, largest_ptr, floor_ptr,
     STRIDE: tl.constexpr, VOCAB: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Also sets floors to zero."""
+    """Store the largest logit of each chunk, and set floors to zero."""
     begin(PDL)
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -138,8 +139,8 @@ def _above_kernel(
     STRIDE: tl.constexpr, CHUNK: tl.constexpr, WEIGHTED: tl.constexpr, VOCAB: tl.constexpr,
     UNIT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """above [turn, row, chunk]: how many entries, or how much mass, at and above each step; the
-    range's first unit and step, and of a top-p, in the first turn, the mass of all."""
+    """Store above [turn, row, chunk]: the number of entries, or the mass, at and above each step;
+    the range's first unit and its step; and in the first turn of a top-p the mass of all."""
     begin(PDL)
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -196,7 +197,7 @@ def _end_kernel(
     WEIGHTED: tl.constexpr, VOCAB: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """turn: how many passes there were, 0 if there is no top-k and no top-p."""
+    """Store the threshold. turn: the number of passes, 0 if there is no top-k and no top-p."""
     begin(PDL)
     row = tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -224,7 +225,7 @@ def _end_kernel(
 
 @triton.jit
 def _drops(limit, WEIGHTED: tl.constexpr, VOCAB: tl.constexpr):
-    """Whether this top-p, or this top-k, drops anything."""
+    """Return whether this top-p, or this top-k, drops anything."""
     return (limit < 1) if WEIGHTED else (limit > 0) & (limit < VOCAB)
 
 
@@ -233,8 +234,8 @@ def _whole_range(
     largest_ptr, limit, temperature, floor, row, chunks, WEIGHTED: tl.constexpr,
     VOCAB: tl.constexpr, UNIT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(first unit that the threshold can be, step): units are 2 ** UNIT keys, as many as hold one
-    value of the logits' dtype."""
+    """Return (first unit that the threshold can be, step). A unit is 2 ** UNIT keys, which stand
+    for one value of the logits' dtype."""
     chunk = tl.arange(0, BLOCK)
     inside = chunk < chunks
     largest = tl.load(largest_ptr + row * chunks + chunk, mask=inside, other=-float("inf"))
@@ -255,7 +256,8 @@ def _range(
     above_ptr, total_ptr, first_ptr, step_ptr, limit, row, rows, chunks, turn,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(first unit that the threshold can be, step) before `turn`; step 0 where it is that unit."""
+    """Return (first unit that the threshold can be, step) before `turn`; step 0 if it must be that
+    unit."""
     at = (turn - 1) * rows + row
     first = tl.load(first_ptr + at).to(tl.uint32, bitcast=True)
     step = tl.load(step_ptr + at).to(tl.uint32, bitcast=True)
@@ -293,7 +295,7 @@ def _load(
 
 @triton.jit
 def _key_of(x):
-    """uint32, ordered as the floats are."""
+    """Return the key of a float32: uint32, in the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
     flipped = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return flipped.to(tl.uint32, bitcast=True) ^ 0x80000000

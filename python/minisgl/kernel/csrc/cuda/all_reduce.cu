@@ -1,30 +1,30 @@
-// Sums over the GPUs of one machine, by ranks that write into each other's memory.
+// All-reduce on the GPUs of one machine, by ranks that write into each other's memory.
 //
-// There is no barrier and no flag. A receiver's memory is EMPTY until a word of data replaces it,
-// so a word says by itself that it has arrived (the idea of NCCL's LL protocol, where every 4 bytes
-// travel with a flag; without one the links carry nothing but data, as in the "Lamport" all-reduce
-// of TensorRT-LLM). Whoever has read a word makes it EMPTY again.
+// There is no barrier and no flag. A receiver's memory is EMPTY until a word of data replaces it, so a
+// word itself shows that it has arrived (the idea of NCCL's LL protocol, where every 4 bytes travel
+// with a flag; without flags the links carry data alone, as in the "Lamport" all-reduce of
+// TensorRT-LLM). A receiver that has read a word makes it EMPTY again.
 //
-//   one_shot   every rank sends all that it has to each rank, which sums     N - 1 times the data
-//   two_shot   rank r sums the r-th share and sends the sum to each          2 (N - 1) / N times
+//   one_shot   every rank sends all of its data to each rank, which sums     N - 1 times the data
+//   two_shot   rank r sums the r-th share and sends the sum to each rank     2 (N - 1) / N times
 //
 // A rank's memory: rooms of N x capacity packs, one part for each sender, then a turn per block.
 //
 //   turn 0, phase 0 | turn 0, phase 1 | turn 1, phase 0 | turn 1, phase 1 | turns
 //
 // Why two turns suffice: thread i of the grid reads and writes the i-th pack of each part in every
-// call, so a pack's calls are its block's calls, which take turns. A rank sends into a room again
-// in the second call after. It gets there only when its call between has ended, for which it heard
-// from every rank in that call (two_shot: of every rank, in the sums); and a rank that spoke in it
-// had finished the call before, with its reading and emptying: kernels of a stream run one after
-// another. The turn is in memory, not an argument, because a CUDA graph repeats its arguments.
+// call, so a pack's calls are its block's calls, which take turns. A rank sends into the room of call c
+// again in call c + 2. By then its call c + 1 has ended, so it has received words of call c + 1 from
+// every rank (in two_shot at least as a part of the sums). A rank that sent words of call c + 1 had
+// ended call c, so it had read the room and made it EMPTY: kernels of a stream run one after another.
+// The turn is in memory, not an argument, because a CUDA graph repeats its arguments.
 //
 // Sums are made in the order of the ranks, in float32: every rank has the same bits.
 //
-// The sums of a decoder's rows go on to a residual addition and a norm, which `add_norm_*` do where
-// the sum is made: in one_shot each rank for all rows, in two_shot for the rows of its share, whose
-// residuals it alone has. There a block has a row, and the argument above holds for rows in place
-// of packs: they have rooms and turns of their own, and all calls have rows of one length.
+// After the all-reduce a decoder adds a residual to each row and norms it. `add_norm_*` do this in
+// the same kernel: in one_shot each rank for all rows, in two_shot for the rows of its share, whose
+// residuals it alone has. There a block has a row, and the argument above holds for rows instead of
+// packs: they have rooms and turns of their own, and all calls have rows of one length.
 //
 // Compiled by NVRTC with NUM_RANKS, NUM_THREADS and ROW_THREADS defined (all_reduce.py); no header
 // is needed.
@@ -42,7 +42,7 @@ struct Ranks {
   long long rank, capacity;
 };
 
-// Of words that another GPU writes or reads: performed at once, each word by itself.
+// Reads words that another GPU writes: when it is called, each word by itself.
 __device__ Pack read(const Pack* from) {
   Pack pack;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -53,12 +53,14 @@ __device__ Pack read(const Pack* from) {
   return pack;
 }
 
+// Writes words that another GPU reads.
 __device__ void write(Pack* to, Pack pack) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
                "r"(pack.words[0]), "r"(pack.words[1]), "r"(pack.words[2]), "r"(pack.words[3])
                : "memory");
 }
 
+// Writes a pack of data, which must not be EMPTY.
 __device__ void send(Pack* to, Pack pack) {
 #pragma unroll
   for (unsigned& word : pack.words) {
@@ -67,7 +69,8 @@ __device__ void send(Pack* to, Pack pack) {
   write(to, pack);
 }
 
-// The packs at from, from + capacity, ...: the first `count` of them, once all have arrived.
+// Waits for the packs at from, from + capacity, ..., `count` in all, reads them, and makes their
+// places EMPTY.
 __device__ void receive(Pack (&packs)[N], Pack* from, long long capacity, int count) {
   bool whole;
   do {
@@ -90,7 +93,7 @@ __device__ void receive(Pack (&packs)[N], Pack* from, long long capacity, int co
   }
 }
 
-// Where rank `of` receives what `sender` sends.
+// The part of rank `of`'s memory to which `sender` writes.
 __device__ Pack* part(const Ranks& ranks, int of, unsigned turn, int phase, int sender) {
   return ranks.memory[of] + ((turn * 2 + phase) * N + sender) * ranks.capacity;
 }
@@ -103,6 +106,7 @@ __device__ void start() {
 #endif
 }
 
+// Returns the block's turn, 0 or 1, and stores the other for its next call.
 __device__ unsigned take_turn(const Ranks& ranks) {
   Pack* turns = ranks.memory[ranks.rank] + 4 * N * ranks.capacity;
   unsigned& next = reinterpret_cast<unsigned*>(turns)[blockIdx.x];
@@ -287,7 +291,7 @@ __device__ float block_sum(float x) {
   return total;
 }
 
-// What is added to a row and multiplies it: loaded before the row is waited for.
+// The residual of a row and the norm's weights, loaded before the row has arrived.
 struct Before {
   Pack residual[ITEMS], weight[ITEMS];
 
@@ -304,7 +308,7 @@ struct Before {
   }
 };
 
-// A row's sums, in place, to what the norm makes of them with the residual.
+// Adds the residual to a row's sums, stores the result as the new residual, and norms the row in place.
 template <class T>
 __device__ void add_norm(Pack (&row)[ITEMS], const Rows& rows, const Before& before) {
   const int packs = int(rows.packs);

@@ -1,5 +1,5 @@
-// What our CUDA kernels ask of the CUDA driver: memory that other processes can open, descriptions
-// of tensors for the bulk copy engine, and launches of what NVRTC compiled. Declarations: cuda.h.
+// Calls of the CUDA driver: memory that other processes can open, tensor maps for the bulk copy engine,
+// and launches of kernels that NVRTC compiled. Declarations: cuda.h.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
@@ -95,7 +95,7 @@ LaunchAttribute cluster_of(int64_t blocks) {
 
 }  // namespace
 
-// Device memory whose every 32-bit word is `word`, once the device has come to it.
+// Allocates device memory, and enqueues a kernel that sets each of its 32-bit words to `word`.
 int64_t memory_allocate(int64_t num_bytes, int64_t word) {
   Address address = 0;
   driver().check(driver().allocate(&address, size_t(num_bytes)), "cuMemAlloc");
@@ -107,7 +107,7 @@ void memory_free(int64_t address) {
   driver().check(driver().release(Address(address)), "cuMemFree");
 }
 
-// What another process on this machine opens the memory with.
+// The handle with which another process on this machine opens the memory.
 Bytes memory_handle(int64_t address) {
   IpcHandle handle;
   driver().check(driver().get_handle(&handle, Address(address)), "cuIpcGetMemHandle");
@@ -129,7 +129,7 @@ void memory_close(int64_t address) {
   driver().check(driver().close_handle(Address(address)), "cuIpcCloseMemHandle");
 }
 
-// The kernels of a cubin; they stay loaded until the process ends.
+// Loads the kernels of a cubin. They stay loaded until the process ends.
 int64_t cubin_load(Bytes cubin) {
   Module* module = nullptr;
   driver().check(driver().load(&module, cubin.data()), "cuModuleLoadData");
@@ -143,7 +143,7 @@ int64_t cubin_kernel(int64_t module, tvm::ffi::String name) {
   return reinterpret_cast<int64_t>(function);
 }
 
-// Lets a kernel's blocks have more than 48 KB of shared memory.
+// Allows a kernel's blocks up to shared_bytes of shared memory, also more than 48 KB.
 void kernel_allow(int64_t function, int64_t shared_bytes) {
   constexpr int kMaxDynamicSharedSizeBytes = 8;
   int result = driver().set_attribute(pointer<Function>(function), kMaxDynamicSharedSizeBytes,
@@ -151,7 +151,8 @@ void kernel_allow(int64_t function, int64_t shared_bytes) {
   driver().check(result, "cuFuncSetAttribute");
 }
 
-// For this kernel a multiprocessor's memory is all shared, and the least of it a cache.
+// Gives this kernel as much of a multiprocessor's memory as shared memory as there is, and the rest
+// as L1.
 void kernel_prefer_shared(int64_t function) {
   constexpr int kPreferredSharedMemoryCarveout = 9, kAll = 100;
   int result =
@@ -159,8 +160,9 @@ void kernel_prefer_shared(int64_t function) {
   driver().check(result, "cuFuncSetAttribute");
 }
 
-// A matrix of 16-bit numbers, rows after rows, as the bulk copy engine finds it: boxes of `box_rows`
-// rows and 64 columns go to shared memory in its swizzle of 128 bytes, and what lies outside is 0.
+// The tensor map of a contiguous matrix of 16-bit numbers. The bulk copy engine copies boxes of
+// `box_rows` rows and 64 columns to shared memory in its swizzle of 128 bytes; elements outside of
+// the matrix are 0.
 Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_rows) {
   constexpr int kUint16 = 1, kNoInterleave = 0, kSwizzle128B = 3, kPromoteTo256B = 3, kZeros = 0;
   const uint64_t sizes[] = {uint64_t(columns), uint64_t(rows)}, strides[] = {2 * sizes[0]};
@@ -183,9 +185,9 @@ int64_t kernel_clusters(int64_t function, int64_t threads, int64_t shared_bytes,
   return count;
 }
 
-// parameters: the host's address of an array with the address of each. cluster: blocks that share
-// their shared memory. dependent: the kernel may begin while the one before ends, and waits by
-// itself (programmatic dependent launch).
+// parameters: the host's address of an array with the addresses of the parameters. cluster: blocks
+// that access each other's shared memory. dependent: the kernel may begin while the one before
+// ends, and has an instruction that waits for its end (programmatic dependent launch).
 void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t shared_bytes,
                    int64_t cluster, int64_t parameters, bool dependent, int64_t stream) {
   constexpr int kProgrammaticStreamSerialization = 6;

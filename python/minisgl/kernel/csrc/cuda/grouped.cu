@@ -1,4 +1,4 @@
-// The products of a mixture's experts: a pair is a token and one of its experts, and each pair's
+// Grouped GEMMs of a mixture's experts: a pair is a token and one of its experts, and each pair's
 // row of x is multiplied by its expert's weights, w [experts, F, D]:
 //
 //   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up, or with GELU
@@ -6,19 +6,19 @@
 //   otherwise  out[pair, F] = scale[pair] * sum
 //
 // A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
-// are the columns of the matrix instructions, which exist for every multiple of 8, so that experts
-// are cut into tiles of about the same width, with at most 15 columns for nothing in the last.
-// Blocks stay and take tile after tile:
+// are the columns of the matrix instructions, which exist for every multiple of 8. So the pairs of an
+// expert are divided into tiles of about the same width, and the last has at most 15 unused columns.
+// A block computes tile after tile:
 //
 //   a warpgroup that fetches   64 inputs a turn: weights by the bulk copy engine, the rows of x, which
-//                              lie anywhere, by 16 bytes (cp.async); it is turns, and tiles, ahead
-//   two that multiply          64 weight rows of each half, all pairs (wgmma); then they turn the
-//                              sums by stmatrix, so that a pair's outputs are written side by side
+//                              lie anywhere, by 16 bytes (cp.async); it is turns or tiles ahead
+//   two that multiply          64 weight rows of each half, all pairs (wgmma); then they transpose
+//                              the sums by stmatrix, so that a pair's outputs are contiguous
 //
 // Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED,
 // GELU and BFLOAT16 defined (grouped.py).
 
-constexpr int INPUTS = 64;         // of a turn: 128 bytes, which is what the swizzle spans
+constexpr int INPUTS = 64;         // of a turn: 128 bytes, the width of the swizzle
 constexpr int BOX = 128;           // rows of w that one copy brings
 constexpr int W_BYTES = 2 * BOX * INPUTS * 2;
 constexpr int STAGE_BYTES = W_BYTES + MOST * INPUTS * 2;
@@ -26,7 +26,7 @@ constexpr int STEP = 16;           // pairs: widths of tiles are multiples of it
 constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
 constexpr int FETCHERS = 128;      // threads
 constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
-constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // that a fetching thread tells of
+constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // of a fetching thread, in News
 constexpr int TRANSPOSED_BYTES = MOST * 32;  // of a warp: 16 outputs of each pair
 
 struct Task {
@@ -39,23 +39,25 @@ struct Task {
 };
 
 struct Tile {
-  int expert, first, count, width, block;  // pairs from `first` on; `width` with what pads them
+  int expert, first, count, width, block;  // `count` pairs from `first` on; `width` with padding
 };
 
-// What the fetching warpgroup tells the others of a tile.
+// A tile and its pairs, which the fetching warpgroup writes for the others.
 struct News {
   Tile tile;
   int pairs[MOST];
   float scales[MOST];
 };
 
-// What a block keeps beside the stages. News of two tiles take turns.
+// The shared memory of a block beside the stages. News of two tiles take turns; told and forgotten are
+// barriers: the news are there, and all have read them.
 struct Shared {
   unsigned long long full[STAGES], empty[STAGES], told[2], forgotten[2];
   News news[2];
   alignas(16) unsigned char transposed[8][TRANSPOSED_BYTES];
 
-  // Behind all: how many tiles of pairs each expert and those before it have; then their counts.
+  // Behind this struct: for each expert the number of tiles of its pairs and those before it; then
+  // its pairs.
   __device__ int* ends() const { return (int*)(this + 1); }
 };
 
@@ -63,7 +65,8 @@ static_assert(sizeof(Shared) <= BESIDE, "grouped.py asks for less");
 
 __device__ int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-// Tiles take turns: all blocks of outputs of the same pairs follow each other.
+// Finds tile number `tile`. The tiles of one block of pairs, one for each block of outputs, are
+// consecutive.
 __device__ Tile find(const Task& task, const Shared& shared, int tile, int blocks) {
   const int *ends = shared.ends(), *counts = ends + task.experts;
   const int of_pairs = tile / blocks;
@@ -80,7 +83,7 @@ __device__ Tile find(const Task& task, const Shared& shared, int tile, int block
   return {low, first, left, ceil_div(left, STEP) * STEP, tile % blocks};
 }
 
-// By the first warp.
+// Fills `ends` and the counts. The first warp calls it.
 __device__ void count_tiles(const Task& task, Shared& shared) {
   int total = 0;
   for (int first = 0; first < task.experts; first += 32) {
@@ -103,12 +106,12 @@ __device__ void copy_16_bytes(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The barrier counts this thread when what it has copied so far is there.
+// Arrives at the barrier when all copies that this thread has begun have ended.
 __device__ void arrive_with_copies(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Which stage is next, and in which phase its barriers are then.
+// The next stage, and the parity of its barriers.
 struct Stage {
   int index, parity;
 
@@ -117,7 +120,7 @@ struct Stage {
   }
 };
 
-// Those that a thread tells of, FETCHERS apart; where the tile has no more, its last.
+// Loads the pairs that a thread writes into News, FETCHERS apart; behind the tile's end, its last pair.
 __device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& tile, int thread) {
   const int* rows = task.rows + (long long)tile.expert * task.stride + tile.first;
 #pragma unroll
@@ -185,9 +188,9 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
   }
 }
 
-// Puts 16 outputs of the 16 pairs from `column` on side by side. words: of 8 outputs by 8 pairs each,
-// two of outputs, for two of pairs. Halves of 16 bytes change places after every fourth pair, so that
-// no two are in the same bank.
+// Writes 16 outputs of each of the 16 pairs from `column` on contiguously. words: matrices of 8
+// outputs by 8 pairs, two along the outputs by two along the pairs. The two halves of 16 bytes are
+// exchanged after every fourth pair, which avoids bank conflicts.
 __device__ void transpose(unsigned transposed, int column, const unsigned (&words)[4]) {
   const int lane = threadIdx.x % 32, half = lane / 8 % 2 ^ lane / 4 % 2;
   const unsigned to = transposed + (column + lane / 16 * 8 + lane % 8) * 32 + half * 16;
@@ -196,8 +199,8 @@ __device__ void transpose(unsigned transposed, int column, const unsigned (&word
                : "memory");
 }
 
-// Stores a warp's 16 outputs from `output` on of each pair. words_of: of a thread's sum i and the
-// next, which are of pair `column` and the next.
+// Stores a warp's 16 outputs from `output` on of each pair. words_of(i, column): the word of a
+// thread's sums i and i + 1, which belong to pairs `column` and `column` + 1.
 template <int N, typename WordsOf>
 __device__ void store(const Task& task, const News& news, unsigned transposed, int output,
                       WordsOf words_of) {
@@ -272,7 +275,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
   }
 }
 
-// The form for a tile's width, which all threads of a block agree on.
+// Calls multiply_tile for the tile's width, which is the same for all threads of a block.
 template <int N>
 __device__ void multiply_tile_of(const Task& task, Shared& shared, unsigned stages, Stage& at,
                                  const News& news) {
@@ -285,7 +288,7 @@ __device__ void multiply_tile_of(const Task& task, Shared& shared, unsigned stag
   multiply_tile<N>(task, shared, stages, at, news);
 }
 
-// Grid: blocks that are all there at once. inputs: a multiple of 64; outputs: of 8.
+// Grid: at most as many blocks as run at once. inputs: a multiple of 64; outputs: of 8.
 extern "C" __global__ void __launch_bounds__(384, 1)
     grouped_product(const __grid_constant__ TensorMap w, const Task task) {
   extern __shared__ unsigned char memory[];

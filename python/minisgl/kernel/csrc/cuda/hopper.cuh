@@ -1,5 +1,6 @@
-// What our products on Hopper have in common: barriers, the bulk copy engine, descriptions for the
-// matrix instructions, and rounding to 16 bits. Put before skinny.cu and grouped.cu; BFLOAT16 is defined.
+// Common parts of our GEMMs on Hopper: barriers, the bulk copy engine, descriptors for the matrix
+// instructions, and rounding to 16 bits. hopper.py puts it before skinny.cu and grouped.cu, and defines
+// BFLOAT16.
 
 struct alignas(64) TensorMap {
   unsigned long long words[16];
@@ -15,7 +16,7 @@ __device__ void make_barrier(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-// Of the thread that made them, before others use them.
+// Makes new barriers visible to other threads. The thread that made them calls it.
 __device__ void show_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -38,7 +39,7 @@ __device__ void wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
-// 64 inputs from `input` of the rows from `row`; what is outside of the tensor is 0.
+// Copies 64 inputs from `input` on of the rows from `row` on; elements outside of the tensor are 0.
 __device__ void copy(unsigned to, const TensorMap& map, int input, int row, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -47,27 +48,27 @@ __device__ void copy(unsigned to, const TensorMap& map, int input, int row, unsi
       : "memory");
 }
 
-// A matrix of rows of 128 bytes, swizzled, as wgmma finds it; 8 rows are 1,024 bytes.
+// The descriptor with which wgmma finds a matrix of swizzled rows of 128 bytes; 8 rows are 1,024 bytes.
 __device__ unsigned long long matrix(unsigned address) {
   return (1ull << 62) | (64ull << 32) | (1ull << 16) | (address >> 4);
 }
 
-// Between writes of registers that hold sums and matrix instructions that add to them.
+// Orders writes of registers that hold sums before matrix instructions that add to them.
 __device__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// All matrix instructions of this warpgroup have ended.
+// Waits until all matrix instructions of this warpgroup have ended.
 __device__ void multiply_end() {
   asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// Keeps what reads the sums behind `multiply_end`.
+// Keeps the compiler from moving reads of the sums before `multiply_end`.
 template <int COUNT>
 __device__ void settle(float (&sums)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// The kernel before has ended, and what it wrote can be seen (programmatic dependent launch).
+// Waits until the kernel before has ended and its writes are visible (programmatic dependent launch).
 __device__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Two numbers, rounded, in a word.
@@ -110,7 +111,7 @@ __device__ float gelu(float x) {
   return result;
 }
 
-// silu(gate) * up of two, or gelu(gate) * up; each step is rounded, as where it is a tensor of its own.
+// silu(gate) * up, or gelu(gate) * up, of two numbers; each step is rounded, as if it were a tensor.
 template <bool TANH = false>
 __device__ unsigned gated(float gate, float next_gate, float up, float next_up) {
   const unsigned gates = round(gate, next_gate), ups = round(up, next_up);

@@ -1,4 +1,4 @@
-// The few calls of NCCL that tensor parallelism makes, on the stream that the caller names.
+// The calls of NCCL that tensor parallelism makes, on a stream that is an argument.
 //
 // torch has libnccl.so.2 loaded; the loader finds it again by its name. Declarations: nccl.h,
 // whose ABI has been stable since NCCL 2.0 (2.7 for send and receive).
@@ -100,7 +100,7 @@ void nccl_broadcast(int64_t comm, int64_t x, int64_t num_bytes, int64_t source, 
   nccl().check(result, "ncclBroadcast");
 }
 
-// Of x, num_bytes for each of `size` ranks; out holds what each sent.
+// Sends num_bytes of x to each of `size` ranks; out holds num_bytes from each.
 void nccl_exchange(int64_t comm, int64_t x, int64_t out, int64_t num_bytes, int64_t size,
                    int64_t stream) {
   nccl().check(nccl().group_start(), "ncclGroupStart");

@@ -1,5 +1,5 @@
-// How kernels read packed weights (kernel/triton/packed.py): copies to shared memory, numbers of 4 or
-// 8 bits as bfloat16 pairs, scales. Put before packed_skinny.cu, whose macros it uses.
+// Reads packed weights (kernel/triton/packed.py): copies to shared memory, numbers of 4 or 8 bits as
+// bfloat16 pairs, scales. packed_skinny.py puts it before packed_skinny.cu, whose macros it uses.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -17,8 +17,8 @@ constexpr int WORDS = 4, VECTORS = PIECE / 8;  // of a piece: words of numbers, 
 constexpr bool FLOATS = KIND == FP4 || KIND == FP8;
 constexpr bool FACTORED = KIND == FP4;  // numbers are multiplied by their scales
 constexpr bool SCALED = GROUP > 0 && !FACTORED;
-// Where groups are smaller than a chunk, an instruction must not mix them, so a thread takes a word of
-// each of four pieces instead of its own piece.
+// If groups are smaller than a chunk, an instruction must not mix them. Then a thread takes a word
+// of each of four pieces instead of a whole piece.
 constexpr bool NARROW = SCALED && GROUP < CHUNK;
 constexpr int PARTS = NARROW ? 4 : 1;   // of a chunk, which have scales of their own
 constexpr bool OFFSETS = KIND == INT4;
@@ -170,8 +170,7 @@ __device__ float sigmoid(float x) {
   return result;
 }
 
-// Gate and up as one; each step is rounded, as where it is a tensor of its own. alpha, limit: of a
-// clamped gate.
+// activation(gate) * up; each step is rounded, as if it were a tensor. alpha, limit: of a clamped gate.
 __device__ float gated(float gate, float up, float alpha, float limit) {
   gate = rounded(gate), up = rounded(up);
   if constexpr (GATE == CLAMPED) {

@@ -1,7 +1,8 @@
-// GEMMs of up to 8 rows by weights of 4 or 8 bits, out[M, F] = x[M, D] w[F, D]^T, whose time is that of
-// reading w (kernel/triton/packed.py says what w is). Also the experts of a mixture, for few tokens.
+// Skinny GEMMs of up to 8 rows by packed weights of 4 or 8 bits, out[M, F] = x[M, D] w[F, D]^T,
+// which take as long as reading w (its format: kernel/triton/packed.py). Also the experts of a
+// mixture, for few tokens.
 //
-//   tile    8 outputs, all their inputs: the unit that blocks share out evenly. The eight warps of a
+//   tile    8 outputs and all of their inputs. Blocks get equal numbers of tiles. The eight warps of a
 //           block take chunks of its inputs in turn and add up their sums at its end.
 //   chunk   64 bytes of a row: 128 inputs of 4 bits, or 64 of 8. The 16 rows of an instruction have
 //           two chunks of each output: its gate and its up, or (SIDES) two chunks side by side, for
@@ -17,14 +18,13 @@
 // Numbers are exact in bfloat16. The float32 sums of a group are multiplied by the group's scale;
 // fp4 numbers are multiplied by their scales, which is exact too. Floats are decoded by placing their
 // bits in a bfloat16, which changes their exponent bias: x is multiplied by 2^60 and the result by
-// what is left. An integer of 4 bits is decoded with 128 added; the sum of x corrects it.
+// the rest of the factor. An integer of 4 bits is decoded with 128 added; the sum of x corrects it.
 //
 // EXPERTS: 0 for one matrix. 1: x has T rows, out a row for each pair of a token and an expert. 2: x
 // and out have a row for each pair, and out is multiplied by the pair's share.
 //
 // Compiled by NVRTC with KIND, GROUP, SCALE, ROWS, ZEROS, MIDDLE, OUTER, GATE, SIDES, EXPERTS,
-// STAGES, SCALE_LOADS and BESIDE
-// defined (packed_skinny.py).
+// STAGES, SCALE_LOADS and BESIDE defined (packed_skinny.py).
 
 struct Task {
   const u16 *x, *residual, *norm;  // residual, norm: or null
@@ -258,7 +258,8 @@ __device__ void find_experts(const Task& task, Shared& shared) {
   __syncthreads();
 }
 
-// The rows of a tile's two chunks, of all matrices' rows: those of thread group g are g behind.
+// The first rows of a tile's two chunks, counted over all matrices. Thread group g has the rows g
+// behind them.
 struct Rows {
   int first[2];
 
@@ -327,8 +328,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   // A thread's bytes: its own place, or so that words of a piece lie side by side.
   const u32 slot = (NARROW ? t * 8 + g : lane) * 16;
 
-  // The next kernel may begin. One that multiplies by `down` reads the ids before it waits, so they
-  // must be there when it begins.
+  // The next kernel may begin. The one that multiplies by `down` reads the ids before it waits, so
+  // the ids must be complete when it begins.
   if constexpr (EXPERTS == 1) asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
   if constexpr (EXPERTS != 0) find_experts(task, shared);
@@ -336,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const int begin = int(all * blockIdx.x / gridDim.x);
   const int end = int(all * (blockIdx.x + 1) / gridDim.x);
 
-  // What is copied next: bytes of a tile's rows from `offset` on, to a stage.
+  // The next copy: bytes of a tile's rows from `offset` on, to a stage.
   constexpr int TURN_BYTES = TURN * 64;
   const int turn_bytes = turns * TURN_BYTES;  // of a row, with what pads it
   int next_tile = begin, offset = warp * TURN_BYTES;

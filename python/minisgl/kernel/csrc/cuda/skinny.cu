@@ -1,12 +1,12 @@
-// Products of up to 64 rows, out[M, F] = x[M, D] w[F, D]^T, whose time is that of reading w; or of a
-// gate and an up half of w, [2 F, D], with silu(gate) * up behind them.
+// Skinny GEMMs of up to 64 rows, out[M, F] = x[M, D] w[F, D]^T, which take as long as reading w. Or
+// w has a gate and an up half, [2 F, D], and out is silu(gate) * up.
 //
 // A block has WIDTH rows of w. One thread has the bulk copy engine bring 64 inputs of them and of x
 // into shared memory, turn after turn, and two warpgroups multiply (wgmma). It brings as many
 // weights as there is room for before it waits for the kernel that makes x (programmatic dependent
 // launch). How the warpgroups share the work:
 //
-//   turn about  each has every other turn, and every other stage: half as many waits in a row
+//   alternate   each has every other turn, and every other stage: half as many consecutive waits
 //   HALVES      one has the gate's columns and one the up's: wider blocks, which read x less often
 //
 // Blocks with the SPLIT parts of one tile's inputs are a cluster. They send each other sums through
@@ -20,20 +20,21 @@ static_assert(HALVES ? GATED && SPLIT == 1 : N % 16 == 0, "not a config of skinn
 constexpr int WIDTH = HALVES ? 2 * N : N;
 constexpr int BOX = WIDTH / 2;  // rows of w that one copy brings
 constexpr int CHUNKS = N / 8;   // of 8 columns: 4 sums a thread
-constexpr int PAIRS = GATED && !HALVES ? CHUNKS / 2 : CHUNKS;  // chunks that come out
-constexpr int INPUTS = 64;      // of a turn: 128 bytes, which is what the swizzle spans
+constexpr int PAIRS = GATED && !HALVES ? CHUNKS / 2 : CHUNKS;  // chunks of the output
+constexpr int INPUTS = 64;      // of a turn: 128 bytes, the width of the swizzle
 constexpr int W_BYTES = WIDTH * INPUTS * 2;
 constexpr int OWNED = (PAIRS + SPLIT - 1) / SPLIT;  // pairs that one block of a cluster adds up
 
-// A stage holds x's rows, a multiple of 8, and then the weights. The matrix instructions read 64 rows:
-// beyond the last it is the weights, and what comes after them. Those sums go nowhere.
+// A stage holds x's rows, a multiple of 8, and then the weights. The matrix instructions read 64
+// rows, so behind x's rows they read weights and more; the sums of these rows are not stored.
 struct Ring {
   unsigned base, full, empty;  // in shared memory: stages, and barriers of 8 bytes
   int stages, x_bytes;
 
   __device__ int stage_bytes() const { return x_bytes + W_BYTES; }
 
-  // What other blocks of the cluster send: behind the barriers, and behind what warpgroups exchange.
+  // The address of the sums that other blocks of the cluster send: behind the barriers, and behind
+  // the sums that warpgroups exchange.
   __device__ unsigned sums() const {
     const unsigned end = empty + stages * 8;
     return ((end > base + N * 256 ? end : base + N * 256) + 15) & ~15u;
@@ -46,7 +47,7 @@ struct Product {
   int rows, outputs;
 };
 
-// Of all threads of all blocks of the cluster.
+// The barrier of all threads of all blocks of the cluster.
 __device__ void cluster_arrive() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -70,7 +71,7 @@ __device__ unsigned in_block(unsigned address, int part) {
   return there;
 }
 
-// A chunk's sums of a thread: columns c and c + 1 of rows r and r + 8.
+// A thread's sums of a chunk: columns c and c + 1 of rows r and r + 8.
 struct Four {
   float at[4];
 
@@ -104,12 +105,13 @@ __device__ Four kept(unsigned at) {
   return x;
 }
 
-// Where a warpgroup finds what the other has of a chunk.
+// The place in shared memory for a thread's sums of a chunk, which the other warpgroup reads.
 __device__ unsigned between_groups(unsigned base, int chunk) {
   return base + (chunk * 128 + threadIdx.x % 128) * 16;
 }
 
-// Where the block that owns a pair finds what block `part` has of it: of two chunks if GATED.
+// The place in the owner's shared memory for the sums that block `part` has of a pair: two chunks
+// if GATED.
 __device__ unsigned between_blocks(unsigned base, int part, int owner, int chunk) {
   const int sender = part < owner ? part : part - 1;
   const int pair = chunk % PAIRS - (owner * PAIRS + SPLIT - 1) / SPLIT;
@@ -161,7 +163,7 @@ __device__ void produce(const TensorMap& x, const TensorMap& w, const Ring& ring
   }
 }
 
-// What a warpgroup multiplies of `count` turns.
+// Adds up the products of the turns that are a warpgroup's, of `count`.
 __device__ void consume(float (&sums)[N / 2], const Ring& ring, int group, int count) {
   constexpr int STEP = HALVES ? 1 : 2;
 #pragma unroll
@@ -187,7 +189,8 @@ __device__ Four four(const float (&sums)[N / 2], int chunk) {
   return {{sum[0], sum[1], sum[2], sum[3]}};
 }
 
-// Adds up what the blocks of a cluster have, each a share of the pairs, and stores it.
+// Adds up the sums of the blocks of a cluster and stores them; each block does this for its share
+// of the pairs.
 __device__ void finish_in_blocks(const float (&sums)[N / 2], const Product& product, unsigned base,
                                  int part, int group, int column, int row) {
   if constexpr (SPLIT > 1) {
@@ -220,9 +223,9 @@ __device__ void finish_in_blocks(const float (&sums)[N / 2], const Product& prod
   }
 }
 
-// Adds up what warpgroups and blocks have, or puts gate and up together, and stores it. Each
-// warpgroup goes on with every other pair. column, row: of a thread's first sum; where the row is
-// none of x's, so are its others.
+// Adds up the sums of warpgroups and blocks, or exchanges those of gate and up, and stores the
+// outputs. Each warpgroup does this for every other pair. column, row: of a thread's first sum; if
+// this row is behind x's last, so are its others.
 __device__ void finish(float (&sums)[N / 2], const Product& product, const Ring& ring, int part,
                        int group, int column, int row) {
   const unsigned base = ring.base;
@@ -260,7 +263,8 @@ extern "C" __global__ void __launch_bounds__(288, 1)
   const int part = blockIdx.x % SPLIT, output = blockIdx.x / SPLIT * (GATED ? BOX : WIDTH);
   const int turns = inputs / INPUTS;
   const int first = part * turns / SPLIT, count = (part + 1) * turns / SPLIT - first;
-  // This block has begun: its shared memory may be written to. There is nothing to be seen there.
+  // This block has begun, so others may write to its shared memory. It has written nothing that
+  // they read.
   if (SPLIT > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
   if (threadIdx.x == 256) {
     asm volatile("prefetch.tensormap [%0];\nprefetch.tensormap [%1];" ::"l"(&w), "l"(&x)
@@ -273,8 +277,8 @@ extern "C" __global__ void __launch_bounds__(288, 1)
   }
   __syncthreads();
 
-  // The next kernel may begin when all copies are under way. Earlier, its blocks would crowd on the
-  // multiprocessors that have none of these.
+  // The next kernel may begin when all copies have been issued. If it began earlier, its blocks
+  // would all go to the multiprocessors that have no block of this kernel.
   if (threadIdx.x >= 256) {
     if (threadIdx.x == 256) produce(x, w, ring, output, product.outputs, first, count);
     __syncwarp();
