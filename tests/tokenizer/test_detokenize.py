@@ -186,10 +186,20 @@ class TestLife:
         refusal = Failed(uid=1, message="too long", code="c", status=400, param="prompt")
         replies, _ = detokenizer.handle([refusal])
         assert replies == [refusal]
-        failure = Failed(uid=2, message="m", code="engine_error", status=500)
-        replies, _ = detokenizer.handle([_accepted(2), *_tokens(2, [60]), failure])
-        assert replies[1:] == [failure]
         assert detokenizer.num_running == 0
+
+    def test_text_of_the_same_turn_goes_before_the_failure(self, tokenizer: Tokenizer) -> None:
+        """What a client gets must not depend on how many events the detokenizer took at once."""
+        detokenizer = Detokenizer(tokenizer)
+        ids = tokenizer.encode("Hello", add_special_tokens=False)
+        failure = Failed(uid=1, message="m", code="engine_error", status=500)
+        replies, stops = detokenizer.handle([_accepted(1), *_tokens(1, ids), failure])
+        assert replies == [
+            _accepted(1),
+            TextReply(uid=1, text="Hello", token_ids=ids),
+            failure,
+        ]
+        assert stops == []
 
     def test_late_events_are_ignored(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)

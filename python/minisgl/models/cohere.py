@@ -80,6 +80,7 @@ FAMILY = Family(
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
         "max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
     },
     view=interleaved,
     renames={"layer_norm_eps": "rms_norm_eps"},

@@ -34,5 +34,5 @@ FAMILY = replace(
     cohere.FAMILY,
     architectures=("Cohere2ForCausalLM",),
     spec=spec,
-    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096},
+    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096, "rope_theta": 10_000.0},
 )

@@ -58,10 +58,14 @@ class Fields:
         """None where the field is null or absent."""
         return None if self.values.get(name) is None else self.integer(name)
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(
+        self, name: str, default: float | None = None, *, maximum: float = sys.float_info.max
+    ) -> float:
         value = self._value(name, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.error(name, "a positive number")
+        if value > maximum:
+            raise self.error(name, f"at most {maximum:g}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -226,7 +230,8 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
             f"expected one of {', '.join(ROPE_TYPES)}"
         )
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * partial)
+    partial = 1.0 if rope_type == "proportional" else min(partial, 2**31)  # refused below
+    rotary_dim = int(head_dim * partial)
     lowest = 4 if rope_type == "dynamic" else 2  # its exponent divides by rotary_dim - 2
     if not lowest <= rotary_dim <= head_dim or rotary_dim % 2:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from minisgl.layers.moe import UngatedExpert
 from minisgl.models import falcon_h1, granite
 from minisgl.models.granite_moe import NAMES, expert_names
-from minisgl.models.mamba2 import KINDS, MambaSpec, mixer
+from minisgl.models.mamba2 import MambaSpec, letter_of, mixer
 from minisgl.models.mixture import mixture_in_each_layer
 from minisgl.models.rotation import no_rotation
 from minisgl.models.spec import Family, ModelSpec
@@ -41,7 +41,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         config = replace(config, intermediate_size=fields.integer("shared_intermediate_size"))
     plain = granite.spec(config)
     types = fields.values.get("layer_types") or ["mamba"] * count
-    kinds = [KINDS.get(kind) for kind in types] if isinstance(types, list) else []
+    kinds = [*map(letter_of, types)] if isinstance(types, list) else []
     if len(kinds) != count or not {*kinds} <= {"M", "*"}:
         raise fields.error("layer_types", f"a list of {count}, each attention or mamba")
     layers = zip(plain.layers, kinds, strict=True)

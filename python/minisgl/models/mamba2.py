@@ -57,6 +57,11 @@ class MambaSpec(DeltaSpec):
     norm: Literal["after", "before", None] = "after"
 
 
+def letter_of(kind: object) -> str:
+    """Returns the letter of an entry of `layers_block_type`; "?" for one that is not known."""
+    return KINDS.get(kind, "?") if isinstance(kind, str) else "?"
+
+
 def layer_kinds(config: ModelConfig) -> str:
     """Returns a letter for each layer of the file: M (Mamba2), * (attention), - (MLP), E (mixture).
     Raises ConfigError for others, and where one of the last two follows none of the first two."""
@@ -65,7 +70,7 @@ def layer_kinds(config: ModelConfig) -> str:
     if kinds is None:
         name = "layers_block_type"
         types = fields.values.get(name)
-        kinds = "".join(KINDS.get(x, "?") for x in types) if isinstance(types, list) else None
+        kinds = "".join(map(letter_of, types)) if isinstance(types, list) else None
     if not isinstance(kinds, str) or not kinds or not {*kinds} <= {*"M*-E"}:
         raise fields.error(name, "the kinds of layers, as in M-M*-")
     if "*" not in kinds or re.search("(^|[-E])[-E]", kinds):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def spec(config: ModelConfig) -> ModelSpec:
     # Released files say how many dims rotate.
     rotary_dim = config.fields.integer("rotary_dim", config.rope.rotary_dim)
+    if rotary_dim > config.head_dim or rotary_dim % 2:
+        raise config.fields.error("rotary_dim", f"an even number up to {config.head_dim}")
     rope = replace(config.rope, rotary_dim=rotary_dim)
     return ModelSpec(
         config=config,

@@ -52,10 +52,10 @@ def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryCon
         short_factor=long_factors(rope, "short_factor", num_pairs),
         long_factor=long_factors(rope, "long_factor", num_pairs),
     )
+    if factor >= 2**31 or read.max_context >= 2**31:
+        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
     if read.max_context < 1:
         raise rope.error("factor", "so large that the context is at least a token")
-    if read.max_context >= 2**31:
-        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
     return read
 
 
