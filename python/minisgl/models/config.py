@@ -33,8 +33,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
-"""The limit of the C++ kernels (`kernel/csrc/rows.h`)."""
+"""The C++ kernels handle no larger head (`kernel/csrc/rows.h`)."""
 MODELOPT = "hf_quant_config.json"
+"""The file in which NVIDIA's ModelOpt describes the quantised weights."""
 MAX_LAYERS = 1024
 """A larger number is refused as a typo, because it would take long to build."""
 
@@ -89,11 +90,11 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a decoder. fields: the whole config.json, for the family to read.
+    """The sizes of a decoder.
 
-    max_context: positions that the checkpoint was made for, stretched rotary embedding included.
-    dtype: of the checkpoint. formats: of its weights. is_wrapped: the
-    decoder is the text model of a larger one.
+    fields: all of config.json, with the family's defaults and its names of fields replaced by ours.
+    dtype: that of the checkpoint's tensors. formats: how they are quantised. is_wrapped: whether
+    the decoder is the text model of a larger model.
     """
 
     architecture: str
@@ -115,6 +116,7 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
+        """Positions that the checkpoint was made for, with a stretched rotation if it has one."""
         return self.rope.max_context
 
     @property
@@ -125,9 +127,7 @@ class ModelConfig:
     def from_folder(cls, folder: Path, quantization: Quantization | None = None) -> ModelConfig:
         """Read `folder`/config.json, and the weights' headers only if it does not name the dtype.
 
-
-        quantization: the format that weights get while they are read.
-
+        quantization: the format into which plain weights are converted while they are read.
         Raises UnsupportedModel where no family has the architecture, CheckpointError where the file
         is no JSON object, and ConfigError for a wrong field.
         """
@@ -173,9 +173,9 @@ class ModelConfig:
         stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
         formats = UNQUANTISED
         if quantization or stored is not None or modelopt.is_file():
-            from minisgl.models.formats import read_stored
+            from minisgl.models.formats import formats_of
 
-            formats = read_stored(config, modelopt, quantization, family, is_wrapped)
+            formats = formats_of(config, modelopt, quantization, family, is_wrapped)
         return cls(
             architecture=str(architectures[0]),
             vocab_size=config.integer("vocab_size"),
@@ -208,10 +208,11 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
 
 
 def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> RotaryConfig:
-    """Returns the rotation that config.json describes. kind: a type of layer, whose object is read
-    where there is one for each type; then `max_position_embeddings` is the stretched length.
+    """Return the rotation that config.json describes. Raises ConfigError.
 
-    If both spellings are there, `rope_scaling` wins, as in Hugging Face. Raises ConfigError.
+    kind: a type of layer. If config.json has an object for each type, that of `kind` is read, and
+    `max_position_embeddings` counts the positions after stretching. If config.json has both
+    `rope_scaling` and `rope_parameters`, the former counts, as in Hugging Face.
     """
     given = config.values.get("rope_scaling") not in (None, {})
     name = "rope_scaling" if given else "rope_parameters"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minisgl.layers import RMSNorm
 from minisgl.layers.moe import ExpertNames, MoELayer
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import MoeSpec, expert_names, read_experts
 from minisgl.moe import Experts
 from minisgl.quantization import Part
 
@@ -76,13 +76,4 @@ def experts_beside(config: ModelConfig) -> MoeSpec | None:
 
 
 def _names(layer: int) -> ExpertNames:
-    prefix = f"model.layers.{layer}"
-    return ExpertNames(
-        router=f"{prefix}.router.proj.weight",
-        router_alias=None,
-        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
-        up=f"{prefix}.experts.{{}}.up_proj.weight",
-        down=f"{prefix}.experts.{{}}.down_proj.weight",
-        all_gate_up=f"{prefix}.experts.gate_up_proj",
-        all_down=f"{prefix}.experts.down_proj",
-    )
+    return expert_names(f"model.layers.{layer}", router="router.proj")

@@ -67,6 +67,32 @@ def read_experts(
     return num_experts, top_k
 
 
+def expert_names(
+    prefix: str,
+    *,
+    router: str = "gate",
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> ExpertNames:
+    """Returns the names of a mixture's tensors below `prefix`. projections: an expert's own names
+    for gate, up and down."""
+    experts = f"{prefix}.experts"
+    gate, up, down = (f"{experts}.{{}}.{name}.weight" for name in projections)
+    return ExpertNames(
+        router=f"{prefix}.{router}.weight",
+        router_alias=None,
+        gate=gate,
+        up=up,
+        down=down,
+        all_gate_up=f"{experts}.gate_up_proj",
+        all_down=f"{experts}.down_proj",
+    )
+
+
+def names_in_mlp(layer: int) -> ExpertNames:
+    """Returns the names of most families' mixtures: `gate` and `experts` below `mlp`."""
+    return expert_names(f"model.layers.{layer}.mlp")
+
+
 def mixture_in_each_layer(
     config: ModelConfig, names: Callable[[int], ExpertNames], **more: Any
 ) -> MoeSpec:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.layers.moe import ExpertNames
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -27,19 +26,6 @@ def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
         inner_size=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", False),
         is_sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers)),
-        names=expert_names,
+        names=names_in_mlp,
         shared_size=shared_size,
-    )
-
-
-def expert_names(layer: int) -> ExpertNames:
-    prefix = f"model.layers.{layer}.mlp"
-    return ExpertNames(
-        router=f"{prefix}.gate.weight",
-        router_alias=None,
-        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
-        up=f"{prefix}.experts.{{}}.up_proj.weight",
-        down=f"{prefix}.experts.{{}}.down_proj.weight",
-        all_gate_up=f"{prefix}.experts.gate_up_proj",
-        all_down=f"{prefix}.experts.down_proj",
     )

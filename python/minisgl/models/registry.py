@@ -1,4 +1,4 @@
-"""The families, by the architecture in config.json. A family is imported when it is used."""
+"""The family of each architecture. A family is imported when it is used."""
 
 from __future__ import annotations
 
