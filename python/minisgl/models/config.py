@@ -59,14 +59,10 @@ class Fields:
         """None where the field is null or absent."""
         return None if self.values.get(name) is None else self.integer(name)
 
-    def number(
-        self, name: str, default: float | None = None, *, maximum: float = sys.float_info.max
-    ) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.error(name, "a positive number")
-        if value > maximum:
-            raise self.error(name, f"at most {maximum:g}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -155,8 +151,9 @@ class ModelConfig:
         num_heads = config.integer("num_attention_heads")
         num_kv_heads = config.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
-            heads = counted(num_heads, "query head")
-            raise config.error("num_key_value_heads", f"a divisor of {heads}")
+            raise config.error(
+                "num_key_value_heads", f"a divisor of {counted(num_heads, 'query head')}"
+            )
         if config.values.get("head_dim") is None and hidden_size % num_heads:
             raise config.error("head_dim", f"one, as {num_heads} heads do not divide {hidden_size}")
         head_dim = config.integer("head_dim", hidden_size // num_heads)
@@ -231,8 +228,7 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
             f"expected one of {', '.join(ROPE_TYPES)}"
         )
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    partial = 1.0 if rope_type == "proportional" else min(partial, 2**31)  # refused below
-    rotary_dim = int(head_dim * partial)
+    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * min(partial, 2**31))
     lowest = 4 if rope_type == "dynamic" else 2  # its exponent divides by rotary_dim - 2
     if not lowest <= rotary_dim <= head_dim or rotary_dim % 2:
         raise ConfigError(

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class RouterNorm(RMSNorm):
-    """RMS norm that also divides by the root of the size. The weight stays float32, so that one
-    rounding is left of three."""
+    """RMS norm that also divides by the square root of the size. The weight stays float32, so that
+    there is one rounding instead of three."""
 
     def __init__(self, build: BuildContext, *, size: int, name: str) -> None:
         super().__init__(replace(build, dtype=torch.float32), size=size, eps=1e-6, name=name)
@@ -31,7 +31,7 @@ class RouterNorm(RMSNorm):
 
 
 class Gemma4Experts(MoELayer):
-    """The router sees what the block norms for the experts, after a norm of its own."""
+    """A mixture whose router has a norm of its own, and whose experts have scales."""
 
     per_expert_scale: Tensor
 

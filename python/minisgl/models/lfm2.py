@@ -46,7 +46,9 @@ def spec(config: ModelConfig) -> ModelSpec:
     fields, width = config.fields, config.intermediate_size
     if fields.flag("block_auto_adjust_ff_dim", True):
         unit = fields.integer("block_multiple_of", 256)
-        factor = fields.number("block_ffn_dim_multiplier", 1.0, maximum=1024)
+        factor = fields.number("block_ffn_dim_multiplier", 1.0)
+        if factor > 1024:
+            raise fields.error("block_ffn_dim_multiplier", "at most 1024")
         width = int(factor * int(2 * width / 3))
         config = replace(config, intermediate_size=-(-width // unit) * unit)
     return ModelSpec(config=config, layers=lfm2_layers(config), qk_norm=True)

@@ -1,4 +1,4 @@
-"""The mixture of experts of Qwen2-MoE and Qwen3-MoE, from config.json."""
+"""Reads the mixture of experts of Qwen's families and OLMoE from config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
-    """shared_size: see `MoeSpec`."""
+    """Return the mixture that config.json describes. shared_size: see `MoeSpec`. Raises
+    ConfigError."""
     fields = config.fields
     newer = "num_local_experts" in fields.values  # as transformers 5 writes it
     num_experts, top_k = read_experts(config, "num_local_experts" if newer else "num_experts")
