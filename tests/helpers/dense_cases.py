@@ -10,6 +10,7 @@ from typing import Any
 from transformers import (
     Cohere2Config,
     CohereConfig,
+    CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -50,6 +51,7 @@ GEMMA4: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "final_logit_softcapping": 3.0,
 }
+CWM: dict[str, Any] = {"sliding_window": 9, "bos_token_id": 1}
 GEMMA = {"sliding_window": 9, "head_dim": 16, "query_pre_attn_scalar": 20}
 
 
@@ -87,6 +89,27 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
             "original_max_position_embeddings": 16,
             "hidden_size": 64,
             "tie_word_embeddings": True,
+        },
+        1,
+        True,
+    ),
+    "cwm": (CwmConfig, {**CWM, "head_dim": 16, "num_hidden_layers": 5}, 4, False),
+    "cwm-types-old": (
+        CwmConfig,
+        {
+            **CWM,
+            "head_dim": 10,
+            "sliding_window": 13,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_bias": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+                **THETA,
+            },
         },
         1,
         True,

@@ -17,20 +17,14 @@ import torch
 import transformers
 from transformers import (
     LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
     PreTrainedConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
     Qwen3Config,
-    Qwen3MoeConfig,
 )
 
 from helpers.model_harness import to_old_spelling
 from minisgl import models
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
-from minisgl.models import ModelConfig, ModelSpec, get_model_class, supported_architectures
-from minisgl.models.config import Fields
+from minisgl.models import ModelConfig, get_model_class, supported_architectures
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -78,45 +72,6 @@ def test_absent_fields_mean_what_they_mean_in_transformers(tmp_path: Path) -> No
     assert not llama.tie_word_embeddings
     assert read(tmp_path, QWEN3).head_dim == Qwen3Config().head_dim
     assert LlamaConfig().rms_norm_eps == llama.norm_eps
-
-
-@pytest.mark.parametrize(
-    ("name", "config_class"),
-    [
-        ("Llama", LlamaConfig),
-        ("Mistral", MistralConfig),
-        ("Mixtral", MixtralConfig),
-        ("Qwen2", Qwen2Config),
-        ("Qwen2Moe", Qwen2MoeConfig),
-        ("Qwen3", Qwen3Config),
-        ("Qwen3Moe", Qwen3MoeConfig),
-    ],
-)
-def test_each_field_of_a_family_may_be_absent_that_has_a_default(
-    name: str, config_class: type[PreTrainedConfig], tmp_path: Path
-) -> None:
-    """Or is asked for; but never means something else than in transformers."""
-    config_class(architectures=[f"{name}ForCausalLM"], dtype="float32").save_pretrained(tmp_path)
-    to_old_spelling(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-
-    def without(fields: set[str]) -> tuple[ModelConfig, ModelSpec]:
-        kept = {field: value for field, value in values.items() if field not in fields}
-        config = read(tmp_path, kept)
-        spec = config.family.spec(config)
-        plain = dataclasses.replace(config, fields=Fields({}, ""))
-        return plain, dataclasses.replace(spec, config=plain)
-
-    whole, absent = without(set()), set[str]()
-    for field in values:
-        try:
-            assert without({field}) == whole, field
-        except ConfigError as error:  # not every field's absence is one, as pytest.raises would say
-            assert f"{field} is missing; expected" in str(error)  # noqa: PT017 - not every such value raises
-        else:
-            absent.add(field)
-    assert without(absent) == whole
-    assert {"rms_norm_eps", "rope_theta", "num_key_value_heads", "hidden_act"} <= absent
 
 
 @pytest.mark.parametrize("field", ["hidden_act", "hidden_activation"])

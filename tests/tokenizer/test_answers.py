@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import llguidance
 import msgspec
 import numpy as np
 import pytest
@@ -120,6 +121,18 @@ def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tok
     assert ended >= 3 or not has_tokens  # a random text without marks seldom ends
 
 
+@pytest.mark.parametrize("names", ["city unit days spots", "city days", "city days spots", "unit"])
+def test_only_required_arguments_must_be_there(names: str) -> None:
+    plan = AnswerPlan(form=AnswerForm(calls="qwen3_coder"), tools=TOOLS, choice="get_weather")
+    grammar, _ = plan.resolve(SamplingParams(), make_tokenizer([]))
+    values = {"city": "Bonn", "unit": "C", "days": "3", "spots": "[true]"}
+    items = [f"<parameter={name}>\n{values[name]}\n</parameter>\n" for name in names.split()]
+    text = f"<tool_call>\n<function=get_weather>\n{''.join(items)}</function>\n</tool_call>"
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    is_call = matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+    assert is_call == ("city" in names)
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("budget", [None, 0, 5])
 @pytest.mark.parametrize("content", [{"json": WEATHER}, None])
@@ -144,6 +157,8 @@ def test_reasoning_comes_first(
             jsonschema.validate(json.loads(found.content), WEATHER)
         if budget is not None and has_tokens:
             assert end.num_reasoning_tokens <= budget + 2 + (budget == 0)
+        if budget == 0 and output[-1] == EOS:
+            assert not thinking
         assert is_open or not thinking or end.num_reasoning_tokens > 0
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from helpers.text_checkpoints import CORPUS, KINDS, make
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
-from minisgl.message import StopMsg, TextReply
+from minisgl.core.event import PromptLogprobs
+from minisgl.message import StopMsg, TextReply, ids_to_bytes
 from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, Tokenizer, load_tokenizer
 
@@ -136,6 +137,19 @@ class TestLife:
         assert (tokens[-1].offset, tokens[-1].data.decode()) in ((2, " b"), (3, "b"))
         assert all(token.top == [(ids[0], tokens[0].data, -0.5)] for token in tokens)
 
+    def test_offsets_of_a_prompt_count_characters(self, tokenizer: Tokenizer) -> None:
+        ids = tokenizer.encode("é a é b", add_special_tokens=False)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        data = bytes(ids_to_bytes(ids))
+        accepted = Accepted(uid=1, num_prompt_tokens=len(ids), sampling=params, prompt_ids=data)
+        scored = PromptLogprobs(uid=1, logprobs=[-1.0] * (len(ids) - 1), tops=[[]] * (len(ids) - 1))
+        replies, _ = Detokenizer(tokenizer).handle([accepted, scored, _finished(1, 1)])
+        prompt = [token for r in replies if isinstance(r, TextReply) for token in r.prompt]
+        assert [token.id for token in prompt] == ids
+        before = [b"".join(token.data for token in prompt[:i]) for i in range(len(ids))]
+        offsets = [len(data.decode(errors="ignore")) for data in before]
+        assert [token.offset for token in prompt] == offsets
+
     def test_unfinished_character_at_the_end(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("a🦜", add_special_tokens=False)[:-1]
@@ -186,10 +200,20 @@ class TestLife:
         refusal = Failed(uid=1, message="too long", code="c", status=400, param="prompt")
         replies, _ = detokenizer.handle([refusal])
         assert replies == [refusal]
-        failure = Failed(uid=2, message="m", code="engine_error", status=500)
-        replies, _ = detokenizer.handle([_accepted(2), *_tokens(2, [60]), failure])
-        assert replies[1:] == [failure]
         assert detokenizer.num_running == 0
+
+    def test_text_of_the_same_turn_goes_before_the_failure(self, tokenizer: Tokenizer) -> None:
+        """What a client gets must not depend on how many events the detokenizer took at once."""
+        detokenizer = Detokenizer(tokenizer)
+        ids = tokenizer.encode("Hello", add_special_tokens=False)
+        failure = Failed(uid=1, message="m", code="engine_error", status=500)
+        replies, stops = detokenizer.handle([_accepted(1), *_tokens(1, ids), failure])
+        assert replies == [
+            _accepted(1),
+            TextReply(uid=1, text="Hello", token_ids=ids),
+            failure,
+        ]
+        assert stops == []
 
     def test_late_events_are_ignored(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)

@@ -317,3 +317,21 @@ def test_a_string_that_ends_in_a_backslash_ends(cut: int) -> None:
         except StopIteration as ended:
             taken = ended.value
     assert taken == text
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 5000, "{'a': 1e999}"])
+def test_a_value_that_is_no_json_is_a_text(value: str) -> None:
+    """Arguments are JSON whatever the model writes, and no depth is an error."""
+    answers = {
+        "qwen3_coder": f"<tool_call>\n<function=now>\n<parameter=a>\n{value}\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "gemma4": f"<|tool_call>call:now{{a:{value}}}<tool_call|>",
+        "hermes": f'<tool_call>{{"name": {value}}}</tool_call>',
+    }
+    for name, text in answers.items():
+        parser = AnswerParser(AnswerForm(calls=name, types={"now": {"a": "number"}}))
+        found = collect([*parser.feed(text), *parser.flush()])
+        if name == "qwen3_coder":
+            assert json.loads(found.calls[0].arguments) == {"a": value}
+        elif name == "hermes":
+            assert found.calls == []

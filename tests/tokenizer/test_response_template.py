@@ -217,6 +217,14 @@ def draw(tokenizer: Tokenizer, grammar: str) -> str:
     return tokenizer.decode(output[:-1], skip_special_tokens=False)
 
 
+def test_a_format_with_another_mark_is_not_the_known_one() -> None:
+    text = json.dumps(TEMPLATES["tags"])
+    assert response_formats(json.loads(text)).calls == "qwen3_coder"
+    calls = response_formats(json.loads(text.replace("</parameter>", "</param>"))).calls
+    assert isinstance(calls, CallFormat)
+    assert calls.value_end == "</param>"
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "pairs"])
 def test_a_required_call_has_the_form_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     calls = TEMPLATES[name]["fields"]["tool_calls"]

@@ -29,8 +29,9 @@ def by_kind(tmp_path_factory: Any) -> dict[str, Tokenizer]:
     loaded = {kind: load_tokenizer(make(root / kind, kind)) for kind in KINDS}
     words = tokenizers.models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2, "b": 3}, unk_token="<unk>")
     loaded["words"] = Tokenizer(tokenizers.Tokenizer(words), {"eos_token": "</s>"})
-    for name, decoder in UNKNOWN_DECODERS.items():
-        folder = make(root / name, "byte_level")
+    never = tokenizers.decoders.Metaspace(prepend_scheme="never")
+    for name, decoder in {**UNKNOWN_DECODERS, "never": never}.items():
+        folder = make(root / name, "metaspace" if name == "never" else "byte_level")
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         backend.decoder = decoder
         backend.save(str(folder / "tokenizer.json"))
@@ -43,7 +44,7 @@ def _streamed(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[str]:
     return [*map(stream.feed, ids), stream.flush()]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "words", *UNKNOWN_DECODERS])
+@pytest.mark.parametrize("kind", [*KINDS, "words", "never", *UNKNOWN_DECODERS])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_equals_decoding_all_at_once(kind: str, by_kind: dict[str, Tokenizer], data: Any) -> None:

@@ -1,11 +1,8 @@
 """The sampling parameters of a step's rows, declared once for the host and the device.
 
-A new parameter touches these places and no other:
-
-1. `SamplingParams`: the field and its check;
-2. `BatchSamplingArgs` below: a field made by `column`, from which the request tables, the arrays of
-   a step, their upload and the device tensors follow;
-3. `Ops.sample`, the specification, and its twins `CpuOps.sample` and `CudaOps.sample`.
+docs/adding-a-sampling-option.md lists the places that a new parameter touches. A field of
+`BatchSamplingArgs` made by `column` is one: the request tables, the arrays of a step, their upload
+and the device tensors follow from it.
 """
 
 from __future__ import annotations

@@ -6,5 +6,5 @@ tokenizer (`minisgl.grammar.compile`); each rank matches the committed tokens of
 Read next: `minisgl.grammar.compile`.
 
 Both use llguidance (Moskal et al., MIT licence): a lexer of regex derivatives over a trie of the
-vocabulary, and an Earley parser above it. docs/decisions/0024-structured-output.md has the choice.
+vocabulary, and an Earley parser above it. docs/decisions/0025-structured-output.md says why.
 """

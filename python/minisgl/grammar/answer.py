@@ -1,4 +1,4 @@
-"""The grammar of a whole answer: reasoning, then content of a form or tool calls.
+"""The grammar of a whole answer: reasoning, then structured content or tool calls.
 
 The parts are Lark of llguidance. A marker that is an added token of the tokenizer is written by its
 id, because llguidance keeps added tokens apart from text; so text between two markers cannot hold
@@ -30,7 +30,7 @@ class AnswerGrammar:
     grammars: list[dict[str, Any]] = field(default_factory=list)
 
     def literal(self, text: str) -> str:
-        """`text`, with added tokens by their ids."""
+        """Return `text` as Lark, with added tokens by their ids."""
         pieces = []
         for piece in filter(None, _MARK.split(text)):
             token = self.token_id(piece)
@@ -38,7 +38,7 @@ class AnswerGrammar:
         return " ".join(pieces)
 
     def sub(self, grammar: Mapping[str, Any]) -> str:
-        """A reference to another grammar."""
+        """Add another grammar. Returns a reference to it."""
         name = f"g{len(self.grammars)}"
         self.grammars.append({"name": name, **grammar})
         return f"@{name}"
@@ -48,7 +48,8 @@ class AnswerGrammar:
         return name.partition("[")[0]
 
     def reasoning(self, begin: str, end: str, *, is_open: bool, budget: int | None) -> str:
-        """Reasoning of at most `budget` tokens. If it is not open, the answer may have none."""
+        """Return Lark for reasoning of at most `budget` tokens. is_open: the prompt ends within
+        reasoning; otherwise the answer may have none."""
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
         body = TEXT
         if self.token_id(end) is None:  # text: the reasoning must not hold its own end
@@ -62,18 +63,18 @@ class AnswerGrammar:
         return closed if is_open else f"({self.literal(begin)} {closed})?"
 
     def harmony_reasoning(self, budget: int | None) -> str:
-        """A message of the channel `analysis`, or none."""
+        """Return Lark for a message of the channel `analysis`, or none."""
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
         thinking = self.rule(f"thinking{limits}", TEXT)
         begin = self.literal("<|channel|>analysis<|message|>")
         return f"({begin} {thinking} {self.literal('<|end|><|start|>assistant')})?"
 
     def finish(self, start: str) -> str:
-        """The grammar's text."""
+        """Return the grammar's text. start: the Lark of the whole answer."""
         lark = "\n".join([f"start: {start}", *self.rules])
         return joined({"lark_grammar": lark}, *self.grammars)
 
 
 def escaped(text: str) -> str:
-    """`text` as a part of a regex between slashes."""
+    """Return `text` as a part of a regex between slashes."""
     return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")

@@ -21,7 +21,7 @@ def object_call(
     end: str,
     name_key: str = "name",
 ) -> str:
-    """{NAME_KEY: ..., KEY: {...}} between `begin` and `end`."""
+    """Return Lark for {NAME_KEY: name, KEY: {arguments}} between `begin` and `end`."""
     calls = [
         grammar.sub(json_grammar(_object(name, schema, name_key, key))) for name, schema in tools
     ]
@@ -37,7 +37,8 @@ def list_of_calls(
     end: str,
     most: int | None,
 ) -> str:
-    """A list of such objects between `begin` and `end`. keys: of the name and of the arguments."""
+    """Return Lark for a list of such objects between `begin` and `end`. keys: the key of the name
+    and that of the arguments. most: the largest number of calls; None is no limit."""
     items = {"anyOf": [_object(name, schema, *keys) for name, schema in tools]}
     schema = {"type": "array", "items": items, "minItems": 1}
     if most:
@@ -49,7 +50,7 @@ def list_of_calls(
 def named_call(
     grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, header: str, end: str
 ) -> str:
-    """The name in `header`, of which it replaces NAME, then the arguments as JSON."""
+    """Return Lark for `header`, in which the name replaces NAME, and the arguments as JSON."""
     calls = [
         f"{grammar.literal(begin + header.replace('NAME', name))} "
         f"{grammar.sub(json_grammar(schema))}"
@@ -61,7 +62,8 @@ def named_call(
 def tagged_call(
     grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, header: str, item: str, end: str
 ) -> str:
-    """Arguments as text between tags. item: of one argument, with KEY and VALUE to replace."""
+    """Return Lark for arguments as text between tags. item: the text of one argument, in which its
+    name replaces KEY and its value VALUE."""
     calls = []
     for name, schema in tools:
         call = grammar.literal(begin + header.replace("NAME", name))
@@ -77,7 +79,8 @@ def tagged_call(
 
 
 def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], after: str) -> str:
-    """An argument's value and the text behind it. Texts are written as they are, others as JSON."""
+    """Return Lark for an argument's value and the text behind it. Strings are written without
+    quotes, other values as JSON."""
     closing = grammar.literal(after)
     if not isinstance(schema, dict):
         return f"{grammar.sub(json_grammar(schema))} {closing}"
@@ -105,5 +108,5 @@ def _object(name: str, schema: dict[str, Any], name_key: str, key: str) -> dict[
 
 
 def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
-    """What references in a part of the schema name."""
+    """Return the definitions to which references in a part of the schema point."""
     return {key: value for key, value in schema.items() if key in ("$defs", "definitions")}

@@ -1,12 +1,12 @@
-"""The masks of requests with a grammar. Each rank has its own, from the committed tokens alone.
+"""The masks of requests with a grammar. Each rank computes its own, from committed tokens alone.
 
 A thread compiles the grammars, one after another, beside the steps of other requests. A request
 waits until rank 0 has compiled its grammar (`CompiledMsg`); another rank that is slower waits for
 its own before the first mask. So plans do not depend on the time.
 
-llguidance compiles without Python's lock, but reads a vocabulary with it: all threads of a process
-stand still (1 s for 150,000 tokens). So a server reads it while it starts; `LLM` when it gets its
-first grammar.
+llguidance compiles without Python's lock, but holds it while it reads a vocabulary, which stops all
+threads of the process (1 s for 150,000 tokens). So a server reads the vocabulary while it starts,
+and `LLM` when it gets its first grammar.
 """
 
 from __future__ import annotations

@@ -25,14 +25,15 @@ from typing import Final
 import llguidance
 
 LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=20_000)
-"""Of the work of a mask. Rows: 2,000 refuse a list of 10,000 choices; their mask takes 20 ms."""
+"""Bounds of the work of a mask. With 2,000 items a list of 10,000 choices would be refused, whose
+mask takes 20 ms."""
 LIMIT_S: Final = 0.3
 """CPU time of compiling and the first mask. 161 schemas took 0.6 ms at most, 10,000 choices
 110 ms. Each rank takes it again, and its running streams may wait for that."""
 TOO_LONG: Final = (
     f"it takes more than {LIMIT_S} s to compile; use a simpler schema, regex or grammar"
 )
-_BUSY_S: Final = 10.0  # of a helper that gets no CPU time, on the clock on the wall
+_BUSY_S: Final = 10.0  # wall time after which a helper is ended that gets no CPU time
 _TOKEN: Final = re.compile(r"<\[\d+\]>")
 _ANY_TOKEN: Final = "<[256]>"  # a special one of the helper's vocabulary
 

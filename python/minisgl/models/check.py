@@ -32,7 +32,7 @@ def check_model(
 ) -> None:
     """Raise what `load_model` would raise before it reads a tensor.
 
-    A folder without weights is only logged; one with weights in another format is an error.
+    For a folder without weights it logs a warning. Weights in another format are an error.
     """
     if not any(folder.glob("*.safetensors*")) and not other_format(folder):
         logger.warning("%s has no weights yet, which a start needs", folder)

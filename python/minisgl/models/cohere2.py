@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models import cohere
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.parallel_block import ParallelBlock
 from minisgl.models.rotation import no_rotation
 from minisgl.models.spec import ModelSpec
 
@@ -25,7 +26,7 @@ def spec(config: ModelConfig) -> ModelSpec:
             config,
             types,
             ropes=[config.rope if kind == SLIDING else none for kind in types],
-            block=cohere.ParallelBlock,
+            block=ParallelBlock,
         ),
     )
 
@@ -34,5 +35,5 @@ FAMILY = replace(
     cohere.FAMILY,
     architectures=("Cohere2ForCausalLM",),
     spec=spec,
-    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096},
+    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096, "rope_theta": 10_000.0},
 )

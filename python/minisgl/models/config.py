@@ -33,8 +33,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
-"""The limit of the C++ kernels (`kernel/csrc/rows.h`)."""
+"""The C++ kernels handle no larger head (`kernel/csrc/rows.h`)."""
 MODELOPT = "hf_quant_config.json"
+"""The file in which NVIDIA's ModelOpt describes the quantised weights."""
 MAX_LAYERS = 1024
 """A larger number is refused as a typo, because it would take long to build."""
 
@@ -85,11 +86,11 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a decoder. fields: the whole config.json, for the family to read.
+    """The sizes of a decoder.
 
-    max_context: positions that the checkpoint was made for, stretched rotary embedding included.
-    dtype: of the checkpoint. formats: of its weights. is_wrapped: the
-    decoder is the text model of a larger one.
+    fields: all of config.json, with the family's defaults and its names of fields replaced by ours.
+    dtype: that of the checkpoint's tensors. formats: how they are quantised. is_wrapped: whether
+    the decoder is the text model of a larger model.
     """
 
     architecture: str
@@ -111,6 +112,7 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
+        """Positions that the checkpoint was made for, with a stretched rotation if it has one."""
         return self.rope.max_context
 
     @property
@@ -121,9 +123,7 @@ class ModelConfig:
     def from_folder(cls, folder: Path, quantization: Quantization | None = None) -> ModelConfig:
         """Read `folder`/config.json, and the weights' headers only if it does not name the dtype.
 
-
-        quantization: the format that weights get while they are read.
-
+        quantization: the format into which plain weights are converted while they are read.
         Raises UnsupportedModel where no family has the architecture, CheckpointError where the file
         is no JSON object, and ConfigError for a wrong field.
         """
@@ -151,8 +151,9 @@ class ModelConfig:
         num_heads = config.integer("num_attention_heads")
         num_kv_heads = config.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
-            heads = counted(num_heads, "query head")
-            raise config.error("num_key_value_heads", f"a divisor of {heads}")
+            raise config.error(
+                "num_key_value_heads", f"a divisor of {counted(num_heads, 'query head')}"
+            )
         if config.values.get("head_dim") is None and hidden_size % num_heads:
             raise config.error("head_dim", f"one, as {num_heads} heads do not divide {hidden_size}")
         head_dim = config.integer("head_dim", hidden_size // num_heads)
@@ -169,9 +170,9 @@ class ModelConfig:
         stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
         formats = UNQUANTISED
         if quantization or stored is not None or modelopt.is_file():
-            from minisgl.models.formats import read_stored
+            from minisgl.models.formats import formats_of
 
-            formats = read_stored(config, modelopt, quantization, family, is_wrapped)
+            formats = formats_of(config, modelopt, quantization, family, is_wrapped)
         return cls(
             architecture=str(architectures[0]),
             vocab_size=config.integer("vocab_size"),
@@ -204,10 +205,11 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
 
 
 def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> RotaryConfig:
-    """Returns the rotation that config.json describes. kind: a type of layer, whose object is read
-    where there is one for each type; then `max_position_embeddings` is the stretched length.
+    """Return the rotation that config.json describes. Raises ConfigError.
 
-    If both spellings are there, `rope_scaling` wins, as in Hugging Face. Raises ConfigError.
+    kind: a type of layer. If config.json has an object for each type, that of `kind` is read, and
+    `max_position_embeddings` counts the positions after stretching. If config.json has both
+    `rope_scaling` and `rope_parameters`, the former counts, as in Hugging Face.
     """
     given = config.values.get("rope_scaling") not in (None, {})
     name = "rope_scaling" if given else "rope_parameters"
@@ -226,7 +228,7 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
             f"expected one of {', '.join(ROPE_TYPES)}"
         )
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * partial)
+    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * min(partial, 2**31))
     lowest = 4 if rope_type == "dynamic" else 2  # its exponent divides by rotary_dim - 2
     if not lowest <= rotary_dim <= head_dim or rotary_dim % 2:
         raise ConfigError(

@@ -179,7 +179,7 @@ class LayerBuild:
     place: tuple[int, int]
 
     def norm(self, kind: Callable[..., Norm], name: str, size: int = 0) -> Norm:
-        """Return a norm of the layer. size: by default that of the hidden states."""
+        """Return a norm of the layer. size: 0 is the hidden size."""
         config = self.spec.config
         name = f"{self.layer.prefix}.{name}.weight"
         return kind(self.build, size=size or config.hidden_size, eps=config.norm_eps, name=name)
@@ -214,7 +214,7 @@ class Block(BaseOP):
 
     @classmethod
     def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        """Return the model's final norm, as a last block of this class needs it."""
+        """Return the norm that follows the model's last block, if that block is of this class."""
         return cls.norm_type(
             build, size=spec.config.hidden_size, eps=spec.config.norm_eps, name="model.norm.weight"
         )

@@ -25,9 +25,10 @@ def load_dummy(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fill with random weights, for benchmarks: equal for equal seeds, shapes and devices.
+    """Fill the model with random weights, which depend on seed, shapes and device alone.
 
-    So equal shares of several ranks hold equal values. Together they are not one rank's model.
+    Ranks therefore hold equal values, so the ranks together are not a model that one rank would
+    have.
     """
     generator = torch.Generator(device).manual_seed(seed)
 

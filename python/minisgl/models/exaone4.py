@@ -40,5 +40,6 @@ FAMILY = Family(
         "num_key_value_heads": 32,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 2048,
+        "sliding_window": 4096,
     },
 )

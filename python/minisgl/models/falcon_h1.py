@@ -9,48 +9,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.models.mamba2 import MambaSpec, SideBlock, SidePlace
+from minisgl.models.mamba2 import MambaSpec, check_mamba, mamba_sizes
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.scaled_view import ScaledView
+from minisgl.models.side_block import SideBlock, SidePlace
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl.models.view import refuse_quantised
 
 if TYPE_CHECKING:
-    from minisgl.models.config import Fields, ModelConfig
+    from minisgl.models.config import ModelConfig
     from minisgl.models.view import CheckpointView
-
-
-NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
-"""Of time steps, as transformers writes them."""
-
-
-def sizes(config: ModelConfig) -> tuple[int, int, int, int]:
-    """Returns Mamba2's heads, a head's size, groups, and the size of a state."""
-    fields = config.fields
-    num_heads, num_groups = fields.integer("mamba_n_heads"), fields.integer("mamba_n_groups")
-    expanded = fields.integer("mamba_expand", 2) * config.hidden_size
-    inner = fields.optional_integer("mamba_d_ssm") or expanded
-    if inner % num_heads:
-        raise fields.error("mamba_n_heads", f"a divisor of {inner} inner channels")
-    if fields.values.get("mamba_d_head") not in (None, "auto", inner // num_heads):
-        raise fields.error("mamba_d_head", f"{inner // num_heads}, as {inner} / {num_heads}")
-    if num_heads % num_groups:
-        raise fields.error("mamba_n_groups", f"a divisor of {num_heads} Mamba heads")
-    return num_heads, inner // num_heads, num_groups, fields.integer("mamba_d_state")
-
-
-def check_mamba(fields: Fields) -> None:
-    """Raise ConfigError for what Mamba2 does not do here."""
-    if not fields.flag("mamba_conv_bias", True):
-        raise fields.error("mamba_conv_bias", "true: convolutions without a bias are not served")
-    if fields.values.get("time_step_limit") not in (None, *NO_LIMITS):
-        raise fields.error("time_step_limit", "[0.0, Infinity]: time steps are not clamped")
 
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
     check_mamba(fields)
-    num_heads, head_dim, num_groups, state_size = sizes(config)
+    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
     norm_first = fields.flag("mamba_norm_before_gate", True)
     mamba = MambaSpec(
         value_dim=head_dim,
@@ -124,7 +98,7 @@ def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
         ".down_proj": down,
     }
     factors |= {f"{end}.{x}": y for end, y in outputs.items() for x in ("weight", "bias")}
-    num_heads, head_dim, num_groups, state_size = sizes(config)
+    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
     inner, groups = num_heads * head_dim, num_groups * state_size
     counts = torch.tensor([inner, inner, groups, groups, num_heads])  # of z, x, B, C and dt
     rows = torch.tensor(numbers("ssm_multipliers", 5)).repeat_interleave(counts)

@@ -1,5 +1,4 @@
-"""The formats of a checkpoint's weights: as config.json or ModelOpt's file describes them, or made
-while loading."""
+"""The formats of a checkpoint's weights, stored or made while loading."""
 
 from __future__ import annotations
 
@@ -16,14 +15,18 @@ from minisgl.quantization import Formats
 from minisgl.utils.hf import read_json
 
 
-def read_stored(
+def formats_of(
     config: Fields,
     modelopt: Path,
     quantization: Quantization | None,
     family: Family,
     is_wrapped: bool,
 ) -> Formats:
-    """modelopt: the path of that file. quantization: the format to make. Raises ConfigError."""
+    """Return the formats that `quantization` makes of plain weights, or those that the checkpoint
+    has. Raises ConfigError.
+
+    modelopt: the path of ModelOpt's file, which is read if config.json describes no quantisation.
+    """
     values = config.values.get("quantization_config")
     if quantization:
         from minisgl.quantization.online_formats import OnlineFormats
@@ -44,7 +47,8 @@ def read_stored(
 
 
 def names_in_files(renames: Mapping[str, str], is_wrapped: bool, module: str) -> list[str]:
-    """Return what files may call a module, which lists of a quantization_config name, too."""
+    """Return all names that a checkpoint may have for a module. Its files use one of them, and the
+    lists in its quantization_config one that may differ."""
     names = [f"{module}."]
     for part, declared in [*renames.items()][::-1]:
         names += [name.replace(declared, part) for name in names if declared in name]

@@ -52,8 +52,11 @@ def _layer(
         head_dim = fields.integer("global_head_dim", 512)
         if fields.flag("attention_k_eq_v", False):
             num_kv_heads = fields.integer("num_global_key_value_heads", num_kv_heads)
-    own = (fields.values.get("per_layer_config") or {}).get(str(index))  # from transformers 5.23 on
+    each = fields.values.get("per_layer_config") or {}  # from transformers 5.23 on
+    own = each.get(str(index)) if isinstance(each, dict) else each
     if own is not None:
+        if not isinstance(own, dict):
+            raise fields.error("per_layer_config", "an object of objects, by the layer's number")
         sizes = Fields(own, f"{fields.where}: per_layer_config.{index}")
         head_dim = sizes.integer("head_dim", layer.head_dim)
         num_kv_heads = sizes.integer("num_key_value_heads", layer.num_kv_heads)

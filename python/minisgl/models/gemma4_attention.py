@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class UnitNorm(RMSNorm):
-    """RMS norm whose weight is 1 and in no file."""
+    """RMS norm without a weight."""
 
     def __init__(self, build: BuildContext, *, size: int, eps: float) -> None:
         BaseOP.__init__(self)
@@ -44,7 +44,7 @@ class UnitNorm(RMSNorm):
 
 
 class NormedValues(AttentionLayer):
-    """q_norm and k_norm, rotation, and the norm of values, which has the epsilon of the others."""
+    """Attention that norms values too."""
 
     norms_values = True
 
@@ -72,7 +72,7 @@ class ReadsAnother(AttentionLayer):
         view = batch.pools[self.layer.pool]
         q_TNH = self.q_norm.forward(qkv.view(len(qkv), -1, self.layer.head_dim))
         q_TNH, _ = self.rope.forward(q_TNH, q_TNH[:, :1], view.positions)
-        # Backends store what they are given: something of the right shape, nowhere.
+        # Backends store their arguments; slot -1 makes them store nothing.
         unread_TKH = q_TNH[:, : self.layer.num_kv_heads]
         view = replace(view, slots=torch.full_like(view.slots, -1))
         attended: Tensor = view.context.attn.forward(
@@ -115,7 +115,8 @@ class Gemma4Attention(Attention):
 
 
 def query_projection(spec: ModelSpec, layer: LayerSpec, build: BuildContext) -> Linear:
-    """Queries alone. Released files have the tensors of keys and values all the same."""
+    """Return the projection of queries alone. Tensors of keys and values, which released files
+    have although nothing reads them, count as known."""
     prefix = f"{layer.prefix}.self_attn"
     heads = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)[build.comm.rank]
     others = ("k_proj.weight", "v_proj.weight", "k_norm.weight")

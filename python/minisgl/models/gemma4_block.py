@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 
 class LayerInput(BaseOP):
-    """projection(gelu(gate(h)) * the layer's part of the embedding), on every rank. before: what
-    makes h of the MLP's output and the residual."""
+    """projection(gelu(gate(h)) * the layer's part of the embedding), on every rank.
+
+    before: the norm that computes h from the MLP's output and the residual.
+    """
 
     def __init__(
         self, build: BuildContext, spec: ModelSpec, prefix: str, before: SandwichNorm
@@ -124,7 +126,7 @@ def _part_width(spec: ModelSpec) -> int:
 
 
 class LayerEmbedding(BaseOP):
-    """Token ids and their embedding -> the layers' parts, [T, L, P]."""
+    """Computes the layers' parts, [T, L, P], from token ids and their embedding."""
 
     def __init__(self, build: BuildContext, spec: ModelSpec, width: int) -> None:
         super().__init__()

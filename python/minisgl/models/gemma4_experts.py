@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minisgl.layers import RMSNorm
 from minisgl.layers.moe import ExpertNames, MoELayer
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import MoeSpec, expert_names, read_experts
 from minisgl.moe import Experts
 from minisgl.quantization import Part
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class RouterNorm(RMSNorm):
-    """RMS norm that also divides by the root of the size. The weight stays float32, so that one
-    rounding is left of three."""
+    """RMS norm that also divides by the square root of the size. The weight stays float32, so that
+    there is one rounding instead of three."""
 
     def __init__(self, build: BuildContext, *, size: int, name: str) -> None:
         super().__init__(replace(build, dtype=torch.float32), size=size, eps=1e-6, name=name)
@@ -31,7 +31,7 @@ class RouterNorm(RMSNorm):
 
 
 class Gemma4Experts(MoELayer):
-    """The router sees what the block norms for the experts, after a norm of its own."""
+    """A mixture whose router has a norm of its own, and whose experts have scales."""
 
     per_expert_scale: Tensor
 
@@ -76,13 +76,4 @@ def experts_beside(config: ModelConfig) -> MoeSpec | None:
 
 
 def _names(layer: int) -> ExpertNames:
-    prefix = f"model.layers.{layer}"
-    return ExpertNames(
-        router=f"{prefix}.router.proj.weight",
-        router_alias=None,
-        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
-        up=f"{prefix}.experts.{{}}.up_proj.weight",
-        down=f"{prefix}.experts.{{}}.down_proj.weight",
-        all_gate_up=f"{prefix}.experts.gate_up_proj",
-        all_down=f"{prefix}.experts.down_proj",
-    )
+    return expert_names(f"model.layers.{layer}", router="router.proj")

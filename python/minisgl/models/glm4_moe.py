@@ -4,64 +4,16 @@ expert that every token takes; dense layers first."""
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from minisgl.layers.moe import ExpertNames, MoELayer, UngatedExpert
-from minisgl.models.mixture import MoeSpec, read_experts
-from minisgl.models.qwen_mixture import expert_names
+from minisgl.layers.moe import UngatedExpert
+from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.sigmoid_experts import SigmoidExperts
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.quantization import Part
 
 if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
     from minisgl.models.config import ModelConfig
     from minisgl.models.view import CheckpointView
-
-
-class SigmoidExperts(MoELayer):
-    """Weights are sigmoids of the logits; the choice is of those plus a correction. Of groups of
-    experts, those count whose two best sum up to most."""
-
-    correction: Tensor
-    sum_eps = 1e-20
-
-    def __init__(
-        self,
-        build: BuildContext,
-        *args: Any,
-        config: ModelConfig,
-        names: ExpertNames,
-        **options: Any,
-    ) -> None:
-        super().__init__(build, *args, names=names, **options)
-        name = names.router.replace(".weight", ".e_score_correction_bias")
-        self.declare("correction", torch.float32, Part.whole(name, options["num_experts"]))
-        fields = config.fields
-        self._factor = fields.number("routed_scaling_factor", 1.0)
-        self._groups, self._kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
-
-    def mix(self, x_TD: Tensor) -> Tensor:
-        scores_TE = F.linear(x_TD.float(), self.router.dense().float()).sigmoid()
-        choice_TE = scores_TE + self.correction
-        if self._groups > 1:
-            each = choice_TE.shape[1] // self._groups
-            grouped = choice_TE.view(len(x_TD), self._groups, each)
-            best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._kept, dim=-1).indices
-            is_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
-            choice_TE = grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
-        ids_TK = choice_TE.topk(self._top_k, dim=-1).indices
-        weights_TK = scores_TE.gather(1, ids_TK)
-        if self._renormalise:
-            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + self.sum_eps)
-        return self.compute(x_TD, weights_TK * self._factor, ids_TK.int())
-
-    def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """See `BaseMoeBackend.routed`."""
-        return self._backend.routed(x_TD, weights_TK, ids_TK, self.experts)
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -80,7 +32,7 @@ def spec(config: ModelConfig) -> ModelSpec:
             inner_size=inner_size,
             renormalise=fields.flag("norm_topk_prob", True),
             is_sparse=tuple(index >= num_dense for index in range(config.num_layers)),
-            names=expert_names,
+            names=names_in_mlp,
             layer=partial(SigmoidExperts, config=config),
             shared=UngatedExpert,
             shared_size=inner_size * fields.integer("n_shared_experts", 1, minimum=0),
@@ -89,7 +41,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 
 def _without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Released files have layers after the last that draft several tokens."""
+    """Leave out the layers behind the last one, which draft several tokens."""
     for index in range(config.fields.integer("num_nextn_predict_layers", 1, minimum=0)):
         view.drop(f"model.layers.{config.num_layers + index}.")
     return view

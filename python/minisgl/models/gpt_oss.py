@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.attention.names import SINKS
-from minisgl.layers.moe import ExpertNames
 from minisgl.models.decoder import Block
 from minisgl.models.layer_types import layer_types, layers_of_types
-from minisgl.models.mixture import mixture_in_each_layer
+from minisgl.models.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.sinks import SinkAttention
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.models.stacked_view import StackedExperts
 from minisgl.moe import ClampedGate
 
 if TYPE_CHECKING:
+    from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
 
 
@@ -37,16 +37,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 
 def _names(layer: int) -> ExpertNames:
-    experts = f"model.layers.{layer}.mlp.experts"
-    return ExpertNames(
-        router=f"model.layers.{layer}.mlp.router.weight",
-        router_alias=None,
-        gate=f"{experts}.{{}}.gate_proj.weight",
-        up=f"{experts}.{{}}.up_proj.weight",
-        down=f"{experts}.{{}}.down_proj.weight",
-        all_gate_up=f"{experts}.gate_up_proj",
-        all_down=f"{experts}.down_proj",
-    )
+    return expert_names(f"model.layers.{layer}.mlp", router="router")
 
 
 FAMILY = Family(

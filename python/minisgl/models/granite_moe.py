@@ -5,28 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.layers.moe import ExpertNames
 from minisgl.models import granite
-from minisgl.models.mixture import mixture_in_each_layer
+from minisgl.models.mixture import expert_names, mixture_in_each_layer
 
 if TYPE_CHECKING:
+    from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    return replace(granite.spec(config), moe=mixture_in_each_layer(config, expert_names))
+    return replace(granite.spec(config), moe=mixture_in_each_layer(config, granite_names))
 
 
-def expert_names(layer: int) -> ExpertNames:
-    """As released: one tensor for all experts."""
+def granite_names(layer: int) -> ExpertNames:
+    """Returns the names as released: one tensor for all experts."""
     prefix = f"model.layers.{layer}.block_sparse_moe"
-    return ExpertNames(
-        router=f"{prefix}.router.layer.weight",
-        router_alias=None,
-        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
-        up=f"{prefix}.experts.{{}}.up_proj.weight",
-        down=f"{prefix}.experts.{{}}.down_proj.weight",
+    return replace(
+        expert_names(prefix, router="router.layer"),
         all_gate_up=f"{prefix}.input_linear.weight",
         all_down=f"{prefix}.output_linear.weight",
     )

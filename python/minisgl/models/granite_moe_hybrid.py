@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models import falcon_h1, granite
-from minisgl.models.granite_moe import NAMES, expert_names
-from minisgl.models.mamba2 import KINDS, MambaSpec, mixer
+from minisgl.models import granite
+from minisgl.models.granite_moe import NAMES, granite_names
+from minisgl.models.mamba2 import MambaSpec, check_mamba, letter_of, mamba_sizes, mixer
 from minisgl.models.mixture import mixture_in_each_layer
 from minisgl.models.rotation import no_rotation
 from minisgl.models.spec import Family, ModelSpec
@@ -36,12 +36,12 @@ def spec(config: ModelConfig) -> ModelSpec:
     if fields.integer("num_local_experts", 8, minimum=0):
         width = fields.integer("shared_intermediate_size")
         shared = {"shared_size": width, "shared": UngatedExpert}
-        moe = mixture_in_each_layer(config, expert_names, **shared)
+        moe = mixture_in_each_layer(config, granite_names, **shared)
     else:
         config = replace(config, intermediate_size=fields.integer("shared_intermediate_size"))
     plain = granite.spec(config)
     types = fields.values.get("layer_types") or ["mamba"] * count
-    kinds = [KINDS.get(kind) for kind in types] if isinstance(types, list) else []
+    kinds = [*map(letter_of, types)] if isinstance(types, list) else []
     if len(kinds) != count or not {*kinds} <= {"M", "*"}:
         raise fields.error("layer_types", f"a list of {count}, each attention or mamba")
     layers = zip(plain.layers, kinds, strict=True)
@@ -54,10 +54,10 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 def _mamba(config: ModelConfig, layer: LayerSpec) -> LayerSpec:
     fields = config.fields
-    num_heads, head_dim, num_groups, state_size = falcon_h1.sizes(config)
+    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
     if num_groups != 1:
         raise fields.error("mamba_n_groups", "1: here the norm is over all heads")
-    falcon_h1.check_mamba(fields)
+    check_mamba(fields)
     bias = fields.flag("mamba_proj_bias", False)
     taps = fields.integer("mamba_d_conv", minimum=2)
     return replace(

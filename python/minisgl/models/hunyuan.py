@@ -38,8 +38,11 @@ class HunyuanBlock(Block):
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    rope, alpha = config.rope, rope_fields(config).optional_number("alpha")
-    if rope.rope_type == "dynamic" and alpha:
+    rope, settings = config.rope, rope_fields(config)
+    if rope.rope_type == "dynamic" and settings.values.get("alpha") is not None:
+        alpha = settings.number("alpha")
+        if alpha > 1e6:  # 1,000 in released files
+            raise settings.error("alpha", "at most 1000000")
         theta = rope.theta * alpha ** (rope.rotary_dim / (rope.rotary_dim - 2))
         config = replace(config, rope=replace(rope, rope_type="default", theta=theta, factor=1.0))
     bias = config.fields.flag("attention_bias", False)

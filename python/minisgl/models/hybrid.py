@@ -1,4 +1,4 @@
-"""The blocks of Qwen's hybrids: gated delta nets, and every few layers attention with a gate.
+"""The layers of Qwen's hybrids: most are gated delta nets, the others have attention with a gate.
 
 Norms multiply by 1 + the checkpoint's weight.
 

@@ -1,8 +1,8 @@
-"""Queries and keys of heads that rotate the pairs (2i, 2i + 1), seen as ours, which rotate
-(i, i + R/2).
+"""Reorders the outputs of q and k of heads that rotate the pairs (2i, 2i + 1), as our layers rotate
+the pairs (i, i + R/2). R: the number of rotated dims.
 
-The outputs of both projections are reordered, so q @ k does not change. In a quantised checkpoint
-the outputs of scales and zero points are reordered too::
+Both projections are reordered alike, so q @ k does not change. In a quantised checkpoint scales and
+zero points are reordered too::
 
     an entry for each output         weight, bias, scales of rows and groups     reordered
     an entry for whole heads         scales of blocks                            as they are
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 def deinterleave(rows: Tensor, *, head_dim: int, rotary_dim: int) -> Tensor:
-    """Rows of q or k (or of their bias), whose heads rotate the pairs (2i, 2i + 1), in the order in
-    which they rotate (i, i + R/2)."""
+    """Return the rows of q or k, or of their bias, reordered within each head."""
     heads = rows.reshape(-1, head_dim, *rows.shape[1:])
     rotary = heads[:, :rotary_dim]
     return torch.cat((rotary[:, 0::2], rotary[:, 1::2], heads[:, rotary_dim:]), 1).flatten(0, 1)
 
 
 class Heads:
+    """The heads of the model's q and k projections."""
+
     def __init__(self, config: ModelConfig) -> None:
         self.head_dim, self.rotary_dim = config.head_dim, config.rope.rotary_dim
         self._outputs = {
@@ -42,15 +43,18 @@ class Heads:
         }
 
     def reordered(self, name: str, tensor: Tensor, view: CheckpointView) -> Tensor:
-        """Returns a tensor of the checkpoint, or a rank's share of whole heads, as our layers have
-        it. Raises ConfigError where an entry is of several outputs that part."""
+        """Return the reordered tensor; one that is not of q or k is returned as it is.
+
+        tensor: a whole tensor of the checkpoint, or a rank's share of whole heads. Raises
+        ConfigError if an entry is for several outputs that would be separated.
+        """
         module, _, suffix = name.rpartition(".")
         outputs = self._outputs.get(module[-len(".q_proj") :])
         axis = OUTPUTS.get(suffix)
         if outputs is None or axis is None or tensor.numel() == 1:
             return tensor
         entries = view.shape(name)[axis]
-        each = 1 << (-(-outputs // entries) - 1).bit_length()  # the last may be of fewer
+        each = 1 << (-(-outputs // entries) - 1).bit_length()  # the last entry may be for fewer
         if each == 1:
             return self._by_heads(tensor.movedim(axis, 0)).movedim(0, axis).contiguous()
         if each % self.head_dim == 0:

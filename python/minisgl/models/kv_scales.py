@@ -1,4 +1,4 @@
-"""The scales of keys and values that a checkpoint brings for a KV cache of fp8.
+"""Loads the scales of keys and values that a checkpoint has for a KV cache in fp8.
 
 A checkpoint has one number for each layer, or one for each head. A number of the cache times the
 scale is the value (compressed-tensors and ModelOpt; `minisgl.kvcache.quantised`).

@@ -18,10 +18,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_types(config: ModelConfig, period: int | None = None) -> tuple[str, ...]:
-    """Returns FULL or SLIDING for each layer. Raises ConfigError for anything else.
+    """Return FULL or SLIDING for each layer. Raises ConfigError for other types.
 
-    period: what a file without `layer_types` means: every period-th layer is FULL. None is FULL for
-    all.
+    period: if config.json has no `layer_types`, every period-th layer is FULL and the others are
+    SLIDING; None makes all layers FULL.
     """
     types = config.fields.values.get("layer_types")
     if types is None:
@@ -55,8 +55,8 @@ def layers_of_types(
     block: type[Block] | None = None,
     scale: float | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Returns layers of these types. ropes: None is the config's for each layer. The window is the
-    field `sliding_window`."""
+    """Return the layers of these types. SLIDING layers have the window of the field
+    `sliding_window`. ropes: each layer's rotation; None is `config.rope` for all."""
     window = config.fields.optional_integer("sliding_window")
     layers = layers_of(config, windows(config, types, window))
     ropes = ropes or [config.rope] * len(layers)

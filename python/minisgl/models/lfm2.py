@@ -23,7 +23,7 @@ def lfm2_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
         full = fields.values.get("full_attn_idxs") or range(count)
         types = [FULL if index in full else CONV for index in range(count)]
     is_list = isinstance(types, list) and len(types) == count
-    if not is_list or FULL not in types or not {*types} <= {FULL, CONV}:
+    if not is_list or FULL not in types or any(kind not in (FULL, CONV) for kind in types):
         raise fields.error("layer_types", f"a list of {count} {CONV} and {FULL}, of these one")
     if config.hidden_size % config.num_heads:
         raise fields.error("num_attention_heads", f"a divisor of {config.hidden_size} channels")
@@ -46,7 +46,10 @@ def spec(config: ModelConfig) -> ModelSpec:
     fields, width = config.fields, config.intermediate_size
     if fields.flag("block_auto_adjust_ff_dim", True):
         unit = fields.integer("block_multiple_of", 256)
-        width = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+        factor = fields.number("block_ffn_dim_multiplier", 1.0)
+        if factor > 1024:
+            raise fields.error("block_ffn_dim_multiplier", "at most 1024")
+        width = int(factor * int(2 * width / 3))
         config = replace(config, intermediate_size=-(-width // unit) * unit)
     return ModelSpec(config=config, layers=lfm2_layers(config), qk_norm=True)
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.glm4_moe import SigmoidExperts
 from minisgl.models.lfm2 import DEFAULTS, NAMES, RENAMES, lfm2_layers
-from minisgl.models.mixture import MoeSpec, read_experts
-from minisgl.models.qwen_mixture import expert_names
+from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.sigmoid_experts import SigmoidExperts
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def spec(config: ModelConfig) -> ModelSpec:
             inner_size=fields.integer("moe_intermediate_size"),
             renormalise=fields.flag("norm_topk_prob", True),
             is_sparse=tuple(index >= num_dense for index in range(config.num_layers)),
-            names=expert_names,
+            names=names_in_mlp,
             layer=partial(Lfm2Experts, config=config),
         ),
     )

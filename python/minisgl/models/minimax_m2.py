@@ -7,38 +7,31 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.layers.moe import ExpertNames
-from minisgl.models.glm4_moe import SigmoidExperts
-from minisgl.models.mixture import mixture_in_each_layer
-from minisgl.models.olmoe import OlmoeBlock
+from minisgl.models.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.sigmoid_experts import SigmoidExperts
 from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.wide_norm import WideNormBlock
 
 if TYPE_CHECKING:
+    from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
 
 
 def spec(config: ModelConfig) -> ModelSpec:
     # Released files say how many dims rotate.
     rotary_dim = config.fields.integer("rotary_dim", config.rope.rotary_dim)
+    if rotary_dim > config.head_dim or rotary_dim % 2:
+        raise config.fields.error("rotary_dim", f"an even number up to {config.head_dim}")
     rope = replace(config.rope, rotary_dim=rotary_dim)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(x, rope=rope, block=OlmoeBlock) for x in layers_of(config)),
+        layers=tuple(replace(x, rope=rope, block=WideNormBlock) for x in layers_of(config)),
         moe=mixture_in_each_layer(config, _names, layer=partial(SigmoidExperts, config=config)),
     )
 
 
 def _names(layer: int) -> ExpertNames:
-    prefix = f"model.layers.{layer}.mlp"
-    return ExpertNames(
-        router=f"{prefix}.gate.weight",
-        router_alias=None,
-        gate=f"{prefix}.experts.{{}}.w1.weight",
-        up=f"{prefix}.experts.{{}}.w3.weight",
-        down=f"{prefix}.experts.{{}}.w2.weight",
-        all_gate_up=f"{prefix}.experts.gate_up_proj",
-        all_down=f"{prefix}.experts.down_proj",
-    )
+    return expert_names(f"model.layers.{layer}.mlp", projections=("w1", "w3", "w2"))
 
 
 CORRECTION = "e_score_correction_bias"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.layers.moe import ExpertNames
-from minisgl.models.mixture import mixture_in_each_layer
+from minisgl.models.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
+    from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
 
 
@@ -23,16 +24,9 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 def _names(layer: int) -> ExpertNames:
     """Newer files say `mlp` where the first ones said `block_sparse_moe`."""
-    old, new = f"model.layers.{layer}.block_sparse_moe", f"model.layers.{layer}.mlp"
-    return ExpertNames(
-        router=f"{old}.gate.weight",
-        router_alias=f"{new}.gate.weight",
-        gate=f"{old}.experts.{{}}.w1.weight",
-        up=f"{old}.experts.{{}}.w3.weight",
-        down=f"{old}.experts.{{}}.w2.weight",
-        all_gate_up=f"{new}.experts.gate_up_proj",
-        all_down=f"{new}.experts.down_proj",
-    )
+    new = expert_names(f"model.layers.{layer}.mlp")
+    old = expert_names(f"model.layers.{layer}.block_sparse_moe", projections=("w1", "w3", "w2"))
+    return replace(old, router_alias=new.router, all_gate_up=new.all_gate_up, all_down=new.all_down)
 
 
 FAMILY = Family(

@@ -1,5 +1,7 @@
-"""Mixtures of experts: their sizes from config.json, and their layers. Imported only for models
-that have one."""
+"""Mixtures of experts: what config.json says of them, and how their layers are built.
+
+Imported only for models that have one.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
     from minisgl.quantization import Weight
 
 MAX_EXPERTS = 8192
-"""More are taken for a typo, which would take long to build."""
+"""A larger number is refused as a typo, because it would take long to build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
     """A mixture of experts in some layers.
 
-    is_sparse: for each layer whether it has the mixture, or an MLP as wide as config.json says.
-    inner_size: of an expert; shared_size: of the expert that every token takes, 0 for none.
-    renormalise: see `Ops.route`. names, prefix: of a layer's tensors. bias: of router and experts.
-    layer, shared: what to build.
+    is_sparse: for each layer whether it has the mixture; other layers have an MLP of
+    `ModelConfig.intermediate_size`. inner_size: an expert's intermediate size. shared_size: the
+    intermediate size of the expert that every token takes, 0 for none. renormalise: see
+    `Ops.route`. names: layer index -> the names of the experts' tensors. prefix: layer index -> the
+    prefix of the shared expert's names. bias: whether router and experts have biases. layer,
+    shared: the classes to build.
     """
 
     num_experts: int
@@ -53,8 +57,11 @@ class MoeSpec:
 def read_experts(
     config: ModelConfig, field: str, activation: Activation = "silu"
 ) -> tuple[int, int]:
-    """Returns (experts, experts of a token). field: the name of the former in config.json.
-    activation: that the family has."""
+    """Return (number of experts, number of experts that a token takes). Raises ConfigError.
+
+    field: the name of the first number in config.json. activation: the only one that the family's
+    experts have.
+    """
     fields = config.fields
     num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
     if num_experts > MAX_EXPERTS:
@@ -67,11 +74,37 @@ def read_experts(
     return num_experts, top_k
 
 
+def expert_names(
+    prefix: str,
+    *,
+    router: str = "gate",
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> ExpertNames:
+    """Returns the names of a mixture's tensors below `prefix`. projections: an expert's own names
+    for gate, up and down."""
+    experts = f"{prefix}.experts"
+    gate, up, down = (f"{experts}.{{}}.{name}.weight" for name in projections)
+    return ExpertNames(
+        router=f"{prefix}.{router}.weight",
+        router_alias=None,
+        gate=gate,
+        up=up,
+        down=down,
+        all_gate_up=f"{experts}.gate_up_proj",
+        all_down=f"{experts}.down_proj",
+    )
+
+
+def names_in_mlp(layer: int) -> ExpertNames:
+    """Returns the names of most families' mixtures: `gate` and `experts` below `mlp`."""
+    return expert_names(f"model.layers.{layer}.mlp")
+
+
 def mixture_in_each_layer(
     config: ModelConfig, names: Callable[[int], ExpertNames], **more: Any
 ) -> MoeSpec:
-    """Returns a mixture of `num_local_experts` in each layer. Each expert is as wide as config.json
-    says of the MLP, and a token's weights sum to 1. more: further fields of `MoeSpec`."""
+    """Return a mixture of `num_local_experts` in each layer. Each expert has the intermediate size
+    of config.json, and a token's weights sum to 1. more: further fields of `MoeSpec`."""
     num_experts, top_k = read_experts(config, "num_local_experts")
     return MoeSpec(
         num_experts=num_experts,

@@ -6,15 +6,16 @@ Axes: T tokens, D hidden size, F intermediate size, P latent size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from minisgl.layers.moe import ExpertNames, SharedExpert
-from minisgl.models.glm4_moe import SigmoidExperts
-from minisgl.models.mamba2 import blocks_of
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import MoeSpec, expert_names, read_experts
+from minisgl.models.nemotron_block import blocks_of
+from minisgl.models.sigmoid_experts import SigmoidExperts
 from minisgl.moe import SquaredRelu
 from minisgl.quantization import Part
 
@@ -66,21 +67,13 @@ class NemotronExperts(SigmoidExperts):
         return self.out.linear(x_TP)
 
 
-def expert_names(prefixes: tuple[str, ...], index: int) -> ExpertNames:
-    prefix = prefixes[index]
-    return ExpertNames(
-        router=f"{prefix}.gate.weight",
-        router_alias=None,
-        gate=None,
-        up=f"{prefix}.experts.{{}}.up_proj.weight",
-        down=f"{prefix}.experts.{{}}.down_proj.weight",
-        all_gate_up=f"{prefix}.experts.up_proj",
-        all_down=f"{prefix}.experts.down_proj",
-    )
+def _names(prefixes: tuple[str, ...], index: int) -> ExpertNames:
+    names = expert_names(prefixes[index])
+    return replace(names, gate=None, all_gate_up=f"{prefixes[index]}.experts.up_proj")
 
 
 def nemotron_mixture(config: ModelConfig, kinds: str) -> MoeSpec:
-    """kinds: see `mamba2.layer_kinds`. A mixture belongs to the block before it."""
+    """kinds: see `nemotron_block.layer_kinds`. A mixture belongs to the block before it."""
     fields = config.fields
     followers = [(index + 1, kinds[index + 1 :][:1]) for index in blocks_of(kinds)]
     prefixes = tuple(f"model.layers.{i}.mixer" if kind == "E" else "" for i, kind in followers)
@@ -93,7 +86,7 @@ def nemotron_mixture(config: ModelConfig, kinds: str) -> MoeSpec:
         inner_size=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", True),
         is_sparse=tuple(map(bool, prefixes)),
-        names=partial(expert_names, prefixes),
+        names=partial(_names, prefixes),
         prefix=prefixes.__getitem__,
         activation=SquaredRelu(),
         layer=partial(NemotronExperts, config=config),

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.mamba2 import MambaAttentionBlock, MambaBlock, MambaSpec, blocks_of, layer_kinds
+from minisgl.models.mamba2 import MambaSpec
+from minisgl.models.nemotron_block import MambaAttentionBlock, MambaBlock, blocks_of, layer_kinds
 from minisgl.models.rotation import no_rotation
 from minisgl.models.spec import Family, ModelSpec, layers_of
 

@@ -31,6 +31,6 @@ def spec(config: ModelConfig) -> ModelSpec:
 FAMILY = Family(
     architectures=("Olmo3ForCausalLM",),
     spec=spec,
-    defaults={**olmo2.FAMILY.defaults, "sliding_window": 4096},
+    defaults={**olmo2.FAMILY.defaults, "sliding_window": 4096, "rope_theta": 500_000.0},
     layer_ropes=True,
 )

@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.decoder import Block
-from minisgl.models.olmo2 import WideNormAttention
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.wide_norm import WideNormBlock
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-
-
-class OlmoeBlock(Block):
-    attention_type = WideNormAttention
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -24,7 +19,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(layer, block=OlmoeBlock) for layer in layers_of(config)),
+        layers=tuple(replace(layer, block=WideNormBlock) for layer in layers_of(config)),
         qkv_bias=bias,
         o_bias=bias,
         moe=qwen_mixture(config),

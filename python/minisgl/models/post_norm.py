@@ -1,7 +1,7 @@
 """Blocks that norm what attention and MLP return, before the residual addition.
 
-Such a norm needs the whole output, so the all-reduce goes before it. One `SandwichNorm` does what
-lies between two layers, also between the MLP of a block and the attention of the next one::
+Such a norm needs the whole output, so the all-reduce goes before it. One `SandwichNorm` computes
+all that lies between attention and MLP, or between an MLP and the next block's attention::
 
     Block          norm(all_reduce(x) + residual)
     SandwichBlock  pre(post(all_reduce(x)) + residual)
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 class SandwichBlock(Block):
     """norm, attention, norm, add; norm, MLP, norm, add.
 
-    norm_names: in the checkpoint, in this order; None for none. rms_norm_type: of these norms;
-    final_norm_type: of the model's last, if it is another. factor_name: of a number that multiplies
-    the block's output. whole_embedding: whether the embedding is no partial sum.
+    norm_names: the four norms' names in the checkpoint; None for a norm that is left out.
+    rms_norm_type: the class of these norms. final_norm_type: the class of the model's last norm;
+    None is rms_norm_type. factor_name: the name of a number that multiplies the block's output.
+    whole_embedding: whether each rank has the whole embedding instead of a partial sum.
     """
 
     norm_names: ClassVar[tuple[str | None, str, str | None, str]] = (
@@ -68,7 +69,8 @@ class SandwichBlock(Block):
     def entry(
         cls, spec: ModelSpec, build: BuildContext, before: LayerSpec | None, pre: RMSNorm | None
     ) -> SandwichNorm:
-        """Return what follows the embedding, or ends the block `before`; then norms by `pre`."""
+        """Return the norm at a block's entry: it ends the block `before` (None: it follows the
+        embedding), then it applies `pre`."""
         if before is None:
             return SandwichNorm(alone(build) if cls.whole_embedding else build, pre=pre)
         post = cls.post_norm(spec, build, before, cls.last_name(spec))
@@ -84,7 +86,7 @@ class SandwichBlock(Block):
     def post_norm(
         cls, spec: ModelSpec, build: BuildContext, layer: LayerSpec, name: str
     ) -> RMSNorm:
-        """Return a norm of what attention or MLP returns."""
+        """Return the norm of the output of attention or MLP."""
         return cls.norm_of(spec, build, f"{layer.prefix}.{name}")
 
     @classmethod
@@ -102,12 +104,12 @@ class PostNormBlock(SandwichBlock):
 
 
 def alone(build: BuildContext) -> BuildContext:
-    """The context of norms whose inputs are whole: nothing is all-reduced."""
+    """Return the context for norms that all-reduce nothing, as each rank has the whole input."""
     return replace(build, comm=SingleRank())
 
 
 class NoNorm(RMSNormFused):
-    """In the place of a norm, for a projection that takes its input as it is."""
+    """Takes the place of a norm where a projection's input is not normed."""
 
     in_projection = False
 

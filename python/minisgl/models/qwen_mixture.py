@@ -1,18 +1,18 @@
-"""The mixture of experts of Qwen2-MoE and Qwen3-MoE, from config.json."""
+"""Reads the mixture of experts of Qwen's families and OLMoE from config.json."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.layers.moe import ExpertNames
-from minisgl.models.mixture import MoeSpec, read_experts
+from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
 def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
-    """shared_size: see `MoeSpec`."""
+    """Return the mixture that config.json describes. shared_size: see `MoeSpec`. Raises
+    ConfigError."""
     fields = config.fields
     newer = "num_local_experts" in fields.values  # as transformers 5 writes it
     num_experts, top_k = read_experts(config, "num_local_experts" if newer else "num_experts")
@@ -27,19 +27,6 @@ def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
         inner_size=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob", False),
         is_sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers)),
-        names=expert_names,
+        names=names_in_mlp,
         shared_size=shared_size,
-    )
-
-
-def expert_names(layer: int) -> ExpertNames:
-    prefix = f"model.layers.{layer}.mlp"
-    return ExpertNames(
-        router=f"{prefix}.gate.weight",
-        router_alias=None,
-        gate=f"{prefix}.experts.{{}}.gate_proj.weight",
-        up=f"{prefix}.experts.{{}}.up_proj.weight",
-        down=f"{prefix}.experts.{{}}.down_proj.weight",
-        all_gate_up=f"{prefix}.experts.gate_up_proj",
-        all_down=f"{prefix}.experts.down_proj",
     )

@@ -1,4 +1,4 @@
-"""What a spec says of recurrent layers: their sizes, their cache groups and their pools.
+"""The part of a spec that describes recurrent layers: sizes, cache groups and pools.
 
 Imported only by families that have such layers.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from minisgl.models.spec import LayerSpec
 
 INTERVAL = 64
-"""Tokens between states, decision 0024."""
+"""Tokens between two saved states (decision 0024)."""
 GROUPS = (CacheGroup(kind="rows", interval=INTERVAL), CacheGroup(kind="state", interval=INTERVAL))
 
 
 class RecurrentSpec(Protocol):
-    """A layer that keeps something else than keys and values."""
+    """The further sizes of a layer that caches something else than keys and values."""
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -42,9 +42,12 @@ class RecurrentSpec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:
-    """A gated delta net in the place of attention. `LayerSpec.num_heads` are the value heads,
-    `num_kv_heads` the key heads, and `head_dim` is the key dim. taps: of the convolution. fused:
-    see `minisgl.layers.delta_net.FusedProjections`."""
+    """A gated delta net in the place of attention.
+
+    In its `LayerSpec` num_heads counts the value heads, num_kv_heads the key heads, and head_dim is
+    the size of a key. value_dim: the size of a value. taps: the length of the convolution. fused:
+    see `minisgl.layers.delta_net.FusedProjections`.
+    """
 
     value_dim: int
     taps: int
@@ -73,7 +76,8 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentPoolSpec(PoolSpec):
-    """group: of the rows. The other fields are those of the layers."""
+    """group: the index of the group of rows; state_group: that of the states. The other fields are
+    those of the layers."""
 
     state_group: int
     num_heads: int
@@ -96,7 +100,7 @@ class RecurrentPoolSpec(PoolSpec):
         return replace(self, num_heads=len(heads.q), num_kv_heads=len(heads.kv))
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
-        """Raises ConfigError for pages that states do not fit."""
+        """As `PoolSpec.page_bytes`. Raises ConfigError if states do not lie at ends of pages."""
         if INTERVAL % page_size:
             raise ConfigError(
                 f"--page-size {page_size}: this model has recurrent states every {INTERVAL} "

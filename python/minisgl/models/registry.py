@@ -1,4 +1,4 @@
-"""The families, by the architecture in config.json. A family is imported when it is used."""
+"""The family of each architecture. A family is imported when it is used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from minisgl.models.spec import Family
 _MODULES = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
+    "CwmForCausalLM": "cwm",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Exaone4ForCausalLM": "exaone4",
     "FalconH1ForCausalLM": "falcon_h1",

@@ -1,4 +1,4 @@
-"""What some families say of their rotation beside the common fields."""
+"""Rotary embeddings that not every family has: stretched, without rotation, or by type of layer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def rope_fields(config: ModelConfig) -> Fields:
 
 
 def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryConfig:
-    """Returns the rotation with the fields of its type. of_a_type: `rope` is the object of one type
-    of layer, where `max_position_embeddings` is the stretched length. Raises ConfigError."""
+    """Return `read` with the fields that its rope type needs. Raises ConfigError.
+
+    of_a_type: whether `rope` is the object of one type of layer. Then `max_position_embeddings`
+    counts the positions after stretching.
+    """
     llama3 = read.rope_type == "llama3"
     low = rope.number("low_freq_factor", None if llama3 else 1.0)
     high = rope.number("high_freq_factor", None if llama3 else 4.0)
@@ -49,19 +52,19 @@ def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryCon
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
         proportion=rope.number("partial_rotary_factor", 1.0),
-        short_factor=long_factors(rope, "short_factor", num_pairs),
-        long_factor=long_factors(rope, "long_factor", num_pairs),
+        short_factor=pair_factors(rope, "short_factor", num_pairs),
+        long_factor=pair_factors(rope, "long_factor", num_pairs),
     )
+    if factor >= 2**31 or read.max_context >= 2**31:
+        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
     if read.max_context < 1:
         raise rope.error("factor", "so large that the context is at least a token")
-    if read.max_context >= 2**31:
-        raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
     return read
 
 
-def long_factors(rope: Fields, name: str, num_pairs: int) -> tuple[float, ...]:
-    """Returns a list of longrope; () for no pairs. Raises ConfigError for anything but `num_pairs`
-    numbers."""
+def pair_factors(rope: Fields, name: str, num_pairs: int) -> tuple[float, ...]:
+    """Return longrope's list `name`, a factor for each pair of dims; () if there are no pairs.
+    Raises ConfigError for anything but `num_pairs` numbers."""
     values = rope.values.get(name) if num_pairs else []
     if (
         type(values) is not list
@@ -78,8 +81,8 @@ def no_rotation(config: ModelConfig) -> RotaryConfig:
 
 
 def sliding_rope(config: ModelConfig, theta: float) -> RotaryConfig:
-    """Returns the rotation of SLIDING layers: their own object in config.json, or else the one
-    without stretching. theta: of the latter."""
+    """Return the rotation of SLIDING layers: from their own object in config.json, or else one
+    with the base `theta` and without stretching."""
     if isinstance(rope_fields(config).values.get(SLIDING), dict):
         return rotary_config(config.fields, config.head_dim, SLIDING)
     return replace(config.rope, rope_type="default", theta=theta, factor=1.0)

@@ -1,4 +1,4 @@
-"""A decoder that scales its embedding and its logits, or caps the latter."""
+"""A decoder with constant factors of embedding and logits, and with a softcap of the logits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 
 class ScaledDecoder(Decoder):
-    """embedding_scale: rounded to the embedding's dtype before it multiplies, as in Hugging Face.
-    logit_scale: multiplies the hidden states before the LM head, which are fewer than logits.
-    softcap: logits x become softcap * tanh(x / softcap)."""
+    """A decoder with these three constants.
+
+    embedding_scale: multiplies the embedding; it is rounded to the embedding's dtype first, as in
+    Hugging Face. logit_scale: multiplies the logits; to save work it is applied to the hidden
+    states before the LM head. softcap: logits x become softcap * tanh(x / softcap); None is none.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,8 @@
-"""A checkpoint whose tensors are multiplied while they are read: for families whose layers have
-constant factors, which then cost nothing when the model runs."""
+"""Multiplies the tensors of a checkpoint by constants while they are read.
+
+The layers of some families have constant factors. Multiplied into the weights, they cost nothing
+when the model runs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ class ScaledView(CheckpointView):
     def __init__(
         self, view: CheckpointView, factors: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
-        """factors: the end of a declared name -> what multiplies the tensor. rows: -> what
-        multiplies its rows, a number for each."""
+        """factors: the end of a declared name -> the number that multiplies the tensor. rows: the
+        end of a declared name -> the numbers that multiply the tensor's rows."""
         super().__init__(view.folder, text_name)
         self._factors, self._rows = factors, rows
 

@@ -1,4 +1,4 @@
-"""Short convolutions in the place of attention: what a spec says of them, and their block.
+"""Short convolutions in the place of attention: the part of a spec, and the block.
 
 Imported only by families that have such layers.
 """
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvSpec:
-    """A gated short convolution. `LayerSpec.num_heads` and `num_kv_heads` are the same: the units
-    that ranks share, each of `head_dim` channels. taps, bias: of the convolution."""
+    """A gated short convolution.
+
+    In its `LayerSpec` num_heads and num_kv_heads are equal: ranks share the channels in so many
+    units of head_dim channels. taps: the length of the convolution. bias: whether it has one.
+    """
 
     taps: int
     bias: bool
@@ -36,7 +39,7 @@ class ConvSpec:
         return (CacheGroup(kind="window", window=self.taps),)
 
     def width(self, layer: LayerSpec) -> int:
-        """b, c, x and their product; the convolution's float32 sum takes no more."""
+        """As `LayerSpec.width`: b, c, x and their product. The float32 sum takes no more."""
         return 4 * layer.num_heads * layer.head_dim
 
     def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HeadSinks(BaseOP):
-    """Those of this rank's query heads."""
+    """The sinks of this rank's query heads."""
 
     weight: Tensor
 

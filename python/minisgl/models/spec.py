@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 class LayerSpec:
     """One block of the decoder.
 
-    prefix: of its tensors' names in the checkpoint. window: the keys that a query sees, itself
-    included; None is all. num_heads, num_kv_heads, head_dim: of all ranks together. rope: the
-    rotation of queries and keys. scale: multiplies q @ k; None is head_dim ** -0.5. block: the
-    class to build; None is `decoder.Block`. shares: the layer whose keys and values it reads, in
-    place of its own. recurrent: the sizes of a layer without attention, whose heads it describes.
+    prefix: begins its tensors' names in the checkpoint. window: the number of keys that a query
+    sees, the token's own included; None is all. num_heads, num_kv_heads: those of all ranks
+    together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is
+    head_dim ** -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the
+    layer whose keys and values it reads instead of its own. recurrent: further sizes of a layer
+    without attention; its class says what num_heads, num_kv_heads and head_dim then mean.
     """
 
     prefix: str
@@ -55,13 +56,13 @@ class LayerSpec:
 
     @property
     def width(self) -> int:
-        """Elements of a token's projection."""
+        """The number of elements that the first projection computes for a token."""
         if self.recurrent:
             return self.recurrent.width(self)
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def pool(self, groups: Sequence[CacheGroup]) -> PoolSpec:
-        """The pool of layers like this one, without layers."""
+        """Return the pool for layers like this one, with num_layers = 0."""
         if self.recurrent:
             return self.recurrent.pool(self, groups)
         group = groups.index(self.groups[0])
@@ -73,7 +74,8 @@ class LayerSpec:
 def layers_of(
     config: ModelConfig, windows: Sequence[int | None] | None = None
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ only in their window, if at all. windows: None for a model without any."""
+    """Return the layers of a model whose layers differ at most in their window. windows: each
+    layer's; None for a model without windows."""
     return tuple(
         LayerSpec(
             prefix=f"model.layers.{index}",
@@ -89,9 +91,12 @@ def layers_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """Layers of one cache group whose caches have the same shape: they share a pool of tensors and
-    an attention backend. group: its number. num_kv_heads: of all ranks, or of one where a model
-    says what it caches."""
+    """Layers of one cache group whose caches have the same shape. They share a pool of tensors and
+    an attention backend.
+
+    group: the group's index. num_kv_heads: in a `CacheLayout` the heads of all ranks, in
+    `BaseLLMModel.pools` those of this rank.
+    """
 
     group: int
     num_layers: int
@@ -104,8 +109,8 @@ class PoolSpec:
         return replace(self, num_kv_heads=len(heads.kv))
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
-        """The bytes of a page of a cache group in this pool, over all its layers. dtype: see
-        `minisgl.kvcache.pool.MHAKVCache`."""
+        """Return the bytes that one page of a cache group takes in this pool, all layers together.
+        dtype: see `minisgl.kvcache.pool.MHAKVCache`."""
         # An integer's scale is a float32 for each token and head.
         head_bytes = self.head_dim * dtype.itemsize + 4 * (not dtype.is_floating_point)
         per_token = 2 * self.num_layers * self.num_kv_heads * head_bytes
@@ -114,8 +119,8 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Where the layers of a model cache. groups: the full group first. places: for each layer the
-    number of its pool, and its index in that pool."""
+    """The pool of each layer. groups: the full group first. places: for each layer the index of its
+    pool in `pools`, and its own index in that pool."""
 
     groups: tuple[CacheGroup, ...]
     pools: tuple[PoolSpec, ...]
@@ -140,7 +145,7 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder to build: the sizes in `config`, and what its family adds.
+    """A decoder to build: the sizes in `config`, and its family's choices.
 
     qk_norm: queries and keys are normed per head before they are rotated. attention: the needs
     (`minisgl.attention.names`) that not every backend serves. decoder: the class to build; None is
@@ -159,7 +164,7 @@ class ModelSpec:
 
     @property
     def mlp_width(self) -> int:
-        """The most elements of a token between a block's norm and its sum."""
+        """The largest number of elements that an MLP or a mixture holds for a token at one time."""
         widths = [3 * self.config.intermediate_size]
         if self.moe:
             pair = 2 * self.moe.inner_size + max(self.moe.inner_size, self.config.hidden_size)

@@ -1,4 +1,4 @@
-"""Checkpoints that have an LM head beside tied embeddings."""
+"""Decides about the LM head of checkpoints that have one although config.json ties it."""
 
 from __future__ import annotations
 

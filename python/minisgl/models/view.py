@@ -1,8 +1,8 @@
-"""A checkpoint whose tensors are not those that the layers declare, seen as if they were.
+"""A view of a checkpoint that has the tensors which the layers declare.
 
-Three differences are bridged, each once and on reading, so that no layer has to know: projections
-that a file holds as one tensor, heads that rotate interleaved pairs, and a text model inside a
-larger one.
+The files may differ from the declaration in three ways: one tensor for several projections, heads
+that rotate interleaved pairs, and a text model inside a larger one. The view converts while a
+tensor is read, so no layer knows of it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ logger = get_logger(__name__)
 
 
 Cut = tuple[int, range]
-"""An axis of a tensor, and the entries there."""
+"""The axis along which a tensor is cut, and the range of entries that is kept."""
 OUTPUTS = {
     **dict.fromkeys(("weight", "bias", "weight_packed", "weight_zero_point"), 0),
     **dict.fromkeys(("weight_scale", "weight_scale_inv"), 0),
     **dict.fromkeys(("qweight", "scales", "qzeros"), 1),
 }
-"""The axis of a linear layer's outputs in its tensors: plain and compressed-tensors', GPTQ's
-and AWQ's. Others are the same for all outputs."""
+"""The end of a tensor's name -> the axis of the layer's outputs. The first two lines are for plain
+and compressed-tensors' layers, the third for GPTQ's and AWQ's. A tensor with another name has no
+axis of outputs."""
 
 
 class CheckpointView(Checkpoint):
-    """names: as the layers declare them."""
+    """Like `Checkpoint`, but `names` and all arguments are names that the layers declare."""
 
     def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
-        """rename: a file's name -> the declared one, or None for a tensor that is not read."""
+        """rename: from a name in the files to the declared name; None for a tensor to skip."""
         super().__init__(folder)
-        # declared name -> name in the files, and which part of that tensor; None is all.
+        # Declared name -> (name in the files, the part of that tensor; None is all).
         self._places: dict[str, tuple[str, Cut | None]] = {}
         for name in self.names:
             if declared := rename(name):
@@ -62,9 +63,11 @@ class CheckpointView(Checkpoint):
         self.names = set(self._places)
 
     def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
-        """Show each linear layer called `fused` as layers `names`, which have `sizes` outputs. A
-        plain one of another size stays whole. Raises ConfigError if a block of outputs would be
-        split."""
+        """Show each linear layer called `fused` as layers called `names`, with `sizes` outputs.
+
+        An unquantised layer with another number of outputs stays whole. Raises ConfigError if a
+        number that stands for several outputs would belong to two layers.
+        """
         total = sum(sizes)
         for whole in [name for name in self.names if f".{fused}." in name]:
             suffix, shape = whole.rpartition(".")[2], self.shape(whole)
@@ -76,7 +79,7 @@ class CheckpointView(Checkpoint):
             for name, size in zip(names, sizes, strict=True):
                 cut = None  # all of it, for each
                 if axis is not None and math.prod(shape) > 1:
-                    each = total // shape[axis]  # outputs of an entry, the last perhaps of fewer
+                    each = total // shape[axis]  # outputs that an entry is for
                     if each * shape[axis] != total or each & (each - 1) or size % each:
                         raise ConfigError(
                             f"{self.folder}: {whole} {list(shape)} cannot be cut into layers of "
@@ -148,19 +151,21 @@ def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
 
 
 def text_alone(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Leave out other parts of the files than the text model."""
+    """Return the view as it is: it already skips all tensors that are not the text model's."""
     return view
 
 
 def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Split q, k and v, or gate and up, that files have as one linear layer."""
+    """Split the files' fused linear layers: qkv_proj into q, k and v, gate_up_proj into gate and
+    up."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     view.split("qkv_proj", ("q_proj", "k_proj", "v_proj"), (q_rows, kv_rows, kv_rows))
     return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)
 
 
 def refuse_quantised(config: ModelConfig, what: str) -> None:
-    """Raise ConfigError for a quantised checkpoint of a family that does this."""
+    """Raise ConfigError if the checkpoint is quantised. what: ends the sentence "ARCHITECTURE ...",
+    with the reason."""
     if isinstance(config.formats, ConfiguredFormats):
         raise ConfigError(
             f"{config.fields.where}: {config.architecture} {what}, which is supported only without "

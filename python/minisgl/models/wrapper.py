@@ -34,13 +34,13 @@ WRAPPERS = {
 """Architecture -> the text models that it is known to have."""
 
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
-"""Fields that a file may have beside its text_config; these win, as in Hugging Face."""
+"""Fields that may stand beside text_config. They replace those inside it, as in Hugging Face."""
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
     *("audio_tower", "embed_vision", "embed_audio"),
     *("vision_adapter", "vision_projection"),
 )
-"""Modules beside the text model, which are not read. mtp: drafts of several tokens."""
+"""Modules beside the text model. Their tensors are not read. mtp drafts several tokens."""
 
 
 def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def unsupported(architecture: str) -> UnsupportedModel:
 
 
 def text_name(name: str) -> str | None:
-    """Returns what the text model alone calls a tensor; None for one of the other parts.
+    """Return a tensor's name in the text model; None for a tensor of `OTHER_PARTS`.
 
     transformers 5 writes `model.language_model.layers`, older files have
     `language_model.model.layers`.

@@ -1,8 +1,8 @@
-"""What a chat's answer may have besides text: reasoning and tool calls.
+"""The plan of a chat's answer: the formats of its parts, and what it must be.
 
-The checkpoint's response_template says how the model writes reasoning and tool calls, else its chat
-template does. A template that takes no tools gets them in a system message of Hermes' form, and its
-calls are read in that form.
+The formats are those of the checkpoint's response_template, or else those of its chat template. If
+the chat template takes no tools, a system message in Hermes' format describes them, and calls are
+read in that format.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ _detect_reasoning = lru_cache(4)(detect_reasoning)
 _detect_switch = lru_cache(4)(detect_switch)
 ANY_TOOL: Final = ("auto", "required")
 SWITCH: Final = "enable_thinking"
-"""A client's name of the template's switch, which may have another."""
+"""The name by which clients switch reasoning on and off. A template may have another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
     """How the answer to one prompt is read, and what it must be.
 
-    tools: (name, schema) of those that may be called. choice: "auto", "required", or the name of
-    the one that must be. thinking_budget: tokens of reasoning at most.
+    tools: the tools that may be called. choice: "auto", "required", or the name of the tool that
+    must be called. is_parallel: whether several calls are allowed. thinking_budget: the largest
+    number of tokens of reasoning; None is no limit.
     """
 
     form: AnswerForm | None = None
@@ -67,7 +68,7 @@ class AnswerPlan:
     thinking_budget: int | None = None
 
     def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
-        """Return the grammar of the answer and the JSON of its form, "" where there is none.
+        """Return (the answer's grammar, the JSON of its form); each is "" if there is none.
 
         Raises InvalidSampling for a grammar that cannot be compiled.
         """
@@ -100,7 +101,10 @@ def plan_of(ids: bytes) -> AnswerPlan:
 
 
 def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]) -> bytes:
-    """Return the ids of a prompt whose answer is split. Raises InvalidRequest, as `encode`."""
+    """Return the ids of a chat's prompt, with the plan of its answer if that may have parts.
+
+    check: gets the prompt's text before it is encoded, and may raise. Raises InvalidRequest.
+    """
     texts: list[str] = []
 
     def keep(text: str) -> None:
@@ -154,7 +158,7 @@ def _template_args(prompt: ChatPrompt, template: str, takes: bool) -> dict[str, 
 
 @lru_cache(4)
 def _own(folder: Path) -> ResponseFormats:
-    """What the checkpoint's response_template says, which is read once."""
+    """Return the formats that the checkpoint's response_template describes. It is read once."""
     template = load_tokenizer_config(folder).get("response_template") if folder.is_dir() else None
     if template is None:
         return ResponseFormats()
@@ -177,7 +181,11 @@ def _form(
     own: ResponseFormats,
     tools: Sequence[Tool],
 ) -> AnswerForm | None:
-    """Return what the answer to the prompt `text` may have, None if it is text alone."""
+    """Return the formats of the answer's parts; None if the answer can only be text.
+
+    text: the rendered prompt. parser: the format of calls. own: the formats of the
+    response_template.
+    """
     calls = parser if tools else ""
     is_harmony = HARMONY in (parser, _detect_calls(template))
     known = HARMONY if is_harmony else own.reasoning or _detect_reasoning(template)
@@ -202,7 +210,7 @@ def _form(
 
 
 def _check_tools(tools: Sequence[Tool], choice: str) -> None:
-    """Raise InvalidRequest if a name is there twice, or the chosen one is not there."""
+    """Raise InvalidRequest if two tools have one name, or if `choice` names none of them."""
     names = [name for name, _ in tools]
     if choice not in (*ANY_TOOL, *names) or (choice == "required" and not names):
         raise InvalidRequest(
@@ -213,7 +221,7 @@ def _check_tools(tools: Sequence[Tool], choice: str) -> None:
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> tuple[str, dict[str, Any]]:
-    """The name and the schema of the arguments, which is checked."""
+    """Return (name, schema of the arguments). Raises InvalidRequest for a bad schema."""
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object"}
     path = f"tools[{index}].function.parameters"

@@ -1,11 +1,11 @@
 """Messages to ids. The template writes special tokens; what clients write never becomes one.
 
 A client that writes "<|im_end|>" into a message would otherwise end it, and could go on as another
-role. Strings cannot be told apart once they are rendered. So strings of the client that could be a
-part of a special token are rendered a second time with a mark inside: a special token that is still
-whole then was written by the template. If there are no others, the text is encoded as it is, with
-the same ids as before. Else the parts between the template's tokens are encoded without special
-tokens, which transformers calls `split_special_tokens`.
+role. The rendered text does not show who wrote a token. So it is rendered twice. The second time,
+each string of the client that could be a part of a special token has a mark inside. A special token
+that is whole in both texts is the template's. If all are, the first text is encoded with its
+special tokens. Otherwise the text between the template's tokens is encoded without special tokens
+(`split_special_tokens` in transformers).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ChatEncoder:
         )
 
     def _marked(self, value: Any) -> Any:
-        """The value with a mark in each string that can be a part of a special token: behind the
-        first character of one, and in what may stand inside of one."""
+        """Return the value with a mark in each string that can be a part of a special token: behind
+        each character that begins a special token, or inside a string that is a part of one."""
         if isinstance(value, str):
             inner = value.strip()
             if inner and any(inner in special for special in self._specials):
@@ -124,5 +124,5 @@ class ChatEncoder:
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """A pattern that finds any of the texts, the first that fits; of no texts, nothing."""
+    """Return a pattern that matches the first of `texts` that fits; nothing if there are none."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

@@ -21,7 +21,7 @@ Finish = Callable[[], UserMsg | Failed]
 
 
 def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
-    """Encode the prompt. Returns a function that checks the grammar and returns the record for the
+    """Encode the prompt. Returns a function that checks the grammar; it returns the record for the
     scheduler, or the refusal for the client."""
     uid = message.uid
     try:
@@ -105,7 +105,8 @@ class Checks:
 
 
 def _clamped(asked: TokenizeMsg, message: UserMsg) -> UserMsg:
-    """`message` with `max_tokens` lowered to what the context leaves, if the request wants that."""
+    """Return `message`, whose `max_tokens` is lowered to what the context leaves if `asked` allows
+    that."""
     wanted = asked.sampling.max_tokens
     if not asked.is_clamped or not wanted or not asked.context_length:
         return message

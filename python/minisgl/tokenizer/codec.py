@@ -1,4 +1,4 @@
-"""Text to ids and ids to text for a client that wants just that: no model runs."""
+"""Text to ids, or ids to text, for a client that asks for nothing else. No model runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of an answer with reasoning or tool calls that must be."""
+"""The grammar of an answer with reasoning, forced tool calls or structured content."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 def constraint(
     plan: AnswerPlan, form: AnswerForm, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> str:
-    """Return the grammar: reasoning, then calls, content of a form, or anything.
+    """Return the text of the grammar: reasoning, then tool calls, structured content, or any text.
 
-    Raises InvalidRequest if it cannot be compiled, and for options that exclude one another.
+    Raises InvalidSampling if it cannot be compiled, and for options that exclude one another;
+    InvalidRequest for a format of calls that has no grammar.
     """
     content = sampling.structured_outputs
     must_call = plan.choice != "auto"
@@ -57,7 +58,8 @@ def constraint(
 
 
 def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """The id of an added token that llguidance keeps apart from text, else None."""
+    """Return the id of `text` if it is an added token that llguidance does not treat as text; else
+    None."""
     id: int | None = tokenizer.backend.token_to_id(text)
     is_tag = text.startswith("<") and text.endswith(">")
     if id is None or not (id in tokenizer.special_ids or is_tag):
@@ -66,7 +68,8 @@ def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
 
 
 def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
-    """Lark of one call, or of several if parallel calls are allowed and no one tool is named."""
+    """Return Lark for one call, or for one or more if parallel calls are allowed and `choice` names
+    no tool."""
     tools = plan.tools
     is_one = not plan.is_parallel or plan.choice != "required"
     if name == HARMONY:

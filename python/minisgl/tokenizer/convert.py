@@ -1,4 +1,4 @@
-"""A tokenizer of another format than tokenizer.json, converted by transformers."""
+"""Converts a tokenizer in another format to tokenizer.json's, through transformers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Each turn of the scheduler's loop sends the events of all running requests, in o
     Accepted   create the request's `Output`; send the event on
     Token      add its text to the `Output`; after the turn's events, send it as a `TextReply`
     Finished   send the rest of the text, then the event; delete the `Output`
-    Failed     send the event; delete the `Output`
+    Failed     send the text of earlier tokens, then the event; delete the `Output`
 
 Text that was sent is final: no later token changes it. So two kinds of text are held back: bytes
 that are not a whole character yet (`TextStream`), and text that may be the start of a stop string
@@ -189,7 +189,10 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
 
 
 def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:
-    """Return the rest of the text, if any, and the last reply of the request."""
+    """Return the rest of the text, if any, and the last reply of the request.
+
+    The rest of a failed request is without the text that was held back.
+    """
     if output is None:
         return [event] if isinstance(event, Failed) else []
     if isinstance(event, Finished) and output.stop_match is None:
@@ -198,9 +201,8 @@ def _last_replies(event: Finished | Failed, output: Output | None) -> list[Reque
         from minisgl.tokenizer.stop import cut
 
         event = cut(event, output)
-    if isinstance(event, Failed):
-        return [event]
-    event = output.closed(event)
+    if isinstance(event, Finished):
+        event = output.closed(event)
     rest = output.take(event.uid)
     is_empty = not (rest.token_ids or rest.text or rest.parts or rest.prompt)
     return [event] if is_empty else [rest, event]

@@ -61,7 +61,7 @@ def _panics_as_errors() -> Iterator[None]:
 def library_streams(
     backend: tokenizers.Tokenizer,
 ) -> Callable[[frozenset[int]], TextStream]:
-    """What makes a stream that skips some ids, for any decoder."""
+    """Return a function that makes a stream; its argument is the ids that it skips."""
     logger.info(
         "the tokenizer's decoder is of no kind that is known here: the tokenizers library makes "
         "the text, at a higher cost per token"

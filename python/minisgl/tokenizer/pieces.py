@@ -76,7 +76,8 @@ class _PieceStream:
 def piece_streams(
     backend: tokenizers.Tokenizer, stages: list[Any]
 ) -> Callable[[frozenset[int]], TextStream] | None:
-    """What makes a stream that skips some ids; None if the decoder is not of this kind.
+    """Return a function that makes a stream; its argument is the ids that it skips. None if this
+    module does not know the decoder.
 
     stages: the decoder's parts as tokenizer.json has them, [None] if there is no decoder.
     """

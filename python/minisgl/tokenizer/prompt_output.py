@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PromptOutput(Output):
-    """Mutable. is_alone: the request asks for the prompt alone, so the token that every request
-    samples is dropped. ids, offsets: of the prompt's tokens. num_scored: of them, those in `prompt`
-    or in an earlier `TextReply`; all if their log-probabilities are not asked for. prompt: of the
-    next `TextReply`.
+    """Mutable: it collects the prompt's tokens for the next `TextReply`.
+
+    is_alone: whether the request asks for its prompt alone; the token that every request samples is
+    then dropped. ids: the prompt's tokens. offsets: the index in the text where each begins.
+    num_scored: the number of tokens that `prompt` or an earlier `TextReply` has. prompt: the tokens
+    for the next `TextReply`.
     """
 
     is_alone: bool

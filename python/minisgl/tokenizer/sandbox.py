@@ -1,7 +1,8 @@
 """jinja's immutable sandbox, in which a template of a checkpoint ends in bounded time and memory.
 
-A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte. What
-these checks do not see, as a text that a loop doubles, ends at `MAX_MEMORY` in a server's workers.
+A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte. A
+text that these checks do not see, for example one that a loop doubles, is stopped at `MAX_MEMORY`
+in a server's workers.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from jinja2.filters import do_format
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_S: Final = 10.0
-"""Of a core's time. A chat of a million tokens takes a tenth of a second."""
+"""CPU seconds of one rendering. A chat of a million tokens takes a tenth of a second."""
 
 MAX_PROMPT: Final = 64 * 2**20
-"""Characters: four times the largest body."""
+"""Characters of a rendered prompt: four times the largest body of a request."""
 
 MAX_MEMORY: Final = 2**30
-"""Bytes that rendering may take. The largest prompt has a quarter of that."""
+"""Bytes that rendering may allocate. The largest prompt takes a quarter of that."""
 
 MAX_FACTOR: Final = 1024
-"""Of a base or an exponent."""
+"""The largest base or exponent of a power."""
 
 MAX_WIDTH: Final = 2**16
-"""Of a padding, or of the lists that a filter makes."""
+"""The largest width of a padding, and the longest list that a filter makes."""
 
 _TICK: Final = "minisgl_tick"
 _WIDTH: Final = re.compile(r"\d+(?=[^\W\d]|[.,%{}])")

@@ -19,8 +19,10 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SplitOutput(Output):
-    """Mutable. parts: of the next `TextReply`. num_reasoning: tokens of reasoning so far, the marks
-    before and behind it included."""
+    """Mutable: it collects the parts for the next `TextReply`.
+
+    num_reasoning: tokens of reasoning so far, with the marks before and behind it.
+    """
 
     parser: AnswerParser
     parts: list[Part] = field(default_factory=list)
@@ -56,8 +58,8 @@ class SplitOutput(Output):
 
 
 def split_output(event: Accepted, tokenizer: Tokenizer, matcher: StopMatcher | None) -> SplitOutput:
-    """The output of a request with `Accepted.form`. The marks of its form are in the text, whether
-    or not they are special tokens."""
+    """Return the output of a request with `Accepted.form`. The form's marks are never skipped, even
+    if they are special tokens, since the parser needs them."""
     form = msgspec.json.decode(event.form, type=AnswerForm)
     ids = map(tokenizer.backend.token_to_id, special_texts(form.calls, form.reasoning))
     shown = frozenset(id for id in ids if id is not None)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class StopMatcher:
     """Passes text through, up to the first stop string that is complete.
 
-    included: the stop string is part of the text.
+    included: whether the text ends behind the stop string instead of before it.
 
-    Of several that complete at the same character the longest counts. Mutable: the state of one
-    request. `match` is the stop string that was found; nothing may be fed after that.
+    If several stop strings are complete at the same character, the longest counts. Mutable: the
+    state of one request. `match` is the stop string that was found; nothing may be fed after that.
     """
 
     def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
@@ -37,7 +37,7 @@ class StopMatcher:
         self.match: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that no stop string can take back any more."""
+        """Return the text that can no longer be a part of a stop string."""
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
             char = buffer[end - 1]
@@ -57,7 +57,7 @@ class StopMatcher:
         return buffer[:num_free]
 
     def flush(self) -> str:
-        """The text has ended: what was held back belongs to it."""
+        """Return the text that was held back. Call it when the text has ended."""
         held, self._held = self._held, ""
         return held
 

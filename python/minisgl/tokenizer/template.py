@@ -183,7 +183,7 @@ def _find_sources(folder: Path) -> dict[str, str]:
         case str(source):
             return {"default": source}
         case [*entries]:  # [{"name": "default", "template": "..."}, ...]
-            with contextlib.suppress(KeyError, TypeError):  # told below
+            with contextlib.suppress(KeyError, TypeError):  # raised below
                 return {str(entry["name"]): str(entry["template"]) for entry in entries}
     raise CheckpointError(
         f"the chat_template in {folder} must be a string or a list of named templates"

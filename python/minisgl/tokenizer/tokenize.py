@@ -83,7 +83,8 @@ class PromptEncoder:
     def request(
         self, ids: bytes, sampling: SamplingParams, namespace: str, uid: int = 0, priority: int = 0
     ) -> UserMsg:
-        """The record for the scheduler. Raises InvalidSampling for a grammar that is no good."""
+        """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
+        compiled."""
         grammar = form = ""
         if sampling.bad_words:
             from minisgl.tokenizer.bad_words import with_bad_words_ids

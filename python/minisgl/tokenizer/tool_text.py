@@ -1,4 +1,4 @@
-"""Tools as plain messages, for chat templates that take no tools or write no calls."""
+"""Rewrites messages for chat templates that take no tools, or that do not write all tool calls."""
 
 from __future__ import annotations
 
@@ -56,13 +56,14 @@ def plain_messages(
     template: ChatTemplate,
     calls: Calls,
 ) -> list[dict[str, Any]]:
-    """Return the messages as the template writes them all.
+    """Return messages that say the same and that the template writes completely.
 
-    Ids that it refuses become nine letters and digits (Mistral's). Where it writes only the first
-    of several calls (gpt-oss), each has a message of its own, with its result behind it.
-    Where it takes no tools, they stand in a system message, or in the first message where it takes
-    no such message, calls are content in the form `calls`, and results are messages of the user.
-    Where it only writes no calls, these are content.
+    - If the template refuses an id of a call, ids become nine letters and digits (Mistral).
+    - If it writes only the first of several calls, each call gets a message of its own, followed by
+      its result (gpt-oss).
+    - If it writes no calls, they become content, in the format `calls`.
+    - If it takes no tools, they are described in the system message, or in the first message if it
+      takes no system message. Calls become content, and results become messages of the user.
     """
     shown = [dict(message) for message in messages]
     form = CALLS.get(calls) if isinstance(calls, str) else calls
@@ -97,8 +98,9 @@ def _writes(
     args: Mapping[str, Any],
     name: str = _NAME,
 ) -> bool:
-    """Whether the probe's name is in the prompt; a template that refuses the probe is taken to
-    write it: it may refuse for another reason."""
+    """Whether the template writes the probe's name. A template that refuses the probe counts as
+    writing it, since it may refuse for another reason; but not one that refuses a system message.
+    """
     try:
         return name in template.render(messages, args)
     except InvalidRequest:
@@ -114,7 +116,7 @@ def _refuses(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> b
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with each id of a call as nine letters and digits, the same for the same id."""
+    """Return the message with ids of calls as nine letters and digits. Equal ids stay equal."""
     changed = dict(message)
     if isinstance(message.get("tool_call_id"), str):
         changed["tool_call_id"] = _short(message["tool_call_id"])

@@ -38,14 +38,15 @@ from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
 TURN_S: Final = 30.0
-"""What a turn may take: a prompt of a million tokens, or a chat template, on a slow CPU."""
+"""Seconds that a turn may take: a prompt of a million tokens, or a template, on a slow CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWorkerConfig:
-    """folder: the checkpoint. tokenizer_index: None for no tokenizer. detokenizer: that role.
+    """The roles of one worker.
 
-    dry_run: only find out whether the tokenizer is any good.
+    folder: the checkpoint. tokenizer_index: the index among the processes that tokenize; None for
+    one that does not. detokenizer: whether it detokenizes. dry_run: load the tokenizer, then end.
     """
 
     folder: Path
@@ -57,9 +58,9 @@ class TextWorkerConfig:
 
 
 def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
-    """Serve until SIGTERM, in a dry run not at all.
+    """Serve until SIGTERM. In a dry run, return as soon as the tokenizer is loaded.
 
-    Raises ConfigError, before it is ready, if the tokenizer is no good.
+    Raises ConfigError, before it is ready, if the tokenizer cannot be used.
     """
     assert config.tokenizer_index is not None or config.detokenizer, "a worker needs a role"
     tokenizer = load_tokenizer(config.folder)
@@ -121,7 +122,8 @@ _Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
 
 
 def _take_back(waiting: deque[FrontendMsg], checks: Checks, abort: AbortMsg) -> None:
-    """Forget a prompt that is still here; one that has gone on is aborted before all that waits."""
+    """Forget a prompt that is still here. For one that was sent on, the abort overtakes all waiting
+    messages."""
     if checks.cancel(abort.uid):
         return
     for message in waiting:
@@ -132,7 +134,7 @@ def _take_back(waiting: deque[FrontendMsg], checks: Checks, abort: AbortMsg) -> 
 
 
 def _forward(encoder: PromptEncoder, checks: Checks, message: FrontendMsg) -> list[_Answer]:
-    """Return what to send now: nothing yet of a request whose grammar is checked first."""
+    """Return the answers to send now. A request whose grammar must be checked has none yet."""
     if isinstance(message, TokenizeMsg):
         finish = begin(encoder, message)
         if not has_grammar(message):

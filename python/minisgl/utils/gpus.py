@@ -1,4 +1,4 @@
-"""The number of this machine's GPUs, counted without torch."""
+"""Counts this machine's GPUs without torch, and compares the options with them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def too_few_gpus(num_ranks: int, num_gpus: int) -> str | None:
 
 
 def warn_of_unused(torch_version: str) -> None:
-    """Log where the driver has GPUs that torch does not find."""
+    """Log a warning if the driver has GPUs that torch does not find."""
     if num_unused := gpus_of_driver():
         get_logger(__name__).warning(
             "computing on the CPU: this machine's driver has %s, but torch %s finds none; "

@@ -1,4 +1,4 @@
-"""HTTP clients of our own commands: the URLs that they accept, and when they use a proxy."""
+"""HTTP clients of our commands: which URLs they accept, and when they use a proxy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def http_client(url: str, **options: Any) -> httpx.Client:
 
 
 def unusable_proxy(error: Exception) -> ConfigError:
-    """Return the error for what httpx says of a proxy variable that it cannot use."""
+    """Return the error for a proxy variable that httpx cannot use. error: what httpx raised."""
     return ConfigError(
         f"a proxy variable of the environment cannot be used ({error}); for a SOCKS proxy run "
         "pip install 'httpx[socks]', or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"

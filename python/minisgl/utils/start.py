@@ -1,4 +1,4 @@
-"""Measures the parts of a start."""
+"""Measures how long each part of a start takes."""
 
 from __future__ import annotations
 

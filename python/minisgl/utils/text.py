@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Writes counts and sizes for messages."""
 
 from __future__ import annotations
 

@@ -24,11 +24,12 @@ class CallFormat:
         tags    a header with the name, then for each argument `key`, its name, `key_end`,
                 `value_begin`, its value, `value_end`
         pairs   NAME{key:value,...}, texts between two of `quote`
-    name: a regex for a header, whose first group is the name. section: text before the first call
-    and behind the last. is_bare: a call may be a whole answer without `begin`. detected_by: texts
-    that a template with this format has. header, is_list: of a format that a checkpoint describes
-    (`minisgl.tokenizer.parse.response_template`), what is between `begin` and the arguments, with
-    NAME for the name, and whether the calls are one list.
+    name: a regex for a header, whose first group is the name. section: the text before the first
+    call and the text behind the last. is_bare: whether a whole answer may be a call without
+    `begin`. detected_by: texts that every template with this format has. header, is_list: only for
+    formats that a checkpoint describes (`minisgl.tokenizer.parse.response_template`): the text
+    between `begin` and the arguments, with NAME in the place of the name; whether all calls are in
+    one list.
     """
 
     begin: str
@@ -156,8 +157,9 @@ CALLS: Final[dict[str, CallFormat]] = {
         is_bare=True,
     ),
 }
-"""By the names of `--tool-call-parser`; "harmony" is another (`minisgl.tokenizer.parse.harmony`).
-A template that has the texts of two is the first's."""
+"""Name -> format. `--tool-call-parser` has these names and "harmony", which is no `CallFormat`
+(`minisgl.tokenizer.parse.harmony`). If a template has the texts of several formats, the first one
+counts."""
 
 REASONING: Final[dict[str, tuple[str, str]]] = {
     "think": ("<think>", "</think>"),

@@ -23,10 +23,11 @@ _NO_TYPES: Final[dict[str, dict[str, str]]] = {}
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer may have besides content.
+    """The formats of an answer's parts.
 
-    calls: the format of its tool calls, "" for none. reasoning: that of its reasoning. is_open: the
-    prompt ends within reasoning. types: see `minisgl.tokenizer.parse.syntax.Types`.
+    calls: the format of its tool calls, "" for none. reasoning: the format of its reasoning, ""
+    for none. is_open: whether the prompt ends within reasoning. types: see
+    `minisgl.tokenizer.parse.syntax.Types`.
     """
 
     calls: Calls = ""
@@ -98,7 +99,7 @@ class AnswerParser:
 
 
 def read_content(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
-    """Content with tool calls. What begins as a call and is none is content as it was written."""
+    """Read content and tool calls. Text that begins like a call but is none stays content."""
     marks = [mark for mark in (calls.begin, calls.section[0]) if mark]
     if calls.is_bare:
         reader.record("")
@@ -119,7 +120,7 @@ def read_content(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading
 
 
 def _read_calls(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
-    """The calls behind one `begin`, of which a list may hold several."""
+    """Read the calls behind one `begin`: one call, or a list of calls."""
     yield from reader.skip_space()
     is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
     while True:

@@ -1,9 +1,10 @@
-"""A checkpoint's own description of its answers, in the terms of our parser.
+"""Turns a checkpoint's description of its answers into formats that our parser reads.
 
-transformers (5.23, `utils/chat_parsing`) reads `response_template` in tokenizer_config.json: fields
-with the marks before and behind them, regexes or texts, how the text between is parsed, and how it
-becomes the message's field. Ours are fewer kinds of calls, read as they come. A description that is
-none of them is refused by name, and the formats found in the chat template count.
+The description is `response_template` in tokenizer_config.json (transformers 5.23,
+`utils/chat_parsing`). It has fields. Each field has the marks before and behind it, as texts or
+regexes, says how the text between the marks is parsed, and how it becomes a field of the message.
+Our parser reads fewer kinds of calls, since it reads them as they come. Other descriptions are
+refused; the caller then uses the formats of the chat template.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 class UnknownResponseTemplate(ValueError):
-    """Says which part is none of our kinds."""
+    """The message says which part of the description our parser cannot read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormats:
-    """calls: the name of a known format, or its description; "" for none. reasoning: the texts
-    before and behind it."""
+    """calls: the name of a known format, or the format itself; "" for none. reasoning: the texts
+    before and behind reasoning."""
 
     calls: str | CallFormat = ""
     reasoning: tuple[str, str] | None = None
@@ -33,14 +34,14 @@ class ResponseFormats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Of a pattern: a text, a group with its name, or white space, which has neither."""
+    """A piece of a pattern: a text, a group with a name, or white space, which has neither."""
 
     text: str = ""
     group: str = ""
 
 
 def response_formats(template: Any) -> ResponseFormats:
-    """Raises UnknownResponseTemplate."""
+    """Return the formats of a description. Raises UnknownResponseTemplate."""
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping) or not all(isinstance(f, Mapping) for f in fields.values()):
         raise UnknownResponseTemplate("it has no fields")
@@ -114,8 +115,8 @@ def _call_format(field: Mapping[str, Any]) -> CallFormat:
 
 
 def _places(field: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """Where the name and the arguments are, as placeholders without braces; whether a list has
-    several calls."""
+    """Return the placeholders of the name and of the arguments, without braces, and whether a list
+    holds several calls."""
     transform = field.get("transform") or "{content}"
     if isinstance(transform, Mapping):
         transform = transform.get("function", transform)
@@ -133,7 +134,7 @@ _PLACE: Final = re.compile(r"\{(\w+\.)?\w+\}")
 
 
 def _quote(args: Mapping[str, Any], behind: str) -> str:
-    """What stands before and behind the texts in {key:value} with bare keys."""
+    """Return the mark that stands before and behind each text in {key:value}."""
     [[quote, other], *more] = args.get("string_delims") or [["", ""]]
     if not args.get("unquoted_keys") or not quote or quote != other or more or behind:
         raise UnknownResponseTemplate("its tool_calls are another dialect of JSON")
@@ -141,7 +142,8 @@ def _quote(args: Mapping[str, Any], behind: str) -> str:
 
 
 def _tags(pattern: str) -> tuple[str, str, str, str]:
-    """The texts before an argument's name, behind it, before its value, and behind it."""
+    """Return the four texts around an argument: before its name, behind its name, before its value,
+    behind its value."""
     pieces = [piece for piece in _parsed(pattern) if piece != _Piece()]
     groups = [piece.group for piece in pieces]
     texts = [piece.text for piece in pieces]
@@ -153,7 +155,7 @@ def _tags(pattern: str) -> tuple[str, str, str, str]:
 
 
 def _pieces(field: Mapping[str, Any], side: str) -> list[_Piece]:
-    """Of the mark `side` of a field; none if it has none."""
+    """Return the pieces of a field's mark. side: "open" or "close". [] if there is no such mark."""
     if (pattern := field.get(f"{side}_pattern")) is not None:
         return _parsed(str(pattern))
     text = field.get(side) or ""
@@ -178,7 +180,8 @@ _STEP: Final = re.compile(
 
 
 def _parsed(pattern: str) -> list[_Piece]:
-    """Raises UnknownResponseTemplate for a pattern that is more than texts and named groups."""
+    """Return the pieces of a regex. Raises UnknownResponseTemplate for a regex that has more than
+    texts, spaces and named groups."""
     pieces: list[_Piece] = []
     at = 0
     while at < len(pattern):
@@ -200,7 +203,7 @@ def _parsed(pattern: str) -> list[_Piece]:
 
 
 def _known(form: CallFormat) -> str | CallFormat:
-    """The name of a format that is the same to the reader, else `form`."""
+    """Return the name of the known format that is read in the same way, or else `form`."""
     for name, known in CALLS.items():
         if not known.is_bare and _marks(known) == _marks(form):
             return name

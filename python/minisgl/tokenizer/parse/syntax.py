@@ -1,4 +1,8 @@
-"""Reads one tool call of each syntax. Returns whether it was one; emits nothing else before."""
+"""Reads one tool call, in each syntax.
+
+Each reader takes the text of a call and emits its parts. It returns False if the text is no call;
+then it has emitted nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from minisgl.tokenizer.parse.formats import CallFormat
 from minisgl.tokenizer.parse.reader import Reader, Reading
 
 Types = Mapping[str, Mapping[str, str]]
-"""Function name to argument name to the JSON type of its schema; "" if that is no single one."""
+"""Function name -> argument name -> the JSON type in its schema; "" if the schema has not exactly
+one."""
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
 
 
@@ -117,7 +122,7 @@ READERS: Final = {
 
 
 def read_arguments(reader: Reader) -> Reading[None]:
-    """Emit arguments; those that are written as a JSON string are its text."""
+    """Emit a call's arguments. If they are written as a JSON string, its text is emitted."""
     if (yield from reader.peek()) == '"':
         reader.emit("arguments", _text((yield from reader.json_value())))
     else:
@@ -130,41 +135,45 @@ def _name(form: CallFormat, header: str) -> str:
 
 
 def _text(value: str) -> str:
-    """The text of a JSON string, "" if it is none."""
+    """Return the text of a JSON string; "" if `value` is not a JSON string."""
     try:
         text = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return text if isinstance(text, str) else ""
 
 
 def _typed(value: str, type: str) -> str:
-    """The JSON of an argument that is written as plain text."""
+    """Return the JSON of an argument that is written as plain text. type: see `Types`."""
     if type != "string":
-        with contextlib.suppress(ValueError):
-            return json.dumps(json.loads(value), ensure_ascii=False)
+        with contextlib.suppress(ValueError, RecursionError):
+            return _dumped(json.loads(value))
         if value[:1] in "{[TFN":  # as some templates print values of Python
             with contextlib.suppress(
                 ValueError, SyntaxError, TypeError, RecursionError, MemoryError
             ):
-                return json.dumps(ast.literal_eval(value), ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False)
+                return _dumped(ast.literal_eval(value))
+    return _dumped(value)
+
+
+def _dumped(value: Any) -> str:
+    """Return the JSON of a value. Raises ValueError for NaN and infinities, which JSON lacks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 _PAIRS: Final = re.compile(r"\s*([{,])\s*([\w.$-]+)\s*:")
 
 
 def _json_of_pairs(text: str, quote: str) -> str:
-    """The JSON of {key:value} with bare keys, whose texts stand between two of `quote`."""
+    """Return the JSON of {key:value}, whose keys have no quotes and whose texts stand between two
+    of `quote`; `text` itself if that cannot be read."""
     pieces = text.split(quote)
     for index, piece in enumerate(pieces):
         if index % 2:
-            pieces[index] = json.dumps(piece, ensure_ascii=False)
+            pieces[index] = _dumped(piece)
         else:
             pieces[index] = _PAIRS.sub(r'\1"\2":', piece)
     shown = "".join(pieces)
-    try:
-        value: Any = json.loads(shown)
-    except ValueError:
-        return shown
-    return json.dumps(value, ensure_ascii=False)
+    with contextlib.suppress(ValueError, RecursionError):
+        return _dumped(json.loads(shown))
+    return shown

@@ -1,0 +1,64 @@
+"""A router of sigmoids, with a correction that counts for the choice of experts alone.
+
+Axes: T tokens, D hidden size, E experts, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.layers.moe import ExpertNames, MoELayer
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.layers import BuildContext
+    from minisgl.models.config import ModelConfig
+
+
+class SigmoidExperts(MoELayer):
+    """An expert's weight is the sigmoid of its logit. A token takes the experts with the largest
+    sum of weight and correction, from the groups whose two largest sums add up to the most.
+
+    sum_eps: added to the sum by which the weights are divided.
+    """
+
+    correction: Tensor
+    sum_eps = 1e-20
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *args: Any,
+        config: ModelConfig,
+        names: ExpertNames,
+        **options: Any,
+    ) -> None:
+        super().__init__(build, *args, names=names, **options)
+        name = names.router.replace(".weight", ".e_score_correction_bias")
+        self.declare("correction", torch.float32, Part.whole(name, options["num_experts"]))
+        fields = config.fields
+        self._factor = fields.number("routed_scaling_factor", 1.0)
+        self._groups, self._kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+
+    def mix(self, x_TD: Tensor) -> Tensor:
+        scores_TE = F.linear(x_TD.float(), self.router.dense().float()).sigmoid()
+        choice_TE = scores_TE + self.correction
+        if self._groups > 1:
+            each = choice_TE.shape[1] // self._groups
+            grouped = choice_TE.view(len(x_TD), self._groups, each)
+            best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._kept, dim=-1).indices
+            is_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
+            choice_TE = grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+        ids_TK = choice_TE.topk(self._top_k, dim=-1).indices
+        weights_TK = scores_TE.gather(1, ids_TK)
+        if self._renormalise:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + self.sum_eps)
+        return self.compute(x_TD, weights_TK * self._factor, ids_TK.int())
+
+    def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """See `BaseMoeBackend.routed`."""
+        return self._backend.routed(x_TD, weights_TK, ids_TK, self.experts)

@@ -1,0 +1,104 @@
+"""Each family's config.json: a field that is left out, and a field with a value that cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, MiniMaxM2Config, PreTrainedConfig
+
+from helpers.family_cases import CASES, SIZES
+from helpers.model_harness import to_old_spelling
+from minisgl.errors import ConfigError, MinisglError
+from minisgl.models import ModelConfig
+from minisgl.models.config import Fields
+
+CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
+"""Config class -> (changes, page size, old spelling) of its first case."""
+REQUIRED = {"Glm4MoeConfig": {"head_dim": 128}}
+"""Fields without which transformers' default values do not fit together."""
+ODD = ([[]], {"0": 1}, 1e308, -1)
+
+each_family = pytest.mark.parametrize("config_class", CLASSES, ids=lambda each: each.__name__)
+
+
+def save(config: PreTrainedConfig, folder: Path, old_spelling: bool = False) -> dict[str, Any]:
+    """Write config.json as transformers does. Returns its content."""
+    classes = AutoModelForCausalLM._model_mapping
+    config.architectures, config.dtype = [classes[type(config)].__name__], "float32"
+    config.save_pretrained(folder)
+    if old_spelling:
+        to_old_spelling(folder)
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return values
+
+
+def read(folder: Path, values: dict[str, Any]) -> tuple[object, ...]:
+    """Everything that the model is built from, without the fields themselves."""
+    (folder / "config.json").write_text(json.dumps(values))
+    config = ModelConfig.from_folder(folder)
+    spec = config.family.spec(config)
+    plain = dataclasses.replace(spec.config, fields=Fields({}, ""))
+    moe = spec.moe and dataclasses.replace(spec.moe, layer=type, names=str, prefix=str)
+    options = getattr(spec.decoder, "keywords", None)
+    return dataclasses.replace(spec, config=plain, moe=moe, decoder=None), plain, options
+
+
+@each_family
+def test_each_field_that_has_a_default_may_be_absent(
+    config_class: type[PreTrainedConfig], tmp_path: Path
+) -> None:
+    """Or its absence is an error; but it never means something else than in transformers."""
+    config = config_class(**REQUIRED.get(config_class.__name__, {}))
+    values = save(config, tmp_path)
+    is_plain = "rope_type" in values.get("rope_parameters", {})
+    if is_plain and values["rope_parameters"]["rope_type"] == "default":
+        to_old_spelling(tmp_path)
+        values = json.loads((tmp_path / "config.json").read_text())
+    whole, absent = read(tmp_path, values), set[str]()
+    for field in values:
+        rest = {name: value for name, value in values.items() if name != field}
+        try:
+            assert read(tmp_path, rest) == whole, field
+        except ConfigError as error:  # not every field's absence is one
+            assert f"{field} is missing; expected" in str(error)  # noqa: PT017 - see above
+        else:
+            absent.add(field)
+    rest = {name: value for name, value in values.items() if name not in absent}
+    assert read(tmp_path, rest) == whole
+
+
+@each_family
+def test_a_value_that_cannot_be_is_refused(
+    config_class: type[PreTrainedConfig], tmp_path: Path
+) -> None:
+    """Each field that is read, and each entry of one; or the value changes nothing."""
+    changes, _, old_spelling = CLASSES[config_class]
+    values = save(config_class(**{**SIZES, **changes}), tmp_path, old_spelling)
+    config, seen = ModelConfig.from_folder(tmp_path), set[str]()
+
+    class Seen(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            seen.add(name)
+            return super().get(name, default)
+
+    fields = Fields(Seen(config.fields.values), "")
+    config.family.spec(dataclasses.replace(config, fields=fields))
+    for name in sorted(seen | values.keys() | config.family.defaults.keys()):
+        changed = [{**values, name: odd} for odd in ODD]
+        if isinstance(inner := values.get(name), dict):
+            changed += [{**values, name: {**inner, key: odd}} for key in inner for odd in ODD]
+        for each in changed:
+            with contextlib.suppress(MinisglError):
+                read(tmp_path, each)
+
+
+@pytest.mark.parametrize("dims", [130, 7])
+def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path) -> None:
+    values = save(MiniMaxM2Config(), tmp_path)
+    with pytest.raises(ConfigError, match="rotary_dim must be an even number up to 128, got"):
+        read(tmp_path, {**values, "rotary_dim": dims})
