@@ -14,9 +14,12 @@ import psutil
 import pytest
 
 from helpers.running_server import RunningServer
+from minisgl.core import SamplingParams
+from minisgl.deploy import local
 from minisgl.deploy.local import _devices, with_share_of_memory
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
+from minisgl.server.checkpoint import Found
 from minisgl.server.flags import parse_args
 
 KEY = "a-key"
@@ -77,6 +80,16 @@ def test_what_is_for_one_server(other: str, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         parse_args(["--dp", "2", *other.split()])
     assert "--dp 2 does not go with" in capsys.readouterr().err
+
+
+def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Found(folder=Path("/hub/snapshots/0f1e"), names=("a/b",), defaults=SamplingParams())
+    started: list[ServerArgs] = []
+    monkeypatch.setattr(local, "find_checkpoint", lambda args: found)
+    monkeypatch.setattr(local, "ServerProcess", lambda name, args, env: started.append(args))
+    local._Servers(ServerArgs(model="a/b", dp=2, device="cpu"))
+    asked = [(args.model, args.served_model_name) for args in started]
+    assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
 
 
 def test_servers_share_memory_and_have_gpus_of_their_own(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
@@ -21,6 +22,7 @@ from helpers.scripted_server import MODEL, STATE, ScriptedServer, text_of
 from minisgl.message.replica import KeyUse, ReplicaState
 from minisgl.router import fleet
 from minisgl.router.key_limits import KeyLimits
+from minisgl.router.upstream import MAX_UNREAD
 from minisgl.server.errors import RateLimited
 from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry import replica
@@ -256,6 +258,14 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request(two: Setup
     until(lambda: any(server.aborted for server in two.servers))
 
 
+def test_an_event_longer_than_the_buffer_arrives(two: Setup) -> None:
+    word = "x" * 2 * MAX_UNREAD
+    body = {"model": MODEL, "prompt": f"{word} end", "stream": True}
+    answer = httpx.post(f"{two.url}/v1/completions", json=body, timeout=20)
+    assert f'"text":"{word} "' in answer.text
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
 def test_metrics_have_each_replicas_label(two: Setup) -> None:
     _complete(two.url, "one two")
     told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0'
@@ -283,6 +293,24 @@ def test_a_stored_response_is_found(two: Setup) -> None:
     lost = {"model": MODEL, "input": "x", "previous_response_id": "resp_none"}
     refused = httpx.post(f"{two.url}/v1/responses", json=lost)
     assert "resp_none" in refused.json()["error"]["message"]
+
+
+def test_an_item_of_a_stored_response_is_found(two: Setup) -> None:
+    client = openai.OpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0)
+    two.set_state(0, queued_tokens=1000)
+    first = client.responses.create(model=MODEL, input="one two")
+    two.set_state(0)
+    two.set_state(1, queued_tokens=1000)
+    items = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "a"}]
+    second = client.responses.create(model=MODEL, input=items)
+    assert second.output_text == "a ."
+
+
+def test_null_for_an_earlier_response_leaves_the_choice_free(two: Setup) -> None:
+    two.set_state(0, queued_tokens=1000)
+    body = {"model": MODEL, "input": "one two", "previous_response_id": None}
+    assert httpx.post(f"{two.url}/v1/responses", json=body).status_code == 200
+    assert two.served_by("one two") == 1
 
 
 def test_profiles_are_of_one_replica(two: Setup) -> None:
@@ -317,6 +345,19 @@ def test_servers_of_another_model_get_nothing() -> None:
         assert len(reasons) == 1, "whichever answered first has decided what is served"
         assert "serves 'another'" in reasons[0] or f"serves '{MODEL}'" in reasons[0]
     breaking.close()
+
+
+async def _late_answer() -> tuple[int, str]:
+    watched = fleet.Fleet(["http://127.0.0.1:9"])
+    (gone,) = watched.replicas
+    watched._watches[gone] = asyncio.create_task(asyncio.sleep(0))
+    await watched.change([])
+    watched._found(gone, msgspec.json.decode(_state(), type=ReplicaState), 0.0)
+    return len(watched.views._index), watched.model
+
+
+def test_an_answer_that_comes_after_its_replica_was_removed_changes_nothing() -> None:
+    assert asyncio.run(_late_answer()) == (0, "")
 
 
 def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:

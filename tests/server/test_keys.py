@@ -225,6 +225,12 @@ def test_the_file_is_read_again_when_it_changes(
     assert ring.find(SECRET) is None
 
 
+def test_a_table_named_default_does_not_replace_the_given_key(tmp_path: Path) -> None:
+    ring = KeyRing(OTHER, str(key_file(tmp_path, f'[default]\nkey = "{SECRET}"\n')))
+    names = [key.name for text in (SECRET, OTHER) if (key := ring.find(text))]
+    assert names == ["default", "default-2"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -87,8 +87,11 @@ class _Servers:
     """
 
     def __init__(self, args: ServerArgs) -> None:
-        # Each downloads nothing: they would do so at the same time.
-        args = replace(args, model=str(find_checkpoint(args).folder) if args.model else None)
+        if args.model:
+            # The servers get the folder, because they would all download the model at once.
+            found = find_checkpoint(args)
+            names = ",".join(found.names)
+            args = replace(args, model=str(found.folder), served_model_name=names)
         self._devices = _devices(args)
         self.key = None
         given = args.api_key

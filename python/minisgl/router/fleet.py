@@ -147,6 +147,8 @@ class Fleet:
             self._found(replica, state, asked_at)
 
     def _found(self, replica: Replica, state: ReplicaState, asked_at: float) -> None:
+        if replica not in self.replicas:
+            return  # it was asked before `change` removed it
         if self.up:
             if state.model != self.model:
                 reason = f"it serves {state.model!r}, and the others serve {self.model!r}"

@@ -16,6 +16,7 @@ fails later, the stream ends with an error event. A client that leaves ends its 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -27,7 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.errors import EngineError, MinisglError, RequestError
+from minisgl.errors import EngineError, MinisglError
 from minisgl.message.replica import PromptHashes
 from minisgl.router.fleet import Fleet, NoReplica, Replica
 from minisgl.router.metrics import RouterMetrics
@@ -48,6 +49,9 @@ OF_THE_MODEL: Final = frozenset(
 )  # fmt: skip
 OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
 STORED: Final = "/v1/responses/"
+
+_NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\s*"item_reference"')
+"""In the body of a request that needs an answer which one replica has stored."""
 
 PROBE_S: Final = 10.0
 """For a prompt's hashes; after that the request goes by load alone."""
@@ -127,22 +131,31 @@ class RouterApp:
             await self._relay(request, None, send)
 
     async def _to_the_best(self, request: _Request, send: Send) -> None:
-        """Choose by prefix and load. A refusal of the prompt is the answer to the request."""
+        """Choose by prefix and load; for a request that names an earlier answer, the replica that
+        has it. A refusal of the prompt is the answer to the request."""
         began = time.perf_counter()
-        wants_earlier = b'"previous_response_id"' in request.body
-        replicas = self._fleet.up if wants_earlier else [self._fleet.choose()[0]]
-        prompt = None
-        for replica in replicas:
+        needs_earlier = bool(_NAMES_EARLIER.search(request.body))
+        prompt, refused, silent = None, None, None
+        for replica in self._fleet.up if needs_earlier else [self._fleet.choose()[0]]:
+            if refused:
+                refused.close()  # it does not have the earlier answer; another one may
+                refused = None
             answer = await self._prompt_hashes(replica, request)
-            if not isinstance(answer, Answer):
+            if isinstance(answer, Answer):
+                refused = answer
+            elif answer is None:
+                silent = silent or replica
+            else:
                 prompt = answer
                 break
-            if replica is replicas[-1]:
-                await self._send(answer, request, send, replica)
-                return
-            answer.close()  # it does not have the earlier answer; another one may
+        if refused and not silent:
+            await self._send(refused, request, send, replica)
+            return
+        if refused:
+            refused.close()
         self.metrics.probed(time.perf_counter() - began, found=prompt is not None)
-        await self._relay(request, replica if wants_earlier else None, send, prompt)
+        holder = replica if prompt else silent
+        await self._relay(request, holder if needs_earlier else None, send, prompt)
 
     async def _prompt_hashes(
         self, replica: Replica, request: _Request
@@ -341,7 +354,5 @@ async def _until_client_leaves(work: Any, receive: Receive) -> None:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(results[0], RequestError | EngineError | ClientDisconnect):
-        raise results[0]
     if isinstance(results[0], Exception):
         raise results[0]

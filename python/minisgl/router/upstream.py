@@ -25,7 +25,7 @@ IDLE_S: Final = 20.0
 """Less than the 30 s after which a server closes a connection that nobody uses."""
 
 MAX_UNREAD: Final = 256 * 2**10
-"""Bytes of an answer that are kept for a client that is slow; then the replica waits."""
+"""Bytes of whole chunks that are kept for a slow client; above it the replica waits."""
 
 _OF_ONE_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -240,12 +240,18 @@ class _Connection(asyncio.Protocol):
         self._has_head = True
 
     def on_body(self, body: bytes) -> None:
-        (self._chunk if self._is_chunked else self._ready).append(body)
-        self._num_ready += len(body)
+        if self._is_chunked:
+            self._chunk.append(body)
+        else:
+            self._add([body])
 
     def on_chunk_complete(self) -> None:
-        self._ready += self._chunk
+        self._add(self._chunk)
         self._chunk = []
+
+    def _add(self, pieces: list[bytes]) -> None:
+        self._ready += pieces
+        self._num_ready += sum(map(len, pieces))
 
     def on_message_complete(self) -> None:
         self.is_complete = True

@@ -19,7 +19,8 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -170,7 +171,7 @@ class KeyRing:
     ) -> None:
         self._clock = clock
         self._path = Path(path).expanduser() if path else None
-        self._given = _given_keys(given) if given is not None else {}
+        self._given = _given_keys(given) if given is not None else []
         self._keys: dict[str, Key] = {}
         self._shares = Shares()
         self._signature = self._stat()
@@ -221,7 +222,7 @@ class KeyRing:
 
     def _read(self) -> dict[str, KeyEntry]:
         if self._path is None:
-            return self._given
+            return _named(self._given, ())
         where = f"--api-key-file {self._path}"
         try:
             data = self._path.read_bytes()
@@ -232,7 +233,7 @@ class KeyRing:
             raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: {error}") from None
-        entries = self._given | entries
+        entries = _named(self._given, entries) | entries
         if not entries:
             raise ConfigError(f"{where} has no keys: nobody could use the server")
         for name, entry in entries.items():
@@ -248,13 +249,20 @@ class KeyRing:
 _CHARACTERS: Final = "must be visible ASCII characters without spaces"
 
 
-def _given_keys(given: str) -> dict[str, KeyEntry]:
-    """Keys without limits that may do everything, named by their place."""
+def _given_keys(given: str) -> list[str]:
+    """Return the keys of `--api-key`. Raises ConfigError."""
     keys = list(dict.fromkeys(given.split(",")))
     if not all(map(_can_be_sent, keys)):
         raise ConfigError(f"each key of --api-key {_CHARACTERS}")
-    names = ["default"] + [f"default-{index}" for index in range(2, len(keys) + 1)]
-    return {name: KeyEntry(key=key, admin=True) for name, key in zip(names, keys, strict=True)}
+    return keys
+
+
+def _named(keys: list[str], taken: Collection[str]) -> dict[str, KeyEntry]:
+    """Return the entries of keys without limits that may do everything, by name: `default`,
+    `default-2`, ..., without the names in `taken`."""
+    numbers = (f"default-{number}" for number in count(2))
+    names = (name for name in chain(["default"], numbers) if name not in taken)
+    return {name: KeyEntry(key=key, admin=True) for key, name in zip(keys, names, strict=False)}
 
 
 def _can_be_sent(key: str) -> bool:

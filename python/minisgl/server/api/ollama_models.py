@@ -76,8 +76,9 @@ RECORDS: Final = (OllamaModels, ShowRequest, OllamaShown, OllamaVersion)
 
 
 def is_named(model: ServedModel, name: str) -> str:
-    """The name to answer with. Clients may add Ollama's tag. Raises ModelNotFound."""
-    model.check(name.removesuffix(":latest"))
+    """Return the name to answer with, which may have Ollama's tag. Raises ModelNotFound."""
+    if name not in model.names:
+        model.check(name.removesuffix(":latest"))
     return name
 
 

@@ -37,7 +37,8 @@ logger = get_logger(__name__)
 EXPORT_TIMEOUT_S: Final = 5.0  # of one batch with its retries; the SDK's own is 10
 CLOSE_S: Final = 2.0  # what the last spans may add to a shutdown; a worker has 5 to end
 
-_OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_TEXT_PATHS: Final = ("/v1/completions", "/generate", "/api/generate")
+"""Paths of prompts without messages; the operation of all others is a chat."""
 
 
 class OtlpTracer:
@@ -72,7 +73,7 @@ class OtlpTracer:
         try:
             carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
             parent = self._propagator.extract({k: v for k, v in carrier.items() if v is not None})
-            operation = _OPERATIONS.get(origin.path, "generate_content")
+            operation = "text_completion" if origin.path in _TEXT_PATHS else "chat"
             now = time.time_ns()
             start = now - round(seconds * 1e9)
             attributes: dict[str, AttributeValue | None] = {
