@@ -5,8 +5,10 @@ import copy
 import importlib
 import itertools
 import json
+import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -271,6 +273,15 @@ def test_results_that_could_not_be_written_are_told_before_the_work(
 def test_ctrl_c_makes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "main", Mock(side_effect=KeyboardInterrupt))
     assert main(["compare"]) == 130
+
+
+def test_a_list_whose_reader_has_left_makes_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "minisgl.benchmark"]
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_a_server_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
