@@ -17,6 +17,7 @@ from helpers.running_server import RunningServer
 from minisgl.core import SamplingParams
 from minisgl.deploy import local
 from minisgl.deploy.local import _devices, with_share_of_memory
+from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import Found
@@ -95,7 +96,7 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
 def test_servers_share_memory_and_have_gpus_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert with_share_of_memory(ServerArgs(), 4).memory_ratio == 0.125
+    assert with_share_of_memory(ServerArgs(), 4).memory_ratio == CpuDevice.default_memory_ratio / 4
     assert with_share_of_memory(ServerArgs(memory_ratio=0.8), 2).memory_ratio == 0.4
     assert with_share_of_memory(ServerArgs(num_pages=9), 2) == ServerArgs(num_pages=9)
     assert _devices(ServerArgs(device="cpu", dp=2)) == []

@@ -8,7 +8,7 @@ import pytest
 
 from minisgl.message.replica import ReplicaState
 from minisgl.router.choice import Load, choose, cost_s, expected_s
-from minisgl.router.index import PrefixIndex, told_lengths
+from minisgl.router.index import PrefixIndex, noted_lengths
 from minisgl.router.view import View, Views
 
 IDLE = Load(prefill_tokens_per_s=1000)
@@ -86,7 +86,7 @@ def test_the_index_finds_the_longest_prefix_of_each() -> None:
 
 
 def test_prompts_are_remembered_by_powers_of_two() -> None:
-    assert [told_lengths(n) for n in (0, 1, 2, 3, 8, 9)] == [
+    assert [noted_lengths(n) for n in (0, 1, 2, 3, 8, 9)] == [
         [], [1], [1, 2], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 9],
     ]  # fmt: skip
 

@@ -158,6 +158,21 @@ def test_a_replica_that_cannot_be_reached_is_passed_over() -> None:
             assert httpx.get(f"{router.url}/ready").status_code == 503
 
 
+def test_a_replica_that_was_down_gets_requests_again(two: Setup) -> None:
+    replica = two.router.fleet.replicas[0]
+    reasons = []
+
+    def lose() -> None:
+        two.router.fleet.lost(replica, "the test says so")
+        reasons.append((replica.down, replica.view.state))
+
+    two.router._loop.call_soon_threadsafe(lose)
+    until(lambda: reasons == [("the test says so", None)])  # its cache will be empty
+    until(lambda: replica.down is None)
+    two.set_state(1, queued_tokens=1000)
+    assert _complete(two.url, "one").headers["x-minisgl-replica"] == two.name(0)
+
+
 class Breaking:
     """A replica that ends connections of the model's endpoint. before: without a byte; else after
     one event."""
@@ -338,6 +353,16 @@ def test_draining_finishes_what_is_open_and_takes_no_more(two: Setup) -> None:
     assert texts[0].endswith("data: [DONE]\n\n")
 
 
+def test_draining_ends_after_its_time() -> None:
+    with ScriptedServer() as server, RouterThread([server.url], drain_s=0.3) as router:
+        body = {"model": MODEL, "prompt": "!forever", "stream": True}
+        with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
+            next(stream.iter_lines())
+            router.end(drain=True)
+            router._thread.join(30)
+            assert not router._thread.is_alive()
+
+
 def test_servers_of_another_model_get_nothing() -> None:
     breaking = Breaking(before=True, model="another")
     with ScriptedServer() as server, RouterThread([server.url, breaking.url]) as router:
@@ -422,6 +447,26 @@ def test_tokens_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="client", max_retries=0)
         with pytest.raises(openai.RateLimitError, match="its 20 tokens a minute"):
             client.completions.create(model=MODEL, prompt="a")
+
+
+def test_a_prompt_that_is_not_accepted_costs_its_key_no_tokens(tmp_path: Path) -> None:
+    patience = httpx.Timeout(60, read=1.0)
+    with ExitStack() as stack:
+        router, servers, _ = _limited(stack, tmp_path / "keys.toml", "tokens_per_minute = 600")
+        http = httpx.Client(
+            base_url=router.url, timeout=patience, headers={"authorization": "Bearer client"}
+        )
+        stack.enter_context(http)
+        refused = http.post("/v1/completions", json={"model": MODEL, "prompt": "!refuse b c d"})
+        assert refused.status_code == 400
+        (key,) = router.fleet.limits._keys.values()
+        assert (key.own.requests, key.own.tokens) == (1, 0)
+        body = {"model": MODEL, "prompt": "!hang b c d", "stream": True}
+        with pytest.raises(httpx.ReadTimeout):  # the client leaves before the first token
+            http.post("/v1/completions", json=body)
+        until(lambda: any(server.aborted for server in servers))
+        until(lambda: sum(each.num_open for each in router.fleet.replicas) == 0)
+        assert (key.own.requests, key.own.tokens) == (2, 0)
 
 
 def test_what_others_passed_on_is_counted_once() -> None:

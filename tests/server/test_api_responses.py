@@ -424,6 +424,15 @@ def test_neutral_values(client: openai.OpenAI) -> None:
     )
 
 
+def test_options_of_the_chat(http: httpx.Client, server: ScriptedServer) -> None:
+    body = {"input": "a", "chat_template_kwargs": {"style": "x"}, "parallel_tool_calls": False}
+    assert http.post("/v1/responses", json=body).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_args == {"style": "x"}
+    assert not prompt.parallel_tool_calls
+
+
 def test_failures(client: openai.OpenAI, http: httpx.Client, server: ScriptedServer) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="other", input="a")

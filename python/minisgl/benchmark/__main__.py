@@ -19,7 +19,7 @@ PACKAGES_TO_INSTALL = {
     "transformers": "transformers",
     "llama_cpp": "llama-cpp-python",
 }
-"""What pip installs for a package that some benchmarks need and the engine does not."""
+"""The argument of `pip install`, by package, for packages that only some benchmarks need."""
 
 
 def benchmarks(package: str = PACKAGE) -> dict[str, str]:

@@ -3,11 +3,11 @@
 ::
 
     POST (an endpoint of the model)   ask a replica for the prompt's hashes, choose, pass on
-    /v1/responses/ID                  the replica that has the answer
-    ?replica=NAME                     profiles and the X-ray, which are of one replica
-    /health, /ready, /metrics         of the whole
-    /replicas                         their names, and whether they are up
-    anything else                     any replica
+    /v1/responses/ID                  pass on to the replica that has the answer
+    profiles, the X-ray               pass on to the replica that ?replica=NAME names
+    /health, /ready, /metrics         answer for all replicas
+    /replicas                         answer with their names, and whether they are up
+    all others                        pass on to any replica
 
 If a replica fails before it has answered anything, the request goes to another one, once. If it
 fails later, the stream ends with an error event. A client that leaves ends its request.
@@ -34,7 +34,7 @@ from minisgl.router.fleet import Fleet, NoReplica, Replica
 from minisgl.router.metrics import RouterMetrics
 from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
-from minisgl.server.body import read_bytes
+from minisgl.server.body import read_bytes, response
 from minisgl.server.errors import Draining, error_response, refusal
 from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.key_guard import key_given
@@ -51,13 +51,13 @@ OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/eve
 STORED: Final = "/v1/responses/"
 
 _NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\s*"item_reference"')
-"""In the body of a request that needs an answer which one replica has stored."""
+"""Matches the body of a request that needs an answer which one replica has stored."""
 
 PROBE_S: Final = 10.0
-"""For a prompt's hashes; after that the request goes by load alone."""
+"""The longest wait for a prompt's hashes; without them, the load alone decides."""
 
 PAGE_SIZE: Final = 16
-"""In which a prompt is asked for before any replica has told its own."""
+"""The page size of hashes, as long as the replica's own is unknown."""
 
 NAME_HEADER: Final = b"x-minisgl-replica"
 
@@ -70,7 +70,7 @@ class Broken(EngineError):
 
 
 class RouterApp:
-    """An ASGI application. Mutable: it counts. is_draining: no more requests are taken."""
+    """The application. Mutable: it counts requests. is_draining: new requests are refused."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -111,12 +111,11 @@ class RouterApp:
             return error_response(error, path)
         status = "ready" if path == "/ready" else "ok"
         num_up = len(self._fleet.up)
-        body = {"status": status, "replicas": len(self._fleet.replicas), "up": num_up}
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return response({"status": status, "replicas": len(self._fleet.replicas), "up": num_up})
 
     def _replicas(self) -> Response:
         rows = [{"name": each.name, "up": each.down is None} for each in self._fleet.replicas]
-        return Response(msgspec.json.encode({"replicas": rows}), media_type="application/json")
+        return response({"replicas": rows})
 
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -160,8 +159,8 @@ class RouterApp:
     async def _prompt_hashes(
         self, replica: Replica, request: _Request
     ) -> PromptHashes | Answer | None:
-        """Return the prompt's hashes; the answer if the replica refuses the prompt; None if it
-        cannot tell."""
+        """Return the prompt's hashes, the answer if the replica refuses the prompt, or None if it
+        fails."""
         state = replica.view.state
         size = str(state.page_size if state else PAGE_SIZE).encode()
         headers = [*request.headers, (PREFIX_HEADER.encode(), size)]
@@ -178,7 +177,7 @@ class RouterApp:
                     answer.close()
             return msgspec.json.decode(body, type=PromptHashes) if answer.status == 200 else None
         except (ReplicaFailed, TimeoutError, msgspec.DecodeError):
-            return None  # `_relay` finds out what is wrong with it
+            return None  # `_relay` reports the failure
 
     async def _relay(
         self,
@@ -187,7 +186,10 @@ class RouterApp:
         send: Send,
         prompt: PromptHashes | None = None,
     ) -> None:
-        """Pass the request on, to `only` or to the best, and a second time if the first fails."""
+        """Pass the request on, to `only` or to the best replica, which may fail once.
+
+        prompt: for the choice; None if it is unknown.
+        """
         tried: list[Replica] = []
         hashes = np.frombuffer(prompt.hashes, "<u8").tolist() if prompt else []
         num_tokens, page_size = (prompt.num_tokens, prompt.page_size) if prompt else (0, 1)
@@ -245,8 +247,8 @@ class RouterApp:
     async def _send(
         self, answer: Answer, request: _Request, send: Send, replica: Replica | None = None
     ) -> None:
-        """Send the answer on. A replica that fails in between leaves an error event, or a broken
-        connection where there are no events."""
+        """Send the answer on. If the replica fails before its end, the last event is an error; if
+        the answer has no events, the connection is cut."""
         try:
             headers = end_to_end(answer.headers, b"date", b"server")
             if replica:
@@ -276,7 +278,7 @@ class RouterApp:
         """Return the answer of the replica that has what the path names, or the last 404."""
         up = self._fleet.up
         if not up:
-            self._fleet.choose()  # raises what is wrong
+            self._fleet.choose()  # raises NoReplica with the reasons
         for replica in up:
             try:
                 answer = await request.ask(replica)
@@ -304,7 +306,7 @@ class RouterApp:
 
 
 class _Request:
-    """What is passed on."""
+    """A request as it is passed on."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
@@ -323,7 +325,7 @@ class _Request:
 
 
 async def _begin(answer: Answer) -> None:
-    """Wait for the first piece. A client that leaves meanwhile ends the request, too."""
+    """Wait for the first piece of the answer; close the answer if that fails or is cancelled."""
     try:
         await answer.begin()
     except BaseException:
@@ -332,7 +334,7 @@ async def _begin(answer: Answer) -> None:
 
 
 def _break_off() -> None:
-    """Where the HTTP server gives no other way, an error within an answer breaks it off."""
+    """Cut an answer by an exception, where the HTTP server has no `ABORT_CONNECTION`."""
     raise ConnectionAbortedError("a replica failed within its answer")
 
 
