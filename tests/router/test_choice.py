@@ -25,7 +25,7 @@ def test_running_requests_slow_an_answer_down() -> None:
     assert expected_s(busy, 100, 0) == pytest.approx(0.1)
     # Computing 50 tokens takes 0.05 s, of it and of each other; four requests cost it 0.16 s.
     assert cost_s(busy, 200, 150) == pytest.approx(0.05 + 4 * 0.05 + 4 * 0.04)
-    # 0.41 s there, and 0.2 s where nothing is cached and nobody is held up.
+    # 0.41 s there, and 0.2 s where nothing is cached and no request is delayed.
     assert choose([busy, IDLE], 200, {0: 150}) == 1
     # 1 token computed: 0.165 s.
     assert choose([busy, IDLE], 200, {0: 200}) == 0

@@ -253,7 +253,7 @@ def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> 
 
 
 def test_items_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
-    """The AI SDK sends what it got so, unless told not to store."""
+    """The AI SDK sends stored items in this form."""
     text = "!part:reasoning:hm !part:content:so !part:call:f !part:arguments:{}"
     first = client.responses.create(model=MODEL, input=text, tools=[TOOL])
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
