@@ -357,7 +357,8 @@ def test_draining_ends_after_its_time() -> None:
     with ScriptedServer() as server, RouterThread([server.url], drain_s=0.3) as router:
         body = {"model": MODEL, "prompt": "!forever", "stream": True}
         with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # its end would close the connection
+            next(lines)
             router.end(drain=True)
             router._thread.join(30)
             assert not router._thread.is_alive()
