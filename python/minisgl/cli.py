@@ -1,17 +1,7 @@
 """The command line: `minisgl COMMAND ...`, also as `python -m minisgl COMMAND ...`.
 
-::
-
-    serve [MODEL]              serve a model over HTTP; also what flags without a command do
-    chat [MODEL]               chat in this terminal, with a server of its own or one at --url
-    run [MODEL] [QUESTION]     print one answer and end
-    bench [NAME]               measure a server or a model
-    replay FILE                ask a server, or the scheduler alone, for what `--record FILE` saw
-    route --replica URL ...    one address for several servers: requests go by prefix and load
-    selfcheck [MODEL]          does a request get the same answer whatever happens around it?
-    completion SHELL           print what lets bash, zsh or fish complete commands and flags
-
-`chat` and `run` are clients: their own server listens on a free port of this machine.
+`HELP` lists the commands. `chat` and `run` are clients: without `--url` they start a server of
+their own on a free port. Modules are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -51,14 +41,11 @@ runs, a small one that needs no download. `minisgl COMMAND --help` lists the fla
 NOT_OF_A_CHAT: Final = (
     "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "dp",
 )  # fmt: skip
-"""Options of `serve` that `chat` and `run` do not have, or that mean something else there."""
+"""Options of `serve` that `chat` and `run` do not have, or that have another meaning there."""
 
 
 def run_command(argv: Sequence[str], began: float) -> int:
-    """Run what the command line asks for and return the exit code.
-
-    began: when the process did, on `time.monotonic`.
-    """
+    """Run the command and return the exit code. began: the process's start, on `time.monotonic`."""
     command, *rest = argv or ["serve"]
     if command in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -68,14 +55,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
         return 0
     if command.startswith("-"):
         command, rest = "serve", list(argv)
-    if command == "bench":
+    if command in ("bench", "replay"):
         from minisgl.benchmark.__main__ import main
 
-        return main(rest)
-    if command == "replay":
-        from minisgl.benchmark.__main__ import main
-
-        return main(argv if isinstance(argv, list) else list(argv))
+        return main(rest if command == "bench" else [command, *rest])
     if command == "route":
         from minisgl.router.serve import route
 
@@ -144,7 +127,7 @@ def _selfcheck(argv: Sequence[str]) -> int:
 
 
 def completed() -> list[CompletedCommand]:
-    """Return what `minisgl completion` knows of the commands."""
+    """Return the commands with their flags, for `minisgl completion`."""
     from minisgl.benchmark.__main__ import benchmarks
     from minisgl.router.serve import route_parser
     from minisgl.server.flags import server_parser
@@ -226,7 +209,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _chat(about: dict[str, Any]) -> Callable[[str], int]:
-    """Return what chats with the server at a URL. Raises InvalidSampling."""
+    """Return a function that chats with the server at a URL. Raises InvalidSampling."""
     from minisgl.shell import Settings, run_shell
 
     settings = Settings(about.get("set") or ())
@@ -235,7 +218,7 @@ def _chat(about: dict[str, Any]) -> Callable[[str], int]:
 
 
 def _run(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> Callable[[str], int]:
-    """Return what asks the server at a URL. Takes the question out of given["words"].
+    """Return a function that asks the server at a URL. Takes the question out of given["words"].
 
     Raises InvalidSampling.
     """

@@ -100,7 +100,7 @@ def test_failures_are_records_with_a_reason() -> None:
     errors = [record.error for record in records if record.error]
     assert len(errors) == 3
     assert all("HTTP 500" in error and "scripted failure" in error for error in errors)
-    target = Target(url="http://127.0.0.1:9")  # discard: nobody listens
+    target = Target(url="http://127.0.0.1:9")  # discard: no program listens
     refused = asyncio.run(
         Client(target, time.perf_counter(), lambda *_: None).run([(0, requests(1, 1)[0])], 1)
     )

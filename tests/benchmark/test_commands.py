@@ -5,8 +5,10 @@ import copy
 import importlib
 import itertools
 import json
+import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -144,7 +146,7 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["--extra", "{bad"], "must be a JSON object"),
     ],
 )
-def test_a_wrong_flag_is_told(
+def test_a_wrong_flag_is_reported(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -176,7 +178,9 @@ def test_a_wrong_flag_is_told(
         "watermark --page-size 20000",
     ],
 )
-def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_out_of_bounds_are_reported(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(command.split())
     assert exit_info.value.code == 2
@@ -193,7 +197,7 @@ def test_numbers_out_of_bounds_are_told(command: str, capsys: pytest.CaptureFixt
         ("http --input 4000 --output 97", "--output together are at most 4,096 tokens"),
     ],
 )
-def test_values_that_cannot_be_used_are_told(
+def test_values_that_cannot_be_used_are_reported(
     command: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -206,7 +210,7 @@ def test_values_that_cannot_be_used_are_told(
     ("flags", "says"),
     [("--shapes small,none", "no shape 'none'"), ("--dtypes int8", "got 'int8'")],
 )
-def test_names_of_a_mixture_that_are_wrong_are_told(
+def test_names_of_a_mixture_that_are_wrong_are_reported(
     flags: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -215,7 +219,7 @@ def test_names_of_a_mixture_that_are_wrong_are_told(
     assert says in capsys.readouterr().err
 
 
-def test_a_trace_that_is_not_there_is_told(
+def test_a_trace_that_is_not_there_is_reported(
     start_stub: Callable[[Script], StubThread], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--workload", "trace", "--trace", "/no/such/trace"]
@@ -252,7 +256,7 @@ def test_tiles_cannot_be_tuned_without_gpu_and_triton(
     assert says in told
 
 
-def test_results_that_could_not_be_written_are_told_before_the_work(
+def test_results_that_could_not_be_written_are_reported_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
@@ -273,7 +277,16 @@ def test_ctrl_c_makes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["compare"]) == 130
 
 
-def test_a_server_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_list_whose_reader_has_left_makes_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "minisgl.benchmark"]
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_server_that_does_not_start_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["startup", "--runs", "1", "--", "--model", "/nowhere"]) == 2
     told = capfd.readouterr().err
     assert "there is no folder /nowhere" in told
@@ -281,7 +294,7 @@ def test_a_server_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str])
     assert "Traceback" not in told
 
 
-def test_a_port_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_of_another_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["stub", "--port", str(taken.getsockname()[1])]) == 1
     assert "Address already in use" in capsys.readouterr().err
@@ -414,7 +427,7 @@ def test_compare_knows_lists_by_name_and_warns_of_other_machines() -> None:
     assert "90%" in compare.cautions(a, {**a, **busy})[0]
 
 
-def test_nothing_to_compare_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_compare_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(runs(1.0)))
     assert compare.main([str(path), str(path), "--only", "ttft"]) == 0
@@ -506,7 +519,7 @@ def test_the_steps_of_a_real_loop_are_drawn(
     assert max(overlaps) < 2, "the host does one thing at a time"  # us; times are rounded
 
 
-def test_a_step_file_that_is_none_is_told(
+def test_a_step_file_that_is_none_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "steps.jsonl"
@@ -520,7 +533,7 @@ def test_a_step_file_that_is_none_is_told(
     assert len(timeline.read_steps(path)) == 1
 
 
-def test_a_step_file_of_another_version_is_told(
+def test_a_step_file_of_another_version_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "steps.jsonl"

@@ -64,7 +64,9 @@ def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
         ("--steps --contexts x", "must be a whole number of at least 1, got 'x'"),
     ],
 )
-def test_wrong_flags_are_told(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_reported(
+    flags: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["gemms", *flags.split()], "benchmarks")
     assert exit_info.value.code == 2

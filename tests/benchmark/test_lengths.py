@@ -26,7 +26,7 @@ def test_the_workloads_are_those_of_the_tables() -> None:
         *(("serving", name) for name in ("nope", "", "batch", "batch0", "8")),
     ],
 )
-def test_another_one_is_told_before_anything_starts(
+def test_another_one_is_reported_before_anything_starts(
     command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = "benchmarks" if command == "stalls" else "minisgl.benchmark"

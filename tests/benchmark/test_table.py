@@ -19,7 +19,7 @@ def test_readme_has_the_table_that_the_results_make() -> None:
     assert page == made, "run python -m minisgl.benchmark table --write README.md"
 
 
-def test_what_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.main(["--results", str(tmp_path)]) == 2
     assert "peers-h200.json" in capsys.readouterr().err.replace("\n", "")
     shutil.copy(table.RESULTS / "peers-h200.json", tmp_path)

@@ -76,7 +76,7 @@ def test_the_bailian_format_has_blocks_of_16_and_seconds(tmp_path: Path) -> None
     assert [len(session.turns[0].ids) for session in work.sessions] == [40, 40]
 
 
-def test_a_broken_trace_is_told_by_line(tmp_path: Path) -> None:
+def test_a_broken_trace_is_reported_by_line(tmp_path: Path) -> None:
     path = mooncake(tmp_path, (0, 5, 5, [1]))
     path.write_text(path.read_text() + '{"timestamp": 1}\n')
     with pytest.raises(ConfigError, match=r"trace\.jsonl, line 2: expected an object"):

@@ -14,9 +14,13 @@ import psutil
 import pytest
 
 from helpers.running_server import RunningServer
+from minisgl.core import SamplingParams
+from minisgl.deploy import local
 from minisgl.deploy.local import _devices, with_share_of_memory
+from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
+from minisgl.server.checkpoint import Found
 from minisgl.server.flags import parse_args
 
 KEY = "a-key"
@@ -79,10 +83,20 @@ def test_what_is_for_one_server(other: str, capsys: pytest.CaptureFixture[str]) 
     assert "--dp 2 does not go with" in capsys.readouterr().err
 
 
+def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Found(folder=Path("/hub/snapshots/0f1e"), names=("a/b",), defaults=SamplingParams())
+    started: list[ServerArgs] = []
+    monkeypatch.setattr(local, "find_checkpoint", lambda args: found)
+    monkeypatch.setattr(local, "ServerProcess", lambda name, args, env: started.append(args))
+    local._Servers(ServerArgs(model="a/b", dp=2, device="cpu"))
+    asked = [(args.model, args.served_model_name) for args in started]
+    assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
+
+
 def test_servers_share_memory_and_have_gpus_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert with_share_of_memory(ServerArgs(), 4).memory_ratio == 0.125
+    assert with_share_of_memory(ServerArgs(), 4).memory_ratio == CpuDevice.default_memory_ratio / 4
     assert with_share_of_memory(ServerArgs(memory_ratio=0.8), 2).memory_ratio == 0.4
     assert with_share_of_memory(ServerArgs(num_pages=9), 2) == ServerArgs(num_pages=9)
     assert _devices(ServerArgs(device="cpu", dp=2)) == []

@@ -190,7 +190,7 @@ def test_tools_by_hand(
     assert "3 degrees" in tab.text_content(".tool-results")
 
 
-def test_tools_that_are_no_list_are_told(tab: Any, scripted: ScriptedServer) -> None:
+def test_tools_that_are_no_list_are_reported(tab: Any, scripted: ScriptedServer) -> None:
     tab.goto(scripted.url)
     for number, (tools, said) in enumerate(
         [("{", "The tools in the settings are no JSON"), ("{}", "a JSON list of functions")], 1
@@ -223,7 +223,7 @@ def test_answers_side_by_side_of_two_settings(tab: Any, scripted: ScriptedServer
     assert contents == ["one two three", "one two ", "next"]
 
 
-def test_failures_are_told_and_can_be_tried_again(tab: Any, scripted: ScriptedServer) -> None:
+def test_failures_are_reported_and_can_be_tried_again(tab: Any, scripted: ScriptedServer) -> None:
     tab.goto(scripted.url)
     scripted.resumed.clear()
     ask(tab, "so far !pause !fail")  # it fails when the words are on the page
@@ -239,7 +239,7 @@ def test_failures_are_told_and_can_be_tried_again(tab: Any, scripted: ScriptedSe
     tab.wait_for_selector("article:nth-child(4) .nav >> text=2/2")
 
 
-def test_a_killed_engine_is_told_and_the_page_recovers(
+def test_a_killed_engine_is_reported_and_the_page_recovers(
     tab: Any, start: Callable[..., RunningServer]
 ) -> None:
     first = start()

@@ -84,7 +84,7 @@ def test_frames_have_what_the_engine_does(builtin: RunningServer, load: None) ->
     busy = [frame for frame in frames if frame["num_running"] > 1]
     assert busy
     for frame in frames:
-        assert not frame["texts"], "nobody asked for them"
+        assert not frame["texts"], "no client asked for them"
     is_shared = False
     with closing(frames_of(builtin.url)) as more:  # pages and tree are not in each
         for frame in islice(more, 200):

@@ -8,7 +8,7 @@ import pytest
 
 from minisgl.message.replica import ReplicaState
 from minisgl.router.choice import Load, choose, cost_s, expected_s
-from minisgl.router.index import PrefixIndex, told_lengths
+from minisgl.router.index import PrefixIndex, noted_lengths
 from minisgl.router.view import View, Views
 
 IDLE = Load(prefill_tokens_per_s=1000)
@@ -25,7 +25,7 @@ def test_running_requests_slow_an_answer_down() -> None:
     assert expected_s(busy, 100, 0) == pytest.approx(0.1)
     # Computing 50 tokens takes 0.05 s, of it and of each other; four requests cost it 0.16 s.
     assert cost_s(busy, 200, 150) == pytest.approx(0.05 + 4 * 0.05 + 4 * 0.04)
-    # 0.41 s there, and 0.2 s where nothing is cached and nobody is held up.
+    # 0.41 s there, and 0.2 s where nothing is cached and no request is delayed.
     assert choose([busy, IDLE], 200, {0: 150}) == 1
     # 1 token computed: 0.165 s.
     assert choose([busy, IDLE], 200, {0: 200}) == 0
@@ -86,7 +86,7 @@ def test_the_index_finds_the_longest_prefix_of_each() -> None:
 
 
 def test_prompts_are_remembered_by_powers_of_two() -> None:
-    assert [told_lengths(n) for n in (0, 1, 2, 3, 8, 9)] == [
+    assert [noted_lengths(n) for n in (0, 1, 2, 3, 8, 9)] == [
         [], [1], [1, 2], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 9],
     ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
@@ -21,6 +22,7 @@ from helpers.scripted_server import MODEL, STATE, ScriptedServer, text_of
 from minisgl.message.replica import KeyUse, ReplicaState
 from minisgl.router import fleet
 from minisgl.router.key_limits import KeyLimits
+from minisgl.router.upstream import MAX_UNREAD
 from minisgl.server.errors import RateLimited
 from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry import replica
@@ -156,6 +158,21 @@ def test_a_replica_that_cannot_be_reached_is_passed_over() -> None:
             assert httpx.get(f"{router.url}/ready").status_code == 503
 
 
+def test_a_replica_that_was_down_gets_requests_again(two: Setup) -> None:
+    replica = two.router.fleet.replicas[0]
+    reasons = []
+
+    def lose() -> None:
+        two.router.fleet.lost(replica, "the test says so")
+        reasons.append((replica.down, replica.view.state))
+
+    two.router._loop.call_soon_threadsafe(lose)
+    until(lambda: reasons == [("the test says so", None)])  # its cache will be empty
+    until(lambda: replica.down is None)
+    two.set_state(1, queued_tokens=1000)
+    assert _complete(two.url, "one").headers["x-minisgl-replica"] == two.name(0)
+
+
 class Breaking:
     """A replica that ends connections of the model's endpoint. before: without a byte; else after
     one event."""
@@ -256,6 +273,14 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request(two: Setup
     until(lambda: any(server.aborted for server in two.servers))
 
 
+def test_an_event_longer_than_the_buffer_arrives(two: Setup) -> None:
+    word = "x" * 2 * MAX_UNREAD
+    body = {"model": MODEL, "prompt": f"{word} end", "stream": True}
+    answer = httpx.post(f"{two.url}/v1/completions", json=body, timeout=20)
+    assert f'"text":"{word} "' in answer.text
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
 def test_metrics_have_each_replicas_label(two: Setup) -> None:
     _complete(two.url, "one two")
     told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0'
@@ -285,6 +310,24 @@ def test_a_stored_response_is_found(two: Setup) -> None:
     assert "resp_none" in refused.json()["error"]["message"]
 
 
+def test_an_item_of_a_stored_response_is_found(two: Setup) -> None:
+    client = openai.OpenAI(base_url=f"{two.url}/v1", api_key="none", max_retries=0)
+    two.set_state(0, queued_tokens=1000)
+    first = client.responses.create(model=MODEL, input="one two")
+    two.set_state(0)
+    two.set_state(1, queued_tokens=1000)
+    items = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "a"}]
+    second = client.responses.create(model=MODEL, input=items)
+    assert second.output_text == "a ."
+
+
+def test_null_for_an_earlier_response_leaves_the_choice_free(two: Setup) -> None:
+    two.set_state(0, queued_tokens=1000)
+    body = {"model": MODEL, "input": "one two", "previous_response_id": None}
+    assert httpx.post(f"{two.url}/v1/responses", json=body).status_code == 200
+    assert two.served_by("one two") == 1
+
+
 def test_profiles_are_of_one_replica(two: Setup) -> None:
     refused = httpx.post(f"{two.url}/start_profile")
     assert refused.status_code == 400
@@ -310,6 +353,17 @@ def test_draining_finishes_what_is_open_and_takes_no_more(two: Setup) -> None:
     assert texts[0].endswith("data: [DONE]\n\n")
 
 
+def test_draining_ends_after_its_time() -> None:
+    with ScriptedServer() as server, RouterThread([server.url], drain_s=0.3) as router:
+        body = {"model": MODEL, "prompt": "!forever", "stream": True}
+        with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()  # its end would close the connection
+            next(lines)
+            router.end(drain=True)
+            router._thread.join(30)
+            assert not router._thread.is_alive()
+
+
 def test_servers_of_another_model_get_nothing() -> None:
     breaking = Breaking(before=True, model="another")
     with ScriptedServer() as server, RouterThread([server.url, breaking.url]) as router:
@@ -317,6 +371,19 @@ def test_servers_of_another_model_get_nothing() -> None:
         assert len(reasons) == 1, "whichever answered first has decided what is served"
         assert "serves 'another'" in reasons[0] or f"serves '{MODEL}'" in reasons[0]
     breaking.close()
+
+
+async def _late_answer() -> tuple[int, str]:
+    watched = fleet.Fleet(["http://127.0.0.1:9"])
+    (gone,) = watched.replicas
+    watched._watches[gone] = asyncio.create_task(asyncio.sleep(0))
+    await watched.change([])
+    watched._found(gone, msgspec.json.decode(_state(), type=ReplicaState), 0.0)
+    return len(watched.views._index), watched.model
+
+
+def test_an_answer_that_comes_after_its_replica_was_removed_changes_nothing() -> None:
+    assert asyncio.run(_late_answer()) == (0, "")
 
 
 def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:
@@ -381,6 +448,26 @@ def test_tokens_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="client", max_retries=0)
         with pytest.raises(openai.RateLimitError, match="its 20 tokens a minute"):
             client.completions.create(model=MODEL, prompt="a")
+
+
+def test_a_prompt_that_is_not_accepted_costs_its_key_no_tokens(tmp_path: Path) -> None:
+    patience = httpx.Timeout(60, read=1.0)
+    with ExitStack() as stack:
+        router, servers, _ = _limited(stack, tmp_path / "keys.toml", "tokens_per_minute = 600")
+        http = httpx.Client(
+            base_url=router.url, timeout=patience, headers={"authorization": "Bearer client"}
+        )
+        stack.enter_context(http)
+        refused = http.post("/v1/completions", json={"model": MODEL, "prompt": "!refuse b c d"})
+        assert refused.status_code == 400
+        (key,) = router.fleet.limits._keys.values()
+        assert (key.own.requests, key.own.tokens) == (1, 0)
+        body = {"model": MODEL, "prompt": "!hang b c d", "stream": True}
+        with pytest.raises(httpx.ReadTimeout):  # the client leaves before the first token
+            http.post("/v1/completions", json=body)
+        until(lambda: any(server.aborted for server in servers))
+        until(lambda: sum(each.num_open for each in router.fleet.replicas) == 0)
+        assert (key.own.requests, key.own.tokens) == (2, 0)
 
 
 def test_what_others_passed_on_is_counted_once() -> None:

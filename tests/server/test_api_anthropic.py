@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,9 @@ import httpx
 import pytest
 
 from helpers.scripted_server import MODEL, ScriptedServer
-from minisgl.message import ChatPrompt
+from minisgl.core import Accepted, Finished
+from minisgl.message import ChatPrompt, TextReply, TokenizeMsg
+from minisgl.message.frontend import UserReply
 
 PATH = "/v1/messages"
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
@@ -60,6 +63,21 @@ def test_why_it_stopped(claude: anthropic.Anthropic, server: ScriptedServer) -> 
     empty = claude.messages.create(**asked(turn("END"), stop_sequences=["END"]))
     assert empty.content == []
     assert server.received[-1].is_clamped
+
+
+def test_a_context_that_is_full_is_not_max_tokens() -> None:
+    """The scripted pipeline cannot fill a context, so the end says that one of 9 tokens came."""
+
+    def answer(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
+        uid = message.uid
+        yield Accepted(uid=uid, num_prompt_tokens=1, sampling=message.sampling)
+        yield TextReply(uid=uid, text="one", token_ids=[1])
+        yield Finished(uid=uid, reason="length", num_prompt_tokens=1, num_output_tokens=1)
+
+    with ScriptedServer(answer=answer) as server:
+        body = asked(turn("a"), max_tokens=9)
+        message = httpx.post(f"{server.url}{PATH}", json=body).json()
+        assert message["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_a_stream_adds_up_to_the_whole_message(claude: anthropic.Anthropic) -> None:

@@ -253,7 +253,7 @@ def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> 
 
 
 def test_items_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
-    """The AI SDK sends what it got so, unless told not to store."""
+    """The AI SDK sends stored items in this form."""
     text = "!part:reasoning:hm !part:content:so !part:call:f !part:arguments:{}"
     first = client.responses.create(model=MODEL, input=text, tools=[TOOL])
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
@@ -422,6 +422,15 @@ def test_neutral_values(client: openai.OpenAI) -> None:
         truncation="disabled",
         background=False,
     )
+
+
+def test_options_of_the_chat(http: httpx.Client, server: ScriptedServer) -> None:
+    body = {"input": "a", "chat_template_kwargs": {"style": "x"}, "parallel_tool_calls": False}
+    assert http.post("/v1/responses", json=body).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_args == {"style": "x"}
+    assert not prompt.parallel_tool_calls
 
 
 def test_failures(client: openai.OpenAI, http: httpx.Client, server: ScriptedServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers.scripted_server import ScriptedServer
+from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.tokenizer.parse.formats import detect_switch
 
@@ -74,6 +74,33 @@ def test_thinking(http: httpx.Client, server: ScriptedServer) -> None:
 )
 def test_the_templates_own_switch(template: str, switch: str) -> None:
     assert detect_switch(template) == switch
+
+
+MESSAGES: Any = {"model": MODEL, "messages": [{"role": "user", "content": "one two three"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cut"),
+    [
+        (CHAT, MESSAGES | {"max_tokens": 2}, '"finish_reason":"length"'),
+        (TEXT, {"prompt": "one two three", "max_tokens": 2}, '"finish_reason":"length"'),
+        ("/generate", {"text": "one two three", "max_tokens": 2}, '"finish_reason":"length"'),
+        ("/v1/messages", MESSAGES | {"max_tokens": 2}, '"stop_reason":"max_tokens"'),
+        (
+            "/v1/responses",
+            {"input": "one two three", "max_output_tokens": 2},
+            '"max_output_tokens"}',
+        ),
+        ("/api/chat", MESSAGES | {"options": {"num_predict": 2}}, '"done_reason":"length"'),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_door_says_that_the_limit_cut_the_answer(
+    http: httpx.Client, path: str, body: dict[str, Any], cut: str, stream: bool
+) -> None:
+    assert cut in http.post(path, json=body | {"stream": stream}).text
+    texts = json.dumps(body).replace("one two three", "one")
+    assert cut not in http.post(path, json=json.loads(texts) | {"stream": stream}).text
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

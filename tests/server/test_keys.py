@@ -127,6 +127,29 @@ def test_only_requests_with_a_key_pass(
     assert not any(text.encode() in sent for text in (SECRET, OTHER, "light", "bearer"))
 
 
+def test_only_the_whole_key_is_found(ring: KeyRing) -> None:
+    """Some of so many texts have digests that begin as the keys' do."""
+    assert not any(ring.find(f"guess-{number}") for number in range(4000))
+    assert ring.find(SECRET)
+
+
+def test_a_request_whose_client_leaves_is_over_for_its_key(
+    ring: KeyRing, guarded: ScriptedServer
+) -> None:
+    body = {"prompt": "!forever", "stream": True}
+    headers = {"x-api-key": SECRET}
+    with httpx.stream("POST", f"{guarded.url}/v1/completions", json=body, headers=headers) as open_:
+        lines = open_.iter_lines()  # its end would close the connection
+        next(lines)
+        (light,) = (key for key in ring if key.name == "light")
+        assert light._share.tags
+    assert guarded.wait_aborted(1) == [0]
+    assert not light._share.tags
+    assert not light._share._shares.active
+    page = httpx.get(f"{guarded.url}/metrics", headers=headers).text
+    assert 'minisgl_requests_total{reason="abort"} 1.0' in page
+
+
 def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
     with httpx.Client(base_url=guarded.url) as http:
         for path in ("/start_profile", "/stop_profile"):
@@ -223,6 +246,12 @@ def test_the_file_is_read_again_when_it_changes(
     clock.now += 1
     assert ring.find(OTHER)
     assert ring.find(SECRET) is None
+
+
+def test_a_table_named_default_does_not_replace_the_given_key(tmp_path: Path) -> None:
+    ring = KeyRing(OTHER, str(key_file(tmp_path, f'[default]\nkey = "{SECRET}"\n')))
+    names = [key.name for text in (SECRET, OTHER) if (key := ring.find(text))]
+    assert names == ["default", "default-2"]
 
 
 @pytest.mark.parametrize(

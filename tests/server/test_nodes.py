@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """Calls in threads that nobody waits for, should a test fail."""
+    """Runs calls in daemon threads, which a failed test does not wait for."""
 
     def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -79,7 +79,7 @@ def join(pool: Background, args: ServerArgs, node: int, **other: Any) -> Future[
     return pool.submit(join_node_0, args, settings_of(args, folder) | changes)
 
 
-def test_nodes_meet_and_are_told_of_ends(pool: Background) -> None:
+def test_nodes_meet_and_are_reported_of_ends(pool: Background) -> None:
     args = node_args(3)
     # They differ in what is their own.
     second = join(pool, args, 2, port=5, model="elsewhere", log_level="error")

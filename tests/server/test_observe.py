@@ -156,9 +156,9 @@ def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
 
 
 def test_metrics_of_two_ranks() -> None:
-    """Each tells of its device; requests are the same on all, so rank 0 alone tells of them."""
+    """Each rank reports its device. All have the same requests, so only rank 0 reports those."""
     observer = Observer()
-    for rank, num_steps in ((1, 50), (0, 40)):  # one is ahead, so that it shows whose is told
+    for rank, num_steps in ((1, 50), (0, 40)):  # one is ahead, so that the page shows which is used
         observer.status[rank] = msgspec.structs.replace(status(num_steps), rank=rank)
     page = MetricsPage(observer, 'a "quoted" name').render("")[0].decode()
     assert json.dumps('a "quoted" name') in page

@@ -147,6 +147,17 @@ def test_an_error_is_marked(collector: Collector, prompt: str, code: str, status
     assert "gen_ai.usage.input_tokens" not in attributes(span)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_messages_are_a_chat(collector: Collector, path: str) -> None:
+    tracer = create_tracer(collector.url, MODEL)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "one"}]}
+    body |= {"max_tokens": 9} if path.startswith("/v1") else {}
+    with ScriptedServer(observer=Observer(tracer=tracer)) as server:
+        assert httpx.post(server.url + path, json=body).status_code == 200
+    tracer.close()
+    assert f"chat {MODEL}" in {span.name for span in collector.spans}
+
+
 def test_a_trace_that_is_not_sampled(collector: Collector) -> None:
     tracer = create_tracer(collector.url, MODEL)
     assert ask(tracer, "x", traceparent=f"00-{TRACE_ID}-{PARENT_ID}-00").status_code == 200

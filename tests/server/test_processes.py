@@ -105,7 +105,7 @@ def test_chat_streaming_and_not(client: openai.OpenAI) -> None:
     assert usage.prompt_tokens_details.cached_tokens
 
 
-def test_stop_strings_are_cut_and_length_is_told(client: openai.OpenAI) -> None:
+def test_stop_strings_are_cut_and_length_is_reported(client: openai.OpenAI) -> None:
     prompt = "The quick brown fox"
     free = client.completions.create(
         model="minisgl-builtin", prompt=prompt, max_tokens=32, extra_body={"ignore_eos": True}
@@ -200,7 +200,7 @@ def test_a_refused_prompt_is_called_what_the_request_calls_it(
 # --- starting ------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_told_before_the_model_is_loaded(launch: Any) -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(launch: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         server = launch("--port", port)
@@ -227,7 +227,7 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
         ({"top_k": "all"}, "--tp 2", "generation_config.json: top_k must be a number, got 'all'"),
     ],
 )
-def test_what_small_files_say_is_told_before_any_process_starts(
+def test_what_small_files_say_is_reported_before_any_process_starts(
     launch: Any,
     tmp_path_factory: pytest.TempPathFactory,
     generation: dict[str, Any],

@@ -1,4 +1,4 @@
-"""Profiles that some rank cannot start, stop or write: what the client is told, what is left."""
+"""Profiles that some rank cannot start, stop or write: the client's error, and the other traces."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NONE = "no profile is running"
         ("start", [ProfileReply(seq=0)], 500, f"rank 1 failed: {SILENT}; rank 0 is profiling"),
     ],
 )
-def test_ranks_that_differ_are_told_apart(
+def test_ranks_that_differ_are_reported_apart(
     action: str,
     replies: list[ProfileReply],
     status: int,

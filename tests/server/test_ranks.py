@@ -136,7 +136,7 @@ def test_ranks_serve_as_one_and_end_together(
             os.kill(server.pid("engine-1"), signal.SIGCONT)
             assert client.get("/../ready", cast_to=object) == {"status": "ready"}
 
-        if rank:  # each rank has news of its own; what requests do is told once
+        if rank:  # each rank reports its own work; requests are reported once
             assert client.post("/../start_profile", cast_to=object) == {"status": "profiling"}
             complete(client, PROMPTS[1])
             stopped: Any = client.post("/../stop_profile", cast_to=object)

@@ -311,6 +311,16 @@ def test_settings_retry_and_messages_of_several_lines(server: ScriptedServer) ->
     assert "there is no setting 'n'; the settings are temperature, " in rest
 
 
+def test_a_loaded_chat_without_a_system_prompt_has_none(tmp_path: Path) -> None:
+    saved, again = tmp_path / "saved.json", tmp_path / "again.json"
+    with closing(Chat("http://127.0.0.1:9")) as chat:
+        chat.save(str(saved))
+    with closing(Chat("http://127.0.0.1:9", system="be brief")) as chat:
+        chat.load(str(saved))
+        chat.save(str(again))
+    assert again.read_bytes() == saved.read_bytes()
+
+
 def test_a_saved_chat_goes_on(server: ScriptedServer, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     code, *_ = chat(server.url, f"/system s\n/set seed 7\none\ntwo\n/save {saved}\n")

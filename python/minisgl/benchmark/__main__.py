@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import sys
 from pathlib import Path
 
 from minisgl.benchmark.arguments import command_of
 from minisgl.errors import MinisglError
+from minisgl.utils.files import forget
 
 PACKAGE = "minisgl.benchmark"
 
@@ -19,7 +19,7 @@ PACKAGES_TO_INSTALL = {
     "transformers": "transformers",
     "llama_cpp": "llama-cpp-python",
 }
-"""What pip installs for a package that some benchmarks need and the engine does not."""
+"""The argument of `pip install`, by package, for packages that only some benchmarks need."""
 
 
 def benchmarks(package: str = PACKAGE) -> dict[str, str]:
@@ -38,7 +38,18 @@ def benchmarks(package: str = PACKAGE) -> dict[str, str]:
 
 def main(argv: list[str], package: str = PACKAGE) -> int:
     """Run the benchmark that argv[0] names, or list the benchmarks. Returns the exit status."""
-    found = benchmarks(package)
+    try:
+        status = _run(argv, benchmarks(package), package)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has left, as in `| head`
+        forget(sys.stdout)
+        return 1
+
+
+def _run(argv: list[str], found: dict[str, str], package: str) -> int:
     command = command_of(package)
     if argv and argv[0] in found:
         if argv[0] == "replay":
@@ -48,7 +59,6 @@ def main(argv: list[str], package: str = PACKAGE) -> int:
             return int(module.main(argv[1:]) or 0)
         except MinisglError as error:
             print(f"{command} {argv[0]}: {error}", file=sys.stderr)
-            return 2
         except ModuleNotFoundError as error:
             if error.name not in PACKAGES_TO_INSTALL:
                 raise
@@ -57,12 +67,7 @@ def main(argv: list[str], package: str = PACKAGE) -> int:
                 f"pip install '{PACKAGES_TO_INSTALL[error.name]}'",
                 file=sys.stderr,
             )
-            return 2
-        except KeyboardInterrupt:
-            return 130
-        except BrokenPipeError:  # the reader has left, as in `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+        return 2
     is_known = argv in ([], ["--help"], ["-h"])
     if not is_known:
         print(f"there is no benchmark {argv[0]!r}\n", file=sys.stderr)

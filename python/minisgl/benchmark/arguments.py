@@ -48,7 +48,7 @@ def command_of(package: str) -> str:
 
 
 class _Help(argparse.HelpFormatter):
-    """Adds the default, as a user would type it, to each help text that does not name it."""
+    """Adds the default to each help text that lacks it, as a user would type it."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         default, text = action.default, action.help or ""
@@ -65,13 +65,13 @@ class _Help(argparse.HelpFormatter):
 
 
 def add_word(parser: argparse.ArgumentParser, flag: str) -> None:
-    """Let a word without a flag mean what `flag` means. `take_word` must follow the parsing."""
+    """Let a word without a flag stand for `flag`. `take_word` must be called after the parsing."""
     name = flag.removeprefix("--")
     parser.add_argument("word", nargs="?", metavar=name.upper(), help=f"the same as {flag}")
 
 
 def take_word(parser: argparse.ArgumentParser, args: argparse.Namespace, flag: str) -> None:
-    """Put the word of `add_word` in the flag's place. Exits with code 2 if it is wrong, or if both
+    """Set the flag to the word of `add_word`. Exits with code 2 if the word is wrong, or if both
     were given."""
     word: str | None = args.__dict__.pop("word")
     if word is None:
@@ -93,7 +93,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _result_file(text: str) -> Path:
-    """Return the path. Refuses one that cannot be written, before the benchmark takes minutes."""
+    """Return the path. Refuses one that cannot be written, before the benchmark runs."""
     path = Path(text)
     if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file that can be written")

@@ -1,8 +1,8 @@
-"""A checkpoint of a real shape with random weights and a made-up tokenizer: nothing is downloaded.
+"""Writes a checkpoint of a real shape with random weights and a generated tokenizer.
 
-The tokenizer is byte-level BPE of the shape's vocabulary size, so that reading it, and turning ids
-back into text, cost what a real one costs. Its tokens are the bytes, then pairs and triples of
-letters and digits.
+The tokenizer is byte-level BPE of the shape's vocabulary size, so that loading and decoding cost
+what they do with a real one. Its tokens are the bytes, then pairs and triples of letters and
+digits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ END = "<|end|>"
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], *, weights: bool) -> None:
-    """config.json, the tokenizer and, with `weights`, model.safetensors in the config's dtype."""
+    """Write config.json, the tokenizer and, with `weights`, model.safetensors in its dtype."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", config)
     _write_json(folder / "tokenizer.json", _tokenizer(config["vocab_size"]))

@@ -1,6 +1,6 @@
 """A streaming client of OpenAI-compatible servers that measures; `shards` runs many of them.
 
-An arrival is stamped when the read that brought it returns, before anything is parsed.
+The time of an arrival is when the read of its bytes returns, before they are parsed.
 
 Why aiohttp: 256 streams from `stub` with one token an event cost it 17 us of CPU a token, httpx
 66 us and a bare reader on asyncio's streams 14 us (docs/benchmarks.md). The client mostly shares
@@ -25,8 +25,8 @@ from minisgl.benchmark.workload import Session, Turn, as_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is asked, and how. Prompts go as token ids, or as text where `text` says so; to `chat`
-    always as text. extra: further fields of each request's body."""
+    """The server, and how it is asked. text: prompts are texts instead of token ids; those of
+    `chat` always are. extra: more fields of each request's body."""
 
     url: str
     model: str | None = None
@@ -43,7 +43,7 @@ class Target:
         return self.url.rstrip("/") + path.get(self.api, "/generate")
 
 
-# --- what a stream says (fields that are not named here are skipped) ---------------------------
+# --- the events of a stream (other fields are skipped) -----------------------------------------
 
 
 class _Details(msgspec.Struct):
@@ -57,9 +57,9 @@ class _Usage(msgspec.Struct):
 
 
 class _Timings(msgspec.Struct):
-    """Mini-SGLang's own clock: waiting, and from the first launch to the first token.
+    """Times that Mini-SGLang measures: in the queue, and from the first launch to the first token.
 
-    Other servers have `timings` with other fields.
+    The `timings` of other servers have other fields.
     """
 
     queued_s: float | None = None
@@ -91,7 +91,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class SseReader:
-    """Bytes in, the data of whole server-sent events out (WHATWG HTML, section 9.2)."""
+    """Splits bytes into the data of whole server-sent events (WHATWG HTML, section 9.2)."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -107,7 +107,7 @@ class SseReader:
 
 
 def _data_of(event: bytes) -> bytes | None:
-    """The `data` lines of an event; None where there is none (a comment, a keep-alive)."""
+    """Return the `data` lines of an event; None if there are none (a comment, a keep-alive)."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line[:5] == b"data:"]
@@ -115,7 +115,7 @@ def _data_of(event: bytes) -> bytes | None:
 
 
 class _Answer:
-    """What one stream said: fills the record, keeps what the next turn needs."""
+    """Fills a stream's record, and keeps its text and ids for the next turn. Mutable."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -155,7 +155,7 @@ class _Answer:
 
 
 class Client:
-    """One process's share. `on_progress(requests, tokens)` is called for each that ends."""
+    """One process's requests. on_progress(requests, tokens): called when a request ends."""
 
     def __init__(self, target: Target, start_at: float, on_progress: Callable[[int, int], None]):
         self._target = target
@@ -166,7 +166,7 @@ class Client:
     async def run(
         self, sessions: Sequence[tuple[int, Session]], concurrency: int | None
     ) -> list[Record]:
-        """Numbered sessions: at their times (`concurrency` None), or so many at once."""
+        """Run numbered sessions: `concurrency` at once, or at their times if it is None."""
         headers = (
             {"Authorization": f"Bearer {self._target.api_key}"} if self._target.api_key else {}
         )
@@ -236,7 +236,7 @@ class Client:
         record.ended = time.perf_counter() - zero
 
     def _body(self, history: list[Any], turn: Turn) -> bytes:
-        """Adds the turn to the history of its session."""
+        """Add the turn to the history of its session. Returns the request's body."""
         target = self._target
         if target.api == "chat":
             history.append({"role": "user", "content": as_text(turn.ids)})

@@ -1,8 +1,8 @@
 """`compare A.json B.json`: every number of two results side by side, and whether they differ.
 
-A number is identified by its path in the file, and repeated runs give it several values. If both
-files have at least two values, they differ if the ranges do not overlap. If one file has a single
-value, its noise is unknown, and only the ratio is shown. A warning comes first if the machines are
+The path of a number in the file is its name, and repeated runs give it several values. With two
+or more values in both files, they differ if their ranges do not overlap. With a single value in one
+file, its noise is unknown, and only the ratio is shown. Warnings come first if the machines are
 different or were busy.
 """
 
@@ -39,7 +39,7 @@ _SKIP = (
     *("requests", "curves", "server_counters", "median"),
 )
 
-# What tells the items of a list apart: their names, or what was measured.
+# Items of a list are identified by their names, or else by these sizes.
 _NAMES = ("name", "workload")
 _SIZES = (
     *("shape", "heads", "rows", "context", "decode", "backend", "communicator"),
@@ -49,7 +49,7 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """verdict: better, worse, noise (ranges overlap), one run (noise unknown), or differs."""
+    """One number. verdict: better, worse, noise (ranges overlap), one run, or differs."""
 
     name: str
     a: float
@@ -62,7 +62,7 @@ class Row:
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
-    """Rows for the numbers that both results have."""
+    """Return a row for each number that both results have."""
     left, right = _collect(a), _collect(b)
     return [
         Row(
@@ -77,7 +77,7 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
 
 
 def cautions(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """What makes the two results hard to compare."""
+    """Return warnings: differences of the machines and settings, and other work on them."""
     said = []
     for name in ("cpu", "cores", "gpu", "python"):
         left, right = (result.get("environment", {}).get(name) for result in (a, b))
@@ -110,7 +110,7 @@ def _collect(result: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Leaves with their paths; runs of one thing share a path, items of a list go by their name."""
+    """Yield numbers with their paths. All runs of a thing have one path; list items go by name."""
     if isinstance(node, bool):
         return
     if isinstance(node, int | float):
@@ -125,7 +125,9 @@ def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
     elif isinstance(node, list):
         for item in node:
             if isinstance(item, dict) and (name := _name_of(item)) is not None:
-                sizes = () if any(key in item for key in _NAMES) else _SIZES  # told by the name
+                sizes = (
+                    () if any(key in item for key in _NAMES) else _SIZES
+                )  # its name identifies it
                 numbers = {key: value for key, value in item.items() if key not in sizes}
                 yield from _numbers(numbers, (*path, name))
 
@@ -153,7 +155,7 @@ def _verdict(name: str, a: list[float], b: list[float]) -> str:
 
 
 def read_result(path: str | Path) -> dict[str, Any]:
-    """Raises ConfigError for what is no result of these benchmarks."""
+    """Return the content of a result. Raises ConfigError if the file is none."""
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

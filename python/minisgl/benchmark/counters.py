@@ -1,4 +1,4 @@
-"""What a server reports: the model's name, and its Prometheus counters before and after."""
+"""Reads a server's model name and its Prometheus counters, before and after a run."""
 
 from __future__ import annotations
 

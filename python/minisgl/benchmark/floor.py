@@ -1,7 +1,7 @@
-"""The time below which no engine computes a workload on a card: its arithmetic and its bytes.
+"""The least time in which a card can compute a workload, by its arithmetic and its bytes.
 
-Prefill is bound by arithmetic; decode by the larger of arithmetic and memory traffic, as if all
-requests ran as one batch: each step reads the weights once, each output token its context once.
+Prefill is bound by arithmetic; decode by arithmetic or memory traffic, whichever is more. All
+requests count as one batch: each step reads the weights once, each output token its context once.
 
     floor = prefill FLOPs / rate + max(decode bytes / bandwidth, decode FLOPs / rate)
 """
@@ -18,13 +18,13 @@ H200_BANDWIDTH = 4.3e12
 
 
 def touched_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
-    """How many of E experts a batch of T tokens is expected to touch, each choosing K evenly:
+    """Return the expected number of experts that T tokens touch, if each chooses K of E evenly:
     E * (1 - (1 - K / E)^T)."""
     return num_experts * (1.0 - float((1 - top_k / num_experts) ** num_tokens))
 
 
 def gemm_floor_s(rows: int, weights: int, itemsize: int = 2) -> float:
-    """Of rows times a matrix of so many weights, which are read once; of an H200."""
+    """Return the least seconds of a GEMM on an H200: rows times a matrix of so many weights."""
     return max(weights * itemsize / H200_BANDWIDTH, 2.0 * rows * weights / H200_FLOPS)
 
 
@@ -77,7 +77,7 @@ class Shape:
         )
 
     def expert_params(self, num_experts: float) -> float:
-        """Weights of so many experts in each block."""
+        """Return the weights of so many experts in each block, in all blocks."""
         return self.num_layers * self.hidden_size * num_experts * 3 * self.intermediate_size
 
     @property
@@ -86,7 +86,7 @@ class Shape:
         return self.dense_params + self.expert_params(self.top_k)
 
     def read_bytes(self, num_tokens: float) -> float:
-        """Bytes of the blocks' weights that a step of so many tokens reads, routed evenly."""
+        """Return the bytes of the blocks' weights that a step reads, with tokens routed evenly."""
         read = self.dense_params * self.weight_bytes
         if self.num_experts:
             touched = touched_experts(self.num_experts, self.top_k, num_tokens)
@@ -103,7 +103,7 @@ class Shape:
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * self.kv_itemsize
 
     def attention_flops(self, num_scores: float) -> float:
-        """Of `num_scores` pairs of a query and a key, in all layers and heads."""
+        """Return the FLOPs of `num_scores` pairs of a query and a key, in all layers and heads."""
         return 4.0 * num_scores * self.kv_layers * self.num_heads * self.head_dim
 
 
@@ -115,8 +115,10 @@ def floor_s(
     flops: float = H200_FLOPS,
     bandwidth: float = H200_BANDWIDTH,
 ) -> float:
-    """Seconds for (prompt, output) lengths; the first `shared` prompt tokens are equal in all,
-    computed once, and read once a step."""
+    """Return the least seconds for (prompt, output) lengths.
+
+    shared: the length of the common prefix, which is computed once and read once a step.
+    """
     own = sum(prompt - shared for prompt, _ in requests)
     scores = shared**2 / 2 + sum(
         (prompt - shared) * (shared + (prompt - shared) / 2) for prompt, _ in requests

@@ -1,4 +1,4 @@
-"""GPU time by CUDA events on the current stream, CUDA graphs, and the rates of a GPU."""
+"""Measures GPU times with CUDA events on the current stream, and the rates of a GPU."""
 
 from __future__ import annotations
 

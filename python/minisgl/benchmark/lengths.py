@@ -1,4 +1,4 @@
-"""The fixed workloads of the tables: the lengths of requests that all arrive at once.
+"""The workloads of the tables: the lengths of requests that all arrive at once.
 
 throughput   256 requests, 100 to 1,024 tokens in and out
 streams      64, 512 in, 256 out

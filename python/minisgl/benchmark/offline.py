@@ -1,10 +1,10 @@
-"""What a model reaches without a server: throughput, one stream, prefill, a common prefix.
+"""Measures a model without a server: throughput, one stream, prefill, a common prefix.
 
 The model has a real shape and random weights, so nothing is downloaded. The time is that of
-`LLM.generate` on lists of token ids, texts included. `--door loop` times the scheduler and the
-engine of the same `LLM` alone; its row is named so. Each workload runs once, which may meet shapes
-that are not compiled yet, then `--repeats` times with fresh ids; the median counts. Fresh ids find
-nothing in the prefix cache. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
+`LLM.generate` on lists of token ids, with the texts of the answers. `--door loop` times the
+scheduler and the engine of the same `LLM` alone, in rows of their own. Each workload runs once,
+which may compile new shapes, then `--repeats` times with fresh ids, which the prefix cache does not
+have; the median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
 
 At the end both doors answer the same greedy prompts twice. Different ids are an error.
 """
@@ -208,7 +208,8 @@ def _params(work: Workload) -> list[SamplingParams]:
 def _measure(
     bench: Bench, door: str, work: Workload, repeats: int, shape: Shape | None
 ) -> dict[str, Any]:
-    """shape: for the floor; None leaves it out, because its rates are those of an H200."""
+    """Run a workload and return its row. shape: for the floor, whose rates are an H200's; without
+    it, the row has no floor."""
     first_s, _ = bench.seconds(door, work)
     times, cpu = zip(*(bench.seconds(door, work) for _ in range(repeats)), strict=True)
     seconds = statistics.median(times)

@@ -146,7 +146,7 @@ def main(argv: list[str]) -> int:
 
 
 def make_workload(args: argparse.Namespace, run: int) -> Workload:
-    """Each run has its own seed: new prompts, and for random workloads other lengths."""
+    """Return the workload of a run. Its seed is new: other prompts, and other random lengths."""
     seed, vocab_size = args.seed + run, args.vocab_size
     if args.workload == "random":
         return workloads.random_requests(args.requests, args.input, args.output, vocab_size, seed)
@@ -173,7 +173,7 @@ def make_workload(args: argparse.Namespace, run: int) -> Workload:
 def run_once(
     target: Target, args: argparse.Namespace, run: int, rate: float | None = None
 ) -> dict[str, Any]:
-    """One run of the workload; prints it and returns what `summarize` says, with its notes."""
+    """Run the workload once and print the result. Returns it: `summarize` with notes."""
     work = make_workload(args, run)
     count, rate = len(work.sessions), rate or args.rate
     concurrency = args.concurrency
@@ -213,7 +213,8 @@ def run_once(
 
 
 def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
-    """Points of rising rate; `auto` doubles from 1 until it breaks twice, then bisects."""
+    """Run the workload at several rates. `auto` doubles the rate from 1 until it fails twice, then
+    bisects."""
     points: list[dict[str, Any]] = []
 
     def carried(rate: float) -> bool:
@@ -282,7 +283,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 class _Bar:
-    """Requests that ended, and output tokens. Mutable: it counts. A call adds to it."""
+    """A progress bar of ended requests and output tokens. Mutable: it counts."""
 
     def __init__(self, num_requests: int) -> None:
         self._progress = Progress(
@@ -309,7 +310,7 @@ class _Bar:
 
 
 def _public(target: Target) -> dict[str, Any]:
-    """Without the key."""
+    """Return the target's fields without the key."""
     return {name: value for name, value in asdict(target).items() if name != "api_key"}
 
 
@@ -333,7 +334,7 @@ def _variable(text: str) -> str:
 
 
 def _rates(text: str) -> list[float]:
-    """Empty for auto."""
+    """Parse rates; [] for auto."""
     try:
         return [] if text == "auto" else [above_zero(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:

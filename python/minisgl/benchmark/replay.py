@@ -1,4 +1,4 @@
-"""Asks a server for what a flight recorder saw: the same arrivals, lengths and common prefixes.
+"""Sends a server the requests of a recording: the same arrivals, lengths and common prefixes.
 
 The requests of a recording (`--record`) come again at their times, with random tokens: equal
 blocks have equal tokens. Further flags are those of `minisgl bench online`, such as --speed 2.
@@ -25,7 +25,7 @@ PERCENTILES: Final = (50, 90, 99)
 
 
 def requests_of(path: Path) -> list[dict[str, Any]]:
-    """Return the requests that ended, in the order of their arrival, each with what came of it.
+    """Return the requests that ended, in the order of their arrival, each with its end.
 
     Raises ConfigError if the file is no recording, or has none.
     """
@@ -76,7 +76,7 @@ def write_trace(requests: list[dict[str, Any]], path: Path) -> None:
 
 
 def summary(requests: list[dict[str, Any]]) -> str:
-    """Say how the recorded requests went."""
+    """Return a text with the times and the cached share of the recorded requests."""
     done = [request for request in requests if "queued_s" in request]
     first = [1e3 * (request["queued_s"] + request["prefill_s"]) for request in done] or [0.0]
     whole = [

@@ -1,13 +1,13 @@
 """Plans a recording's steps again: the real scheduler over a fake device, without a model.
 
-Planning is a function of the messages, the settings and the tokens, and a recording (`--record`)
-has the turn of each message, the settings, and digests of the tokens. So the scheduler plans the
-same steps again, in milliseconds, and each is compared with the recorded one. The device checks
-that the KV cache holds the right tokens at each step.
+A plan is a function of the messages, the settings and the tokens. A recording (`--record`) has the
+turn of each message, the settings, and digests of the tokens. So the scheduler plans the same steps
+again, in milliseconds, and each is compared with the recorded one. The device checks at each step
+that the KV cache has the right tokens.
 
-A block's tokens are drawn from its digest, so requests with a common prefix have one here, too.
-Blocks have 16 tokens: with smaller pages, prefixes that part within a block are not found again,
-and a plan may differ for that reason alone.
+A block's tokens are drawn from its digest, so equal prefixes are equal here, too. Blocks have 16
+tokens. With smaller pages, prefixes that differ within a block are not found again, and a plan may
+differ for that reason alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Step = tuple[int, int, list[int]]
 
 
 class Recording:
-    """What a recording has of the plans and of what they follow from."""
+    """A recording's steps, and the messages, settings and tokens that they follow from."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is no recording, or has lost its start."""
@@ -170,7 +170,7 @@ class _RecordedDevice(FakeExecutor):
 
 
 class _Inbox:
-    """Messages at their turns; then the end. Mutable: it counts the turns."""
+    """Returns the messages of each turn, then `ExitMsg`. Mutable: it counts the turns."""
 
     def __init__(self, recording: Recording, scheduler: Scheduler) -> None:
         self._turns, self._scheduler = recording.turns, scheduler
@@ -187,7 +187,7 @@ class _Inbox:
 
 
 class _Comparer(Meter):
-    """Compares each plan. Mutable: it counts them."""
+    """Compares each plan with the recorded one. Mutable: it counts them."""
 
     def __init__(self, steps: dict[int, Step]) -> None:
         self._steps = steps
@@ -216,7 +216,7 @@ def _said(step: Step) -> str:
 
 
 def replay_plans(path: Path) -> str:
-    """Plan a recording's steps again. Returns what came of it.
+    """Plan a recording's steps again. Returns a sentence about the result.
 
     Raises ConfigError if the recording cannot be planned again; EngineError at the first plan that
     differs, or that has a wrong KV cache.

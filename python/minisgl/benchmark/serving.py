@@ -1,10 +1,10 @@
-"""What a server reaches over HTTP with a real shape: time to the first token, then workloads.
+"""Measures a server over HTTP with a real shape: the time to the first token, then workloads.
 
-Starts the server as a user would, on a checkpoint of random weights, several times (the last stays
-and serves); each workload runs once to compile and warm up, then `--repeats` times with fresh ids.
-Beside each time stands the floor of `minisgl.benchmark.floor` on `--tp` cards that talk for free.
-The workloads are those of `minisgl.benchmark.lengths`, throughput at temperature 0.6 and the others
-greedy; of batchN the median ITL is the decode step of N rows.
+It starts the server as a user would, on a checkpoint of random weights, several times; the last one
+serves. Each workload runs once to compile and warm up, then `--repeats` times with fresh ids. The
+floor of `minisgl.benchmark.floor` follows each time, for `--tp` cards without communication. The
+workloads are those of `minisgl.benchmark.lengths`: throughput at temperature 0.6, the others
+greedy. The median ITL of batchN is the time of a decode step of N rows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
-    """A running server's URL and {began, ready_s}. It is ended with the block."""
+    """Yield the URL of a server and {began, ready_s}. It ends with the block."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "minisgl", "--port", "0", *flags], stdout=subprocess.PIPE, text=True
@@ -103,7 +103,7 @@ def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
 def _sessions(
     workload: str, lengths: Sequence[tuple[int, int]], vocab_size: int, run: int
 ) -> list[Session]:
-    """All at once, with ids that no other workload and no other run has."""
+    """Return sessions that begin at once, with ids that no other workload or run has."""
     rng = np.random.default_rng([run, *workload.encode()])
     sessions = []
     for prompt, output in lengths:
@@ -113,7 +113,7 @@ def _sessions(
 
 
 def _median(values: list[Any]) -> Any:
-    """Of equal dicts of numbers: each number's own median."""
+    """Return the median of numbers; of dicts, the medians of their values."""
     if isinstance(values[0], dict):
         return {key: _median([value[key] for value in values]) for key in values[0]}
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):

@@ -176,7 +176,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 
 
 QUANTISED = {"fp8": (1.0, 2.0), "int8": (1.0, 1.0), "int4": (0.5, 1.0)}
-"""For each `--quantization`: bytes per weight without scales; the rate of its GEMMs over bf16's."""
+"""For each `--quantization`: (bytes per weight without scales, rate of its GEMMs over bf16's)."""
 MXFP4_BYTES = 17 / 32
 
 

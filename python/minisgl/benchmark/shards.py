@@ -1,6 +1,6 @@
-"""The client over several processes: each has one event loop and a share of the sessions.
+"""Runs the client in several processes, each with an event loop and a share of the sessions.
 
-They start at one moment of the machine's monotonic clock, which all processes of a machine share.
+They begin at the same time of the machine's monotonic clock, which its processes have in common.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minisgl.benchmark.summary import Record
 from minisgl.benchmark.workload import Session
 from minisgl.errors import ConfigError
 
-START_IN_S = 0.1  # from "everybody is ready" to the first request
+START_IN_S = 0.1  # from the time when all processes are ready to the first request
 REPORT_EVERY_S = 0.25
 
 
@@ -30,7 +30,7 @@ def run_sharded(
     processes: int,
     on_progress: Callable[[int, int], None] = lambda requests, tokens: None,
 ) -> tuple[list[Record], list[float]]:
-    """Records in order of sending, and the CPU seconds of each client process.
+    """Return the records in order of sending, and the CPU seconds of each client process.
 
     Raises ConfigError when a conversation cannot be continued as asked, RuntimeError when a
     client process fails.

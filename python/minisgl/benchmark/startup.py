@@ -1,7 +1,7 @@
-"""From command to first token: starts the server as a user would and asks it for one token.
+"""Measures the time from the command to the first token over HTTP.
 
-Each run is a new server process on a free port with the kernels compiled before (the first start
-on a machine compiles them, which is timed apart).
+Each run starts a server as a user would, on a free port, and asks it for one token. The first run
+may compile kernels, so it is reported alone.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def main(argv: list[str]) -> None:
 
 
 def _start_once(flags: list[str]) -> dict[str, Any]:
-    """Seconds from the command until it says that it is ready, and until a streamed first token;
-    and where the server says that they went."""
+    """Return the seconds from the command until the server is ready (ready_s) and until its first
+    token (first_token_s), and the server's own times of its start (part_s)."""
     start = time.perf_counter()
     server = subprocess.Popen(
         [sys.executable, "-m", "minisgl", "--port", "0", "--log-level", "error", *flags],
@@ -71,8 +71,10 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
 
 
 def wait_for_url(server: subprocess.Popen[str]) -> str:
-    """Blocks until the server, whose stdout is a pipe, says where it is. Raises ConfigError if it
-    ends instead; what it says of that is on its stderr."""
+    """Wait until the server, whose stdout is a pipe, prints its URL, and return it.
+
+    Raises ConfigError if the server ends instead; its stderr has the reason.
+    """
     assert server.stdout is not None
     for line in server.stdout:
         if match := re.search(r"Serving .* on (http://\S+)", line):
@@ -81,14 +83,14 @@ def wait_for_url(server: subprocess.Popen[str]) -> str:
 
 
 def start_parts(url: str) -> dict[str, float]:
-    """Seconds of each part of the server's start, by its own account."""
+    """Return the seconds of each part of the server's start, as its /metrics has them."""
     found = re.compile(r'minisgl_start_seconds{part="(\w+)"}')
     samples = ((found.fullmatch(name), value) for name, value in scrape(url).items())
     return {match[1]: round(value, 3) for match, value in samples if match}
 
 
 def first_token(url: str, start: float) -> float:
-    """Seconds from `start` (of `time.perf_counter`) until a streamed first token is here."""
+    """Return the seconds from `start`, on `time.perf_counter`, to the first token of a stream."""
     body = {"prompt": "Hello", "max_tokens": 1, "stream": True, "ignore_eos": True}
     with (
         http_client(url, timeout=TIMEOUT_S) as client,

@@ -1,4 +1,4 @@
-"""From what the client saw to numbers: latency distributions, throughput, goodput.
+"""Summarises the client's records: latency distributions, throughput, goodput.
 
 Definitions. TTFT: from sending a request to its first token. ITL: of each token after the first,
 the time since the token before it; tokens that arrive in one chunk arrived together, so the first
@@ -49,11 +49,11 @@ class Record:
     error: str | None = None
 
     def token_times(self) -> tuple[list[float], str]:
-        """When each output token arrived, and how the tokens were counted.
+        """Return the arrival of each output token, and how the tokens were counted.
 
-        "ids": the chunks name their tokens. "usage": the chunks do not, but the total is known:
-        each chunk is one token, an end without text is one if the total says so, and what is
-        still missing came together with others. "chunks": nothing says so; each chunk is one.
+        "ids": the chunks name their tokens. "usage": only the total is known. Each chunk counts as
+        one token, and an end without text as one if the total is larger; the others arrived with
+        one of these. "chunks": the total is unknown, and each chunk counts as one.
         """
         if any(count for _, count in self.chunks):
             return [at for at, count in self.chunks for _ in range(count)], "ids"
@@ -62,7 +62,7 @@ class Record:
             return times, "chunks"
         if self.num_output > len(times) and self.finish_at is not None:
             times.append(self.finish_at)
-        # Which chunk they came with is unknown, and of no effect: their gap is 0 in any.
+        # Their chunk is unknown, which changes nothing: their ITL is 0 in any chunk.
         missing = max(self.num_output - len(times), 0)
         return times[:1] + times[:1] * missing + times[1:], "usage"
 
@@ -78,7 +78,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """`ttft=500,tpot=50`; raises ConfigError."""
+        """Parse a text such as ttft=500,tpot=50. Raises ConfigError."""
         bounds = {}
         for part in text.split(","):
             name, _, value = part.partition("=")
@@ -101,7 +101,7 @@ class Slo:
 
 
 def distribution(values: Sequence[float] | Floats) -> dict[str, float]:
-    """mean, p50, p90, p99, max (NumPy's linear interpolation); empty for no values."""
+    """Return mean, p50, p90, p99 and max, with linear interpolation; {} for no values."""
     if not len(values):
         return {}
     array = np.asarray(values, np.float64)
@@ -111,7 +111,7 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, float]:
 
 
 def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
-    """A finished request's own numbers, in milliseconds."""
+    """Return a finished request's TTFT, TPOT, largest ITL and E2E, in milliseconds."""
     gaps = np.diff(times)
     return {
         "ttft_ms": (times[0] - record.sent) * 1e3,
@@ -122,7 +122,7 @@ def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
 
 
 def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
-    """One run: `summary` (numbers to compare), `requests` (columns), `curves` (for plots)."""
+    """Return a run's `summary` (numbers to compare), `requests` (columns), `curves` (for plots)."""
     done: list[Record] = []
     errors = Counter(record.error for record in records if record.error is not None)
     per_request: list[dict[str, float]] = []
@@ -196,7 +196,7 @@ def _rate(count: int, duration_s: float) -> float:
 
 
 def _quantiles(values: Floats) -> list[float]:
-    """0 to 100 % in steps of 0.5 %: a curve without a value per token."""
+    """Return the quantiles from 0 to 100 % in steps of 0.5 %, for a curve."""
     if not len(values):
         return []
     return [round(float(v), 3) for v in np.percentile(values, np.linspace(0, 100, 201))]

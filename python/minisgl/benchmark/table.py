@@ -1,8 +1,8 @@
 """Makes the README's table from `benchmarks/results/`.
 
 `table` prints it; `table --write README.md` puts it between its two marks in that page. A test
-keeps the README equal to it. A peer's figure is shown only beside our figure of the same door: a
-public offline class beside `LLM.generate`, a server beside our server.
+compares the README with it. A peer's figure is shown only beside the figure of the same door: its
+offline class beside `LLM.generate`, its server beside this server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PEERS_DOOR = {"LLM.generate": "offline", "HTTP": "HTTP"}  # our door: the same 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """file: name of a result in `RESULTS`. shown: the figure, a key of `_FORMATS`."""
+    """A row. file: of `RESULTS`. key: the workload there. shown: the figure, of `_FORMATS`."""
 
     model: str
     workload: str

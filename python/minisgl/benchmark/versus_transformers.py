@@ -1,8 +1,8 @@
-"""`LLM` beside Hugging Face transformers' `generate`: output tokens per second on this machine.
+"""Compares `LLM` with Hugging Face transformers' `generate`: output tokens per second.
 
-Interleaved rounds on the same weights, dtype, threads and prompts, so that a machine that speeds
-up or slows down meets both. Greedy, a fixed number of output tokens, no early end. A round's
-prompts are new to both, so the prefix cache has nothing.
+Both have the same weights, dtype, threads and prompts. Rounds are interleaved, so that a change of
+the machine's speed meets both. Decoding is greedy, with a fixed number of tokens. Each round's
+prompts are new, so the prefix cache has nothing.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _time(run: Callable[[torch.Tensor], None], prompts: torch.Tensor) -> float:
 
 
 def _random_qwen3(folder: Path) -> Path:
-    """A checkpoint of Qwen3-0.6B's shape with random bfloat16 weights and any tokenizer."""
+    """Write a checkpoint of Qwen3-0.6B's shape with random weights and the built-in tokenizer."""
     import shutil
 
     from transformers import Qwen3Config, Qwen3ForCausalLM

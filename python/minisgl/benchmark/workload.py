@@ -1,8 +1,8 @@
-"""What is asked of a server: sessions of turns, with arrival times or without.
+"""The workloads of a server: sessions of turns, with or without arrival times.
 
-A session is one client: its turns follow each other, each after the answer to the one before. A
-plain request is a session of one turn. Prompts are made as token ids; a client that sends text
-says each id as an English word, so equal ids stay an equal prefix there too.
+A session is one client, whose turns follow one another, each after the answer to the turn before. A
+plain request is a session of one turn. Prompts are token ids; a client that sends text writes each
+id as an English word, so prefixes that are equal as ids are equal as text.
 
 Sources: Poisson arrivals as in Orca and vLLM; the 256-request random workload is the field's (the
 nano-vllm README); trace formats are Mooncake's (Qin et al., FAST 2025) and Qwen-Bailian's (Wang et
@@ -24,7 +24,7 @@ from minisgl.errors import ConfigError
 
 Ids = npt.NDArray[np.int32]
 
-FIRST_ID = 100  # below are special tokens or raw bytes in many vocabularies
+FIRST_ID = 100  # smaller ids are special tokens or raw bytes in many vocabularies
 
 _COMMON_WORDS = """
 time year people way day man thing woman life child world school state family student group
@@ -35,14 +35,14 @@ business issue side kind head house service friend father power hour game line e
 
 
 def as_text(ids: Ids) -> str:
-    """One common word per id: mostly one token in a large vocabulary; the server's usage knows."""
+    """Return a common word for each id, which most large vocabularies have as one token."""
     words = _COMMON_WORDS.split()
     return " ".join(words[i % len(words)] for i in ids.tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """ids: what the user adds to the conversation. think_s: pause before it is sent."""
+    """A turn. ids: of the user's message. think_s: the pause before it is sent."""
 
     ids: Ids
     max_tokens: int
@@ -51,7 +51,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """at_s: when its first turn is sent, from the start; None when a free client takes it."""
+    """A session. at_s: when its first turn is sent, from the start; None: when a client is free."""
 
     turns: tuple[Turn, ...]
     at_s: float | None = None
@@ -59,13 +59,13 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`notes` say how it was made, what was clipped or left out: they go into the result."""
+    """Sessions. notes: how they were made, and how many were clipped; for the result."""
 
     sessions: list[Session]
     notes: dict[str, Any] = field(default_factory=dict)
 
     def arriving(self, times: Sequence[float]) -> Workload:
-        """The same sessions at these times."""
+        """Return the same sessions at these times."""
         sessions = [
             Session(turns=session.turns, at_s=float(at))
             for session, at in zip(self.sessions, times, strict=True)
@@ -74,7 +74,7 @@ class Workload:
 
 
 def poisson_times(count: int, rate_per_s: float, seed: int) -> list[float]:
-    """Arrival times of an open-loop Poisson process, the first at 0."""
+    """Return the arrival times of an open-loop Poisson process, the first at 0."""
     gaps = np.random.default_rng(seed).exponential(1 / rate_per_s, count)
     gaps[0] = 0.0
     return [float(at) for at in gaps.cumsum()]
@@ -83,7 +83,7 @@ def poisson_times(count: int, rate_per_s: float, seed: int) -> list[float]:
 def random_requests(
     count: int, inputs: tuple[int, int], outputs: tuple[int, int], vocab_size: int, seed: int
 ) -> Workload:
-    """Unrelated prompts; lengths uniform, both bounds included."""
+    """Return unrelated prompts with uniform lengths, both bounds included."""
     rng = np.random.default_rng(seed)
     sessions = []
     for _ in range(count):
@@ -105,7 +105,7 @@ def shared_prefix(
     vocab_size: int,
     seed: int,
 ) -> Workload:
-    """`groups` prefixes of `prefix` tokens, taken in turn; `inputs` are the tokens that follow."""
+    """Return prompts with `groups` prefixes of `prefix` tokens in turn; `inputs` tokens follow."""
     rng = np.random.default_rng(seed)
     prefixes = [_random_ids(rng, prefix, vocab_size) for _ in range(groups)]
     base = random_requests(count, inputs, outputs, vocab_size, seed + 1)
@@ -133,7 +133,7 @@ def multi_turn(
     vocab_size: int,
     seed: int,
 ) -> Workload:
-    """Conversations: each turn sends everything before it, the answers included."""
+    """Return conversations. Each turn sends all earlier messages and answers."""
     base = random_requests(count * turns, inputs, outputs, vocab_size, seed)
     flat = [session.turns[0] for session in base.sessions]
     sessions = []
@@ -156,12 +156,12 @@ def trace(
     count: int | None = None,
     seed: int = 0,
 ) -> Workload:
-    """Requests `start` to `start + count` of a trace, as token ids with the trace's prefixes.
+    """Return requests `start` to `start + count` of a trace, as token ids with its prefixes.
 
-    Mooncake: blocks of 512 tokens, times in milliseconds. Qwen-Bailian (known by its `chat_id`):
-    blocks of 16, seconds. Every length is multiplied by `scale`; a request that is longer than
-    `max_len` tokens even so loses the end of its prompt; arrivals come `speed` times as fast.
-    Another `seed` gives other tokens with the same structure.
+    Mooncake has blocks of 512 tokens and milliseconds; Qwen-Bailian, which has a `chat_id`, blocks
+    of 16 and seconds. `scale` multiplies all lengths. A request that is then longer than `max_len`
+    tokens loses the end of its prompt. `speed` divides the times. Another `seed` gives other tokens
+    with the same common prefixes. Raises ConfigError.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -206,7 +206,7 @@ def trace(
 
 
 def reusable_share(sessions: Sequence[Session]) -> float:
-    """Share of prompt tokens that an endless prefix cache would have, in units of 16 tokens."""
+    """Return the share of prompt tokens that an unlimited prefix cache of 16-token pages has."""
     seen: set[bytes] = set()
     hits = total = 0
     for session in sessions:
@@ -220,7 +220,7 @@ def reusable_share(sessions: Sequence[Session]) -> float:
 
 
 def _block_ids(hash_ids: Sequence[int], block_tokens: float, vocab_size: int, seed: int) -> Ids:
-    """Equal ids give equal tokens. Block boundaries depend on the block's place only."""
+    """Return the tokens of blocks. Equal hash ids at the same place give equal tokens."""
     parts = []
     for index, hash_id in enumerate(hash_ids):
         size = round((index + 1) * block_tokens) - round(index * block_tokens)

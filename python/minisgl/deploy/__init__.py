@@ -1,9 +1,9 @@
-"""Several servers as one: on this machine (`minisgl serve --dp N`), and on Ray.
+"""Several servers behind one address: on this machine (`minisgl serve --dp N`), and on Ray.
 
-What it is for: it starts whole servers as child processes, replaces those that end, and puts the
-router before them. What it does not know: where a request goes (`minisgl.router`). Read in this
+What it is for: it starts servers as child processes, replaces those that end, and runs the router
+before them. What it does not know: which server gets a request (`minisgl.router`). Read in this
 order: `child` (one server), `local` (`--dp`), `ray_app` (`serve run minisgl.deploy:app`), `scale`
-(how many replicas).
+(the number of replicas).
 """
 
 from __future__ import annotations

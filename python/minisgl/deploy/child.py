@@ -1,7 +1,7 @@
-"""A whole server as a child process: `minisgl serve --dp` and `minisgl.deploy` start some.
+"""Runs a server as a child process, for `minisgl serve --dp` and for Ray.
 
-It listens on a port that the system chooses, and ends with the process that started it. The signals
-of a terminal do not reach it: its parent says when it ends.
+It listens on a port that the system chooses, and ends with the process that started it. A
+terminal's signals do not reach it: its parent ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ServerProcess:
     """A server that starts, serves and ends. Mutable: `url` is set once it is ready."""
 
     def __init__(self, name: str, args: ServerArgs, env: Mapping[str, str] | None = None) -> None:
-        """Start it. env: variables that it has besides those of this process."""
+        """Start the server. env: environment variables, in addition to those of this process."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe(duplex=False)
         self.name, self.url = name, ""
@@ -58,13 +58,13 @@ class ServerProcess:
         return self.url
 
     def terminate(self) -> None:
-        """Ask it to end: it finishes its open requests first, for `--drain-timeout`."""
+        """Ask the server to end. It first finishes its open requests, for `--drain-timeout`."""
         if not self._is_asked_to_end:  # a second signal would end it at once
             self._is_asked_to_end = True
             self._process.terminate()
 
     def wait_ended(self, timeout_s: float) -> None:
-        """Wait for the end; kill the server and its workers if it takes longer."""
+        """Wait for the end. Kill the server, and so its workers, if it takes longer."""
         if not wait([self.sentinel], timeout_s):
             self._process.kill()
         self._process.join()

@@ -5,8 +5,8 @@
     this process   bind port | start servers ... wait until ready | route       | end them
     server 0..N-1            | supervisor, engine, tokenizers     | step, step  |
 
-A server that ends is replaced. Its successor listens on another port: the router learns of it when
-it is ready. SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C ends them.
+A server that ends is replaced. Its successor listens on another port, and the router gets its URL
+when it is ready. SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C ends them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from minisgl.utils.logger import get_logger, setup_logging
 logger = get_logger(__name__)
 
 END_S: Final = 12.0
-"""For a server that has no open requests any more: twice what its workers get, and a little."""
+"""The longest wait for a server without open requests: twice the time of its workers, and 2 s."""
 
 CPU_MEMORY_RATIO: Final = 0.5
 """The default of --memory-ratio on a CPU."""
 
 MAX_PAUSE_S: Final = 60.0
-"""Before a server that does not start is tried again: 1, 2, 4, ... seconds, and no longer."""
+"""The longest pause before a server that did not start is started again; it begins with 1 s and
+doubles."""
 
 
 def serve_replicas(args: ServerArgs) -> int:
@@ -77,18 +78,21 @@ async def _route(router: Router, fleet: Fleet, servers: _Servers, signals: Signa
     finally:
         for watch in watches:
             watch.cancel()
-        servers.terminate()  # one that starts holds a thread up
+        servers.terminate()  # a thread waits for each server that is starting
 
 
 class _Servers:
     """The servers, by their index. Mutable: one that ends is replaced.
 
-    key: with which the router asks them for their state; None if they need none.
+    key: the router's API key, for their states; None if they need none.
     """
 
     def __init__(self, args: ServerArgs) -> None:
-        # Each downloads nothing: they would do so at the same time.
-        args = replace(args, model=str(find_checkpoint(args).folder) if args.model else None)
+        if args.model:
+            # The servers get the folder, because they would all download the model at once.
+            found = find_checkpoint(args)
+            names = ",".join(found.names)
+            args = replace(args, model=str(found.folder), served_model_name=names)
         self._devices = _devices(args)
         self.key = None
         given = args.api_key
@@ -148,7 +152,7 @@ class _Servers:
 
 @contextlib.contextmanager
 def _servers(args: ServerArgs) -> Iterator[_Servers]:
-    """Servers that end with the block."""
+    """Yield servers that end with the block."""
     servers = _Servers(args)
     try:
         yield servers

@@ -1,4 +1,4 @@
-"""The options of `minisgl.deploy:app`: those of `minisgl serve`, and where replicas run."""
+"""The options of `minisgl.deploy:app`: those of `minisgl serve`, and those of the replicas."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ NOT_ON_RAY: Final = frozenset(
     ("host", "port", "dp", "shell", "dry_run", "nnodes", "node_rank", "dist_init_addr", "log_steps",
      "record", "ssl_certfile", "ssl_keyfile", "offline")
 )  # fmt: skip
-"""What Ray decides, or what is for one server alone. HTTPS is that of Ray Serve's proxies."""
+"""Options that Ray decides, or that only one server can have. Ray Serve's proxies do HTTPS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployOptions:
-    """How a model is deployed.
+    """The options of a deployment.
 
-    server: of each replica. replicas: how many; with max_replicas above it, at least so many.
-    wait_s: expected time in a queue above which replicas are added. cpus, gpus: of each replica.
-    ingresses: routers beside each other. key: with which they ask the servers for their state.
+    server: the options of each replica. replicas: their number, or their least number if
+    max_replicas is larger. wait_s: replicas are added above this expected time in a queue. cpus,
+    gpus: of each replica. ingresses: the number of routers. key: the routers' API key, for the
+    servers' states.
     """
 
     server: ServerArgs
@@ -43,7 +44,7 @@ class DeployOptions:
 
 
 def deploy_options(given: Mapping[str, Any]) -> DeployOptions:
-    """Return the options of a YAML file's `args`, or of `serve run`, where all are texts.
+    """Return the options of a YAML file's `args`, or of `serve run`, whose values are texts.
 
     Raises ConfigError.
     """
@@ -101,7 +102,7 @@ def _server_args(given: Mapping[str, Any]) -> ServerArgs:
 
 
 def _number(given: dict[str, Any], name: str, default: Any, *, least: float) -> Any:
-    """Take a number out of `given`."""
+    """Remove a number from `given`. Returns it, or `default`. Raises ConfigError below `least`."""
     value = given.pop(name, default)
     if value is None:
         return None

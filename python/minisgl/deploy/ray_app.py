@@ -4,9 +4,9 @@
 
     client -> Ray's HTTP proxy -> Ingress (RouterApp) -> HTTP -> server of an Engine's node
 
-Ray places, counts, restarts and upgrades; requests do not pass through its handles, but go from the
-ingress to the servers as they do with `minisgl route`. So all APIs, streams, errors and keys are
-the servers' own.
+Ray places, counts, restarts and upgrades the replicas. Requests do not pass through Ray's handles:
+the ingress sends them to the servers as `minisgl route` does. So APIs, streams, errors and keys are
+those of the servers.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ from minisgl.utils.logger import get_logger, setup_logging
 logger = get_logger(__name__)
 
 LOOK_EVERY_S: Final = 0.5
-"""For replicas that have come or gone."""
+"""The time between two looks at Ray's list of replicas."""
 
 LOOK_S: Final = 5.0
 
 REQUEST_ID: Final = b"x-request-id"
 
 MAX_OPEN: Final = 100_000
-"""Requests at an ingress or a replica; the servers refuse what is too much for them."""
-
+"""Ray's limit of requests at an ingress or a replica. Servers refuse requests long before it."""
 
 LOOK_BACK_S: Final = 15.0
 UP_DELAY_S: Final = 5.0
 DOWN_DELAY_S: Final = 300.0
-"""How long a wait is averaged, and how long a queue or its absence lasts before replicas change."""
+"""Ray averages waits over `LOOK_BACK_S`, and adds or removes replicas after these delays."""
 
 
 class Engine:
@@ -85,15 +84,15 @@ class Engine:
 
 
 LINGER_S: Final = 5.0
-"""For which a server takes requests after Ray has begun to replace it: its successor is ready, but
-the ingresses learn of that only when they look, and then ask for its state."""
+"""For so long a server takes requests after Ray has begun to replace it. Its successor is ready,
+but the ingresses find it at their next look, and then ask for its state."""
 
 END_S: Final = 10.0
-"""For a server whose requests have ended."""
+"""The longest wait for a server without open requests."""
 
 
 class Ingress:
-    """What Ray Serve's proxies send requests to."""
+    """The deployment that Ray Serve's proxies send requests to."""
 
     def __init__(self, engines: Any, key: str | None) -> None:
         self._engines, self._key = engines, key
@@ -103,7 +102,7 @@ class Ingress:
 
 
 class IngressApp:
-    """The router over the replicas that Ray says there are. Mutable: they change."""
+    """The router over the replicas in Ray's list. Mutable: the list changes."""
 
     def __init__(self, engines: Any, key: str | None) -> None:
         """engines: the handle of their deployment."""
@@ -132,23 +131,23 @@ class IngressApp:
                 answers = await self._engines.broadcast("address").results_async(
                     timeout_s=LOOK_S, return_exceptions=True
                 )
-                # One that Ray is ending still serves until it says that it drains.
+                # A replica that Ray is ending serves until its state says that it drains.
                 serving = {replica.url for replica in self._fleet.up}
                 listed = {each for each in answers if isinstance(each, str)}
                 await self._fleet.change(serving | listed)
-            except Exception as error:  # Ray has many; the replicas stay as they were
+            except Exception as error:  # of any of Ray's kinds; the replicas stay as they were
                 logger.warning("Ray does not say which replicas there are: %r", error)
             await asyncio.sleep(max(LOOK_EVERY_S - (time.monotonic() - began), 0.05))
 
 
 def _this_node() -> str:
-    """The address by which the cluster knows this node."""
+    """Return this node's address in the cluster."""
     own = ray.get_runtime_context().get_node_id()
     return next(str(n["NodeManagerAddress"]) for n in ray.nodes() if n["NodeID"] == own)
 
 
 def _without_request_id(send: Any) -> Any:
-    """Ray's proxy adds the header itself."""
+    """Return `send` without the header X-Request-Id, which Ray's proxy adds."""
 
     async def sent(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -172,7 +171,7 @@ def build(given: dict[str, Any]) -> Any:
 
 
 def _placement(options: DeployOptions) -> dict[str, Any]:
-    """How Ray places and changes replicas: each in one bundle, so on one node."""
+    """Return Ray's options for replicas. Each is in one bundle, so it is on one node."""
     resources = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
     placement: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": options.cpus, "num_gpus": options.gpus},

@@ -1,7 +1,7 @@
-"""How many replicas there should be: by how long a request would wait, not by how many are open.
+"""Chooses the number of replicas by the time that a new request would wait.
 
-A long prompt and a short one are one request each, and a thousand idle chats none: their number
-says little about when the next request starts.
+Why not by the number of open requests: a long prompt and a short one are one request each, so the
+number says little about when the next request starts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from minisgl.message.replica import ReplicaState
 from minisgl.router.choice import Load, expected_s
 
 MOST_TAKEN: Final = 0.5
-"""Of the other replicas' places, once one is gone: so it is not missed at once."""
+"""A replica is removed only if requests take at most this share of the others' places, so that it
+is not needed again at once."""
 
 
 def scale_stats(state: ReplicaState) -> dict[str, float]:
-    """Return the metrics of one replica that `ByWait` reads: wait_s, seconds until a new request of
-    one token would start; taken, the share of its places that requests have."""
+    """Return the metrics of one replica that `ByWait` reads.
+
+    wait_s: seconds until a new request of one token would start. taken: the share of its places
+    that requests have.
+    """
     load = Load(
         queued_tokens=state.queued_tokens,
         num_waiting=state.num_waiting,
@@ -35,11 +39,11 @@ def scale_stats(state: ReplicaState) -> dict[str, float]:
 
 
 def wanted(num: int, waits_s: Collection[float], taken: Collection[float], target_s: float) -> int:
-    """Return how many replicas there should be, where `num` are.
+    """Return the number of replicas that there should be instead of `num`.
 
-    If requests wait longer than `target_s` in the mean, as many more as bring it down to that when
-    they share the queue, but at most twice as many. One less if no replica's wait is above half of
-    it, and the places of the others hold all requests twice.
+    If the mean wait is above `target_s`, so many that sharing the queue lowers it to `target_s`,
+    but at most 2 * num. One less than `num` if every wait is below half of `target_s` and requests
+    take at most `MOST_TAKEN` of the other replicas' places.
     """
     if not waits_s:
         return num
@@ -53,7 +57,7 @@ def wanted(num: int, waits_s: Collection[float], taken: Collection[float], targe
 
 
 class ByWait:
-    """Ray Serve's autoscaling policy. Ray applies bounds and delays to what it returns."""
+    """An autoscaling policy of Ray Serve, which applies bounds and delays to its result."""
 
     def __init__(self, target_s: float) -> None:
         self._target_s = target_s

@@ -1,17 +1,17 @@
-"""Where a request goes: to the replica where it costs least time.
+"""Chooses the replica where a request costs least time.
 
-::
+The cost is a sum of three lines::
 
-    time until it can start + time to compute what is not cached     its first token
-    + what the requests that are there slow its answer down          its others
-    + time to compute what is not cached, for each of those          theirs
+    the time until its first token: the queue, and the tokens of its prompt that are not cached
+    + the delay of its answer by the requests that are there
+    + the delay of each of those by the tokens of its prompt that are not cached
 
-Cached tokens are not computed, so a session stays where its prefix is. Queued tokens have to be
-computed first, so a hot prefix spreads as soon as the queue before it costs more than the prefix
-saves. Nothing else makes requests stick. The second line keeps requests with a short common prefix
-and long answers from running on one replica. The third is what all others pay when a prompt is
-computed again: steps with its tokens are longer, and who waits behind it waits longer. With the
-first line alone, a prompt leaves its prefix too soon (docs/decisions/0029-replicas.md).
+Cached tokens are not computed, so a session stays where its prefix is. Queued tokens are computed
+first, so a prefix that many requests have spreads as soon as its queue costs more than the prefix
+saves. Nothing else ties requests to a replica. The second line spreads requests with a short common
+prefix and long answers. The third counts what a prompt that is computed again costs the others:
+steps with its tokens are longer, and requests behind it wait longer. With the first line alone, a
+prompt leaves its prefix too soon (docs/decisions/0029-replicas.md).
 
 Sources: Preble (Srivatsa et al., 2024) weighs a prefix against load in one cost; "The Power of Two
 Choices in Randomized Load Balancing" (Mitzenmacher, 2001) is what the benchmark compares with.
@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from typing import Final
 
 UNKNOWN_RATE: Final = 1_000.0
-"""Prompt tokens per second of a replica that has measured none: only ratios matter then."""
+"""Prompt tokens per second of a replica that has measured no rate."""
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: made for each replica and choice
 class Load:
-    """What one replica has to do.
+    """The load of one replica.
 
-    queued_tokens: prompt tokens that it has to compute before a new request's.
+    queued_tokens: prompt tokens that it computes before those of a new request.
     num_waiting, num_running, max_running: requests. num_free_pages: of `page_size` tokens.
     prefill_tokens_per_s, finished_per_s: as in `minisgl.message.replica.ReplicaState`.
-    slowdown_s: by how much one more running request slows another's whole answer down.
+    slowdown_s: the delay of one request's whole answer by one more running request.
     """
 
     queued_tokens: int = 0
@@ -56,7 +56,7 @@ def expected_s(load: Load, num_tokens: int, num_cached: int) -> float:
     """Return the expected seconds to the first token of a prompt of `num_tokens`, of which
     `num_cached` are in the replica's cache.
 
-    A replica whose places or pages are taken starts a request when others end.
+    A replica without a free place, or without pages for the prompt, starts it when others end.
     """
     num_new = max(num_tokens - num_cached, 1)  # the last token is always computed
     seconds = (load.queued_tokens + num_new) / (load.prefill_tokens_per_s or UNKNOWN_RATE)
@@ -68,8 +68,7 @@ def expected_s(load: Load, num_tokens: int, num_cached: int) -> float:
 
 
 def cost_s(load: Load, num_tokens: int, num_cached: int) -> float:
-    """Return the seconds that a prompt waits for its first token, and by which it and the requests
-    at the replica slow each other down."""
+    """Return the cost of the module's docstring, in seconds."""
     num_new = max(num_tokens - num_cached, 1)
     compute_s = num_new / (load.prefill_tokens_per_s or UNKNOWN_RATE)
     mutual_s = load.num_requests * (load.slowdown_s + compute_s)
@@ -79,9 +78,9 @@ def cost_s(load: Load, num_tokens: int, num_cached: int) -> float:
 def choose(loads: Sequence[Load], num_tokens: int, cached: Mapping[int, int]) -> int:
     """Return the index of the load whose replica takes a prompt at least cost.
 
-    cached: by index, the prompt's tokens that are in the replica's cache; left out: none. Of
-    replicas with equal costs, it is one with fewest requests; of these the first. Raises ValueError
-    if there are no loads.
+    cached: the prompt's tokens that are in the replica's cache, by index; 0 if an index is missing.
+    Among equal costs the fewest requests win, then the lowest index. Raises ValueError if there are
+    no loads.
     """
     if not loads:
         raise ValueError("there is no replica to choose from")

@@ -1,4 +1,4 @@
-"""The replicas behind a router: which of them are up, what they say of themselves, who is next."""
+"""The replicas behind a router: asks for their states, and knows which of them are up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 
 ASK_EVERY_S: Final = 1.0
 ASK_S: Final = 5.0
-"""For the state. A replica that computes a long step is asked whether it is ready instead."""
+"""The longest wait for a state. A replica in a long step does not answer; /ready is asked then."""
 
 
 class NoReplica(EngineError):
@@ -32,7 +32,8 @@ class NoReplica(EngineError):
 
 
 class Replica:
-    """One server. Mutable. down: why it gets no requests; None if it does."""
+    """One server. Mutable. down: why it gets no requests; None if it is up. ends: how the requests
+    that were sent to it ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -47,7 +48,7 @@ class Replica:
 class Fleet:
     """All replicas. Mutable.
 
-    key: with which their state is asked for; None if they need none.
+    key: the router's API key, for their states; None if they need none.
     """
 
     def __init__(self, urls: Sequence[str], key: str | None = None) -> None:
@@ -65,7 +66,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.down is None]
 
     async def start(self) -> None:
-        """Ask every replica once, and go on asking."""
+        """Ask every replica for its state, and go on asking every `ASK_EVERY_S`."""
         await asyncio.gather(*(self.ask(replica) for replica in self.replicas))
         self._watch_all()
 
@@ -75,7 +76,7 @@ class Fleet:
                 self._watches[replica] = asyncio.create_task(self._watch(replica))
 
     async def change(self, urls: Collection[str]) -> None:
-        """Have the replicas at `urls` and no others. Open requests to the others go on."""
+        """Replace the replicas by those at `urls`. Open requests to removed ones go on."""
         for replica in [each for each in self.replicas if each.url not in urls]:
             self.lost(replica, "it is no replica any more")
             self.replicas.remove(replica)
@@ -103,7 +104,7 @@ class Fleet:
     ) -> tuple[Replica, int]:
         """Return the replica for a prompt, and the prompt's tokens that it has cached.
 
-        Raises NoReplica if none is up but those of `without`.
+        Raises NoReplica if no replica is up, apart from those in `without`.
         """
         up = [replica for replica in self.up if replica not in without]
         if not up:
@@ -113,7 +114,7 @@ class Fleet:
         return up[views.index(view)], cached
 
     def failed(self, replica: Replica, error: ReplicaFailed) -> None:
-        """A request has failed there. What cannot be reached is down; else it is asked now."""
+        """Handle a failed request: an unreachable replica is down, another one is asked now."""
         if isinstance(error, Unreachable):
             self.lost(replica, str(error))
             return
@@ -122,14 +123,14 @@ class Fleet:
         task.add_done_callback(self._asks.discard)
 
     def lost(self, replica: Replica, reason: str) -> None:
-        """The replica gets no requests until it answers again."""
+        """Send the replica no requests until it answers again."""
         if replica.down is None:
             logger.warning("replica %s is down: %s", replica.name, reason)
         replica.down = reason
         self.views.forget(replica.view)
 
     async def ask(self, replica: Replica) -> None:
-        """Take over the replica's state, or note that it is down."""
+        """Ask for the replica's state. A replica that does not answer is down."""
         asked_at = time.monotonic()
         try:
             try:
@@ -147,6 +148,8 @@ class Fleet:
             self._found(replica, state, asked_at)
 
     def _found(self, replica: Replica, state: ReplicaState, asked_at: float) -> None:
+        if replica not in self.replicas:
+            return  # it was asked before `change` removed it
         if self.up:
             if state.model != self.model:
                 reason = f"it serves {state.model!r}, and the others serve {self.model!r}"
@@ -163,8 +166,8 @@ class Fleet:
         elif not self._is_warned:
             self._is_warned = True
             logger.warning(
-                "the router's key has no admin rights, so servers do not tell it what other keys "
-                "have used: each counts their limits for itself"
+                "the router's key has no admin rights, so it does not see what other keys have "
+                "used: each server counts their limits for itself"
             )
 
     async def _state(self, replica: Replica) -> ReplicaState:

@@ -1,4 +1,4 @@
-"""Which replica holds which prefix."""
+"""The index of cached prefixes: finds the replicas that hold a prompt's pages."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class PrefixIndex(Generic[R]):
                     del self._holders[hash_]
 
     def pages_held(self, hashes: Sequence[int]) -> dict[R, int]:
-        """Return how many leading pages of a prompt each replica holds; none of them is left out.
+        """Return the number of a prompt's leading pages that each replica holds.
 
-        hashes: of the prompt's prefixes of 1, 2, 3, ... pages.
+        hashes: of the prompt's prefixes of 1, 2, 3, ... pages. A replica that holds the longer
+        prefix counts as holding the shorter ones. Replicas without a page are left out.
         """
         held: dict[R, int] = {}
         for index in range(len(hashes) - 1, -1, -1):
@@ -47,8 +48,8 @@ class PrefixIndex(Generic[R]):
         return held
 
 
-def told_lengths(num_pages: int) -> list[int]:
-    """Return the prefixes, in pages, by which a prompt of `num_pages` is remembered until a state
-    tells them: all of it, and 1, 2, 4, 8, ... pages."""
+def noted_lengths(num_pages: int) -> list[int]:
+    """Return the lengths of the prefixes that are noted for a prompt of `num_pages` pages until its
+    replica's state has them: 1, 2, 4, 8, ... pages, and all of them."""
     powers = [1 << bit for bit in range(num_pages.bit_length()) if 1 << bit < num_pages]
     return [*powers, num_pages] if num_pages else []

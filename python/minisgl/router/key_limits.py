@@ -1,13 +1,13 @@
 """Limits of API keys over all replicas.
 
-Each server counts what its own requests use. The router adds that up: it learns a key's limits from
-the server that it asks for a prompt's hashes, and how much each server has given the key from the
-server's state. Its own requests it counts when it passes them on, so the limit of requests is
-exact; tokens of answers are a second old.
+Each server counts the requests and tokens that it serves. The router adds them up. It learns a
+key's limits from the server that it asks for a prompt's hashes, and a key's use from the servers'
+states. It counts its own requests when it passes them on, so the limit of requests is exact; tokens
+of answers are counted up to a second late.
 
-A server's counts may hold requests of other routers and of clients that go to it directly::
+The servers' counts also have requests of other routers and of clients that ask a server directly::
 
-    used = what this router has passed on + the most by which the servers have exceeded that
+    used = passed on by this router + the most by which the servers' counts have exceeded that
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from minisgl.server.limits import Limits
 
 
 class KeyLimits:
-    """The keys with limits that were seen. Mutable."""
+    """The known keys with limits. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys: dict[str, _Key] = {}  # by digest
-        self._told: dict[str, dict[str, KeyUse]] = {}  # by replica and digest
+        self._uses: dict[str, dict[str, KeyUse]] = {}  # the last reports, by replica and digest
 
     def learn(self, use: KeyUse) -> None:
-        """Take over the limits that a server has for a key."""
+        """Set the limits of a key to those that a server has."""
         key = self._keys.setdefault(use.digest, _Key(use.name))
         key.limits.change(use.requests_per_minute, use.tokens_per_minute, self._clock())
 
     def update(self, replica: str, uses: Iterable[KeyUse]) -> None:
-        """Take over what the keys have used of a replica. What one had used before the replica's
-        first report is not counted."""
-        before = self._told.get(replica)
+        """Count what the keys have used of a replica since its last report. Use before the first
+        report is not counted."""
+        before = self._uses.get(replica)
         now = self._clock()
-        told = self._told[replica] = {use.digest: use for use in uses}
-        for use in told.values():
+        reported = self._uses[replica] = {use.digest: use for use in uses}
+        for use in reported.values():
             self.learn(use)
             if before is None:
                 continue
@@ -47,11 +47,13 @@ class KeyLimits:
             is_same = last is not None and last.num_requests <= use.num_requests
             requests = use.num_requests - (last.num_requests if last and is_same else 0)
             tokens = use.num_tokens - (last.num_tokens if last and is_same else 0)
-            key.told(requests, tokens, now)
+            key.reported(requests, tokens, now)
 
     def admit(self, text: str) -> Passed | None:
-        """Count a request with the key `text`; None if no limits of it are known. Raises
-        RateLimited."""
+        """Count a request with the key `text`. Returns None if the key has no known limits.
+
+        Raises RateLimited.
+        """
         key = self._keys.get(hashlib.sha256(text.encode("latin-1", "replace")).hexdigest())
         if key is None:
             return None
@@ -60,21 +62,21 @@ class KeyLimits:
 
 
 class Passed:
-    """A request that is passed on. Mutable."""
+    """A request that is passed on, counted against the limits of its key."""
 
     def __init__(self, key: _Key, clock: Callable[[], float]) -> None:
         self._key, self._clock = key, clock
         key.limits.take(clock(), requests=1)
 
     def asks(self, num_tokens: int) -> None:
-        """It goes to a replica, which counts it and its prompt."""
+        """Count a prompt that goes to a replica, which counts it as well."""
         self._key.own.requests += 1
         self._key.own.tokens += num_tokens
         self._key.limits.take(self._clock(), tokens=num_tokens)
 
     def take_back(self, num_tokens: int, *, is_counted: bool = True) -> None:
-        """The replica has not accepted the prompt. is_counted: it counts the request all the
-        same."""
+        """Undo `asks` for a prompt that the replica did not accept. is_counted: the replica has
+        counted the request nevertheless."""
         self._key.own.requests -= not is_counted
         self._key.own.tokens -= num_tokens
         self._key.limits.take(self._clock(), tokens=-num_tokens)
@@ -88,15 +90,15 @@ class _Count:
 
 
 class _Key:
-    """Mutable. own: passed on by this router. seen: counted by the servers. others: the most by
-    which `seen` has exceeded `own`."""
+    """A key's counts. Mutable. own: passed on by this router. seen: counted by the servers. others:
+    the most by which `seen` has exceeded `own`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.limits = name, Limits()
         self.own, self.seen, self.others = _Count(), _Count(), _Count()
 
-    def told(self, requests: int, tokens: int, now: float) -> None:
-        """The servers have counted so many more."""
+    def reported(self, requests: int, tokens: int, now: float) -> None:
+        """Add to the counts of the servers."""
         self.seen.requests += requests
         self.seen.tokens += tokens
         more_requests = max(self.seen.requests - self.own.requests - self.others.requests, 0)

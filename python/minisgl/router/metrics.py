@@ -1,13 +1,13 @@
-"""GET /metrics of a router: the replicas' pages, each sample with the label `replica`, and its own.
+"""GET /metrics of a router: the router's metrics, and the replicas' with the label `replica`.
 
-Prometheus adds up what it wants to: `sum without (replica) (minisgl_output_tokens_total)`.
+Prometheus can add up the replicas: `sum without (replica) (minisgl_output_tokens_total)`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -21,11 +21,12 @@ from minisgl.router.upstream import Headers, ReplicaFailed
 if TYPE_CHECKING:
     from minisgl.router.fleet import Fleet, Replica
 
-PAGE_S = 5.0
+PAGE_S: Final = 5.0
+"""The longest wait for a replica's page."""
 
 
 class RouterMetrics:
-    """Counts what the router does. Mutable. num_retries: requests that went to another replica."""
+    """Counts what the router does. Mutable. num_retries: requests that were sent again."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -34,12 +35,12 @@ class RouterMetrics:
         self._probe_s = 0.0
 
     def probed(self, seconds: float, *, found: bool) -> None:
-        """A prompt's hashes were asked for. found: they came."""
+        """Count a question for a prompt's hashes. found: whether they came."""
         self._num_probes[found] += 1
         self._probe_s += seconds
 
     async def page(self, headers: Headers) -> Response:
-        """headers: of the request, with the client's key, which the replicas check."""
+        """Return the response. headers: of the request; the replicas check the client's key."""
         accept = b",".join(value for name, value in headers if name == b"accept").decode("latin-1")
         asked = [(n, v) for n, v in headers if n in (b"authorization", b"x-api-key")]
         up = self._fleet.up
@@ -110,7 +111,7 @@ def with_replica(texts: dict[str, str]) -> list[Metric]:
 
 
 async def _page(replica: Replica, headers: Headers) -> tuple[int, bytes]:
-    """The status and the page; 0 if the replica does not answer."""
+    """Return the status and the page; the status is 0 if the replica does not answer."""
     try:
         async with asyncio.timeout(PAGE_S):
             answer = await replica.upstream.request("GET", "/metrics", headers)

@@ -3,11 +3,11 @@
 ::
 
     POST (an endpoint of the model)   ask a replica for the prompt's hashes, choose, pass on
-    /v1/responses/ID                  the replica that has the answer
-    ?replica=NAME                     profiles and the X-ray, which are of one replica
-    /health, /ready, /metrics         of the whole
-    /replicas                         their names, and whether they are up
-    anything else                     any replica
+    /v1/responses/ID                  pass on to the replica that has the answer
+    profiles, the X-ray               pass on to the replica that ?replica=NAME names
+    /health, /ready, /metrics         answer for all replicas
+    /replicas                         answer with their names, and whether they are up
+    all others                        pass on to any replica
 
 If a replica fails before it has answered anything, the request goes to another one, once. If it
 fails later, the stream ends with an error event. A client that leaves ends its request.
@@ -16,6 +16,7 @@ fails later, the stream ends with an error event. A client that leaves ends its 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -27,13 +28,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.errors import EngineError, MinisglError, RequestError
+from minisgl.errors import EngineError, MinisglError
 from minisgl.message.replica import PromptHashes
 from minisgl.router.fleet import Fleet, NoReplica, Replica
 from minisgl.router.metrics import RouterMetrics
 from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
-from minisgl.server.body import read_bytes
+from minisgl.server.body import read_bytes, response
 from minisgl.server.errors import Draining, error_response, refusal
 from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.key_guard import key_given
@@ -49,11 +50,14 @@ OF_THE_MODEL: Final = frozenset(
 OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
 STORED: Final = "/v1/responses/"
 
+_NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\s*"item_reference"')
+"""Matches the body of a request that needs an answer which one replica has stored."""
+
 PROBE_S: Final = 10.0
-"""For a prompt's hashes; after that the request goes by load alone."""
+"""The longest wait for a prompt's hashes; without them, the load alone decides."""
 
 PAGE_SIZE: Final = 16
-"""In which a prompt is asked for before any replica has told its own."""
+"""The page size of hashes, as long as the replica's own is unknown."""
 
 NAME_HEADER: Final = b"x-minisgl-replica"
 
@@ -66,7 +70,7 @@ class Broken(EngineError):
 
 
 class RouterApp:
-    """An ASGI application. Mutable: it counts. is_draining: no more requests are taken."""
+    """The application. Mutable: it counts requests. is_draining: new requests are refused."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -107,12 +111,11 @@ class RouterApp:
             return error_response(error, path)
         status = "ready" if path == "/ready" else "ok"
         num_up = len(self._fleet.up)
-        body = {"status": status, "replicas": len(self._fleet.replicas), "up": num_up}
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return response({"status": status, "replicas": len(self._fleet.replicas), "up": num_up})
 
     def _replicas(self) -> Response:
         rows = [{"name": each.name, "up": each.down is None} for each in self._fleet.replicas]
-        return Response(msgspec.json.encode({"replicas": rows}), media_type="application/json")
+        return response({"replicas": rows})
 
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -127,28 +130,37 @@ class RouterApp:
             await self._relay(request, None, send)
 
     async def _to_the_best(self, request: _Request, send: Send) -> None:
-        """Choose by prefix and load. A refusal of the prompt is the answer to the request."""
+        """Choose by prefix and load; for a request that names an earlier answer, the replica that
+        has it. A refusal of the prompt is the answer to the request."""
         began = time.perf_counter()
-        wants_earlier = b'"previous_response_id"' in request.body
-        replicas = self._fleet.up if wants_earlier else [self._fleet.choose()[0]]
-        prompt = None
-        for replica in replicas:
+        needs_earlier = bool(_NAMES_EARLIER.search(request.body))
+        prompt, refused, silent = None, None, None
+        for replica in self._fleet.up if needs_earlier else [self._fleet.choose()[0]]:
+            if refused:
+                refused.close()  # it does not have the earlier answer; another one may
+                refused = None
             answer = await self._prompt_hashes(replica, request)
-            if not isinstance(answer, Answer):
+            if isinstance(answer, Answer):
+                refused = answer
+            elif answer is None:
+                silent = silent or replica
+            else:
                 prompt = answer
                 break
-            if replica is replicas[-1]:
-                await self._send(answer, request, send, replica)
-                return
-            answer.close()  # it does not have the earlier answer; another one may
+        if refused and not silent:
+            await self._send(refused, request, send, replica)
+            return
+        if refused:
+            refused.close()
         self.metrics.probed(time.perf_counter() - began, found=prompt is not None)
-        await self._relay(request, replica if wants_earlier else None, send, prompt)
+        holder = replica if prompt else silent
+        await self._relay(request, holder if needs_earlier else None, send, prompt)
 
     async def _prompt_hashes(
         self, replica: Replica, request: _Request
     ) -> PromptHashes | Answer | None:
-        """Return the prompt's hashes; the answer if the replica refuses the prompt; None if it
-        cannot tell."""
+        """Return the prompt's hashes, the answer if the replica refuses the prompt, or None if it
+        fails."""
         state = replica.view.state
         size = str(state.page_size if state else PAGE_SIZE).encode()
         headers = [*request.headers, (PREFIX_HEADER.encode(), size)]
@@ -165,7 +177,7 @@ class RouterApp:
                     answer.close()
             return msgspec.json.decode(body, type=PromptHashes) if answer.status == 200 else None
         except (ReplicaFailed, TimeoutError, msgspec.DecodeError):
-            return None  # `_relay` finds out what is wrong with it
+            return None  # `_relay` reports the failure
 
     async def _relay(
         self,
@@ -174,7 +186,10 @@ class RouterApp:
         send: Send,
         prompt: PromptHashes | None = None,
     ) -> None:
-        """Pass the request on, to `only` or to the best, and a second time if the first fails."""
+        """Pass the request on, to `only` or to the best replica, which may fail once.
+
+        prompt: for the choice; None if it is unknown.
+        """
         tried: list[Replica] = []
         hashes = np.frombuffer(prompt.hashes, "<u8").tolist() if prompt else []
         num_tokens, page_size = (prompt.num_tokens, prompt.page_size) if prompt else (0, 1)
@@ -232,8 +247,8 @@ class RouterApp:
     async def _send(
         self, answer: Answer, request: _Request, send: Send, replica: Replica | None = None
     ) -> None:
-        """Send the answer on. A replica that fails in between leaves an error event, or a broken
-        connection where there are no events."""
+        """Send the answer on. If the replica fails before its end, the last event is an error; if
+        the answer has no events, the connection is cut."""
         try:
             headers = end_to_end(answer.headers, b"date", b"server")
             if replica:
@@ -263,7 +278,7 @@ class RouterApp:
         """Return the answer of the replica that has what the path names, or the last 404."""
         up = self._fleet.up
         if not up:
-            self._fleet.choose()  # raises what is wrong
+            self._fleet.choose()  # raises NoReplica with the reasons
         for replica in up:
             try:
                 answer = await request.ask(replica)
@@ -291,7 +306,7 @@ class RouterApp:
 
 
 class _Request:
-    """What is passed on."""
+    """A request as it is passed on."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
@@ -310,7 +325,7 @@ class _Request:
 
 
 async def _begin(answer: Answer) -> None:
-    """Wait for the first piece. A client that leaves meanwhile ends the request, too."""
+    """Wait for the first piece of the answer; close the answer if that fails or is cancelled."""
     try:
         await answer.begin()
     except BaseException:
@@ -319,7 +334,7 @@ async def _begin(answer: Answer) -> None:
 
 
 def _break_off() -> None:
-    """Where the HTTP server gives no other way, an error within an answer breaks it off."""
+    """Cut an answer by an exception, where the HTTP server has no `ABORT_CONNECTION`."""
     raise ConnectionAbortedError("a replica failed within its answer")
 
 
@@ -341,7 +356,5 @@ async def _until_client_leaves(work: Any, receive: Receive) -> None:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(results[0], RequestError | EngineError | ClientDisconnect):
-        raise results[0]
     if isinstance(results[0], Exception):
         raise results[0]

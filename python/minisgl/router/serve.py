@@ -107,7 +107,7 @@ class Router:
         self._http = HttpServer(RequestIds(self._app), tls)
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
-        """Serve until `end`, which a signal calls. on_started: called once requests are taken."""
+        """Serve until a signal calls `end`. on_started: called when requests are accepted."""
         loop = asyncio.get_running_loop()
 
         def end() -> None:
@@ -132,7 +132,7 @@ class Router:
             self._fleet.close()
 
     def end(self, drain: bool) -> None:
-        """Take no more requests, and let `serve` return. drain: let the open ones finish first."""
+        """Refuse new requests, and let `serve` return. drain: first let the open ones finish."""
         self._task = asyncio.create_task(self._drain(self._drain_s if drain else 0.0))
 
     async def _drain(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The last event of a stream that the router has to end, in the form of its API."""
+"""Makes the last event of a stream whose replica failed, in the form of the stream's API."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def last_event(path: str, headers: dict[bytes, bytes], error: Exception) -> byte
         name = b"event: error\n"
     elif path.startswith("/v1/responses"):
         name = b"event: error\n"
-        told = body.error
-        form = {"type": "error", "code": told.code, "message": told.message, "param": told.param}
+        shown = body.error
+        form = {"type": "error", "code": shown.code, "message": shown.message, "param": shown.param}
     return name + b"data: " + msgspec.json.encode(form) + b"\n\n"

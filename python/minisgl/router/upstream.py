@@ -1,7 +1,7 @@
 """HTTP/1.1 to one replica: a pool of connections, and answers as they come.
 
-The pieces of an answer are handed on without being looked at, but only in whole chunks of the
-chunked encoding: the server writes whole events, so a stream that breaks off ends behind one.
+The pieces of an answer are not parsed, but they are whole chunks of the chunked encoding. The
+server writes whole events as chunks, so a stream that is cut ends after a whole event.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 20.0
-"""Less than the 30 s after which a server closes a connection that nobody uses."""
+"""Less than the 30 s after which a server closes an unused connection."""
 
 MAX_UNREAD: Final = 256 * 2**10
-"""Bytes of an answer that are kept for a client that is slow; then the replica waits."""
+"""Bytes of whole chunks that are kept for a slow client; above it the replica waits."""
 
 _OF_ONE_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing comes after what was read."""
+        """Whether all of the answer was read."""
         return self._connection.is_complete and not self._connection.has_unread
 
     async def whole(self) -> bytes:
@@ -78,8 +78,7 @@ class Answer:
         return b"".join([data async for data in self])
 
     def close(self) -> None:
-        """Keep the connection if the answer is complete, else end it: so the replica sees that its
-        client has gone."""
+        """Keep the connection if the answer is complete. Else end it, which aborts the request."""
         self._pool.release(self._connection)
 
 
@@ -87,7 +86,7 @@ class Upstream:
     """The connections to one replica. Mutable."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError for what is no URL of a server."""
+        """Raises ConfigError if `url` is no URL of a server."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -240,12 +239,18 @@ class _Connection(asyncio.Protocol):
         self._has_head = True
 
     def on_body(self, body: bytes) -> None:
-        (self._chunk if self._is_chunked else self._ready).append(body)
-        self._num_ready += len(body)
+        if self._is_chunked:
+            self._chunk.append(body)
+        else:
+            self._add([body])
 
     def on_chunk_complete(self) -> None:
-        self._ready += self._chunk
+        self._add(self._chunk)
         self._chunk = []
+
+    def _add(self, pieces: list[bytes]) -> None:
+        self._ready += pieces
+        self._num_ready += sum(map(len, pieces))
 
     def on_message_complete(self) -> None:
         self.is_complete = True

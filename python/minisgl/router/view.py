@@ -1,8 +1,7 @@
-"""What the router knows of each replica: its last state, and what was sent to it since.
+"""The router's view of each replica: its last state, and the requests that were sent since.
 
-A state is a second old or so. A request that was sent since then is not in it: the router counts
-the request's tokens as queued, and its prefix as cached where it went, until a state that was asked
-for later says so itself.
+A state is up to a second old. A request that was sent since then is not in it, so the router counts
+the request's tokens as queued and its prefix as cached, until a later state has them.
 """
 
 from __future__ import annotations
@@ -15,20 +14,22 @@ import numpy as np
 
 from minisgl.message.replica import ReplicaState
 from minisgl.router.choice import Load, choose
-from minisgl.router.index import PrefixIndex, told_lengths
+from minisgl.router.index import PrefixIndex, noted_lengths
 
 USUAL_OUTPUT: Final = 256.0
 """Tokens of an answer, before any has ended."""
 
 ARRIVAL_S: Final = 0.1
-"""A request that was sent so long before a state was asked for is in the state."""
+"""A request that was sent this long before the router asked for a state is in that state."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A request on its way. Mutable: `started_at` is set with the first byte of its answer.
+    """A request that was sent. Mutable.
 
-    num_new: tokens that its replica is expected to compute. hashes: those that are remembered.
+    num_new: prompt tokens that its replica is expected to compute. hashes: those that the index
+    holds for it. at: when it was sent. started_at: when the first byte of its answer came.
+    is_queued: no state counts it yet.
     """
 
     num_new: int
@@ -49,8 +50,8 @@ class View:
         self.sent: list[Sent] = []
 
     def load(self, now: float, usual_output: float = 0.0) -> Load:
-        """Its load, with what was sent since its last state, and without what it has computed since
-        at its own rate. usual_output: tokens of a mean answer."""
+        """Return the load: that of the last state, with the requests sent since, and without the
+        tokens computed since at the replica's rate. usual_output: tokens of a mean answer."""
         state = self.state
         if state is None:
             queued = [sent for sent in self.sent if sent.is_queued]
@@ -86,7 +87,7 @@ class Views:
         self._index: PrefixIndex[View] = PrefixIndex()
 
     def update(self, view: View, state: ReplicaState, asked_at: float) -> None:
-        """Take over a state. asked_at: when it was asked for, on the clock of `Sent.at`."""
+        """Set a replica's state. asked_at: when the router asked for it, on `Sent.at`'s clock."""
         hashes = frozenset(np.frombuffer(state.hashes, "<u8").tolist())
         self._index.add(view, hashes - view.hashes)
         self._index.remove(view, view.hashes - hashes)
@@ -102,7 +103,7 @@ class Views:
         view.sent = kept
 
     def forget(self, view: View) -> None:
-        """The replica is gone: when it comes back, its cache is empty."""
+        """Drop the state and prefixes of a replica that is down; its cache will be empty."""
         self._index.remove(view, view.hashes)
         for sent in view.sent:
             self._index.remove(view, sent.hashes)
@@ -111,7 +112,7 @@ class Views:
     def cached_tokens(
         self, views: Sequence[View], hashes: Sequence[int], page_size: int
     ) -> dict[int, int]:
-        """Return how many tokens of a prompt each replica has cached, by its index in `views`."""
+        """Return the tokens of a prompt that each replica has cached, by its index in `views`."""
         held = self._index.pages_held(hashes) if hashes else {}
         found = ((index, held.get(view, 0)) for index, view in enumerate(views))
         return {index: pages * page_size for index, pages in found if pages}
@@ -124,8 +125,7 @@ class Views:
         page_size: int,
         now: float,
     ) -> tuple[View, int]:
-        """Return the replica that is expected to answer a prompt soonest, and the prompt's tokens
-        that it has cached.
+        """Return the replica where a prompt costs least, and the prompt's tokens cached there.
 
         now: on the clock of `Sent.at`. hashes: of the prompt's prefixes of 1, 2, 3, ... pages.
         """
@@ -136,21 +136,21 @@ class Views:
 
     def send(self, view: View, num_new: int, hashes: Sequence[int], now: float) -> Sent:
         """Note a request that goes to `view`."""
-        told = [hashes[length - 1] for length in told_lengths(len(hashes))]
-        sent = Sent(num_new=num_new, hashes=told, at=now)
+        noted = [hashes[length - 1] for length in noted_lengths(len(hashes))]
+        sent = Sent(num_new=num_new, hashes=noted, at=now)
         view.sent.append(sent)
-        self._index.add(view, told)
+        self._index.add(view, noted)
         return sent
 
     def take_back(self, view: View, sent: Sent) -> None:
-        """The request did not begin there: it was refused, or its client left."""
+        """Undo `send` for a request that did not start: it was refused, or its client left."""
         if sent in view.sent:
             view.sent.remove(sent)
             self._index.remove(view, sent.hashes)
 
 
 def _usual_output(views: Sequence[View]) -> float:
-    """The tokens of a mean answer of all replicas, so that it weighs their requests alike."""
+    """Return the tokens of a mean answer of all replicas, so that their requests weigh equally."""
     states = [view.state for view in views if view.state]
     num_finished = sum(state.num_finished for state in states)
     if not num_finished:

@@ -1,4 +1,4 @@
-"""The server's port and certificate: what is wrong with them is said before the model is loaded."""
+"""Binds the server's port and loads its certificate, before the model is loaded."""
 
 from __future__ import annotations
 

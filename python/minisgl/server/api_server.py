@@ -53,10 +53,9 @@ def create_app(
 ) -> ASGIApp:
     """Return the application.
 
-    stalled: asked if a message does not get round the workers in time, which it cannot while a long
-    step is computed. It returns what is wrong, or None if all workers make progress.
-    keys: who may use the server; None is everyone. origins: the web pages of other hosts that may
-    use it (CORS), "*" for all.
+    stalled: called if a ping does not come back from the workers in time, as during a long step. It
+    returns what is wrong, or None if all workers make progress. keys: who may use the server; None
+    is everyone. origins: the web pages of other hosts that may use it (CORS), "*" for all.
     """
     families = (
         *(chat, completions, generate, models, tokens, responses),
@@ -110,7 +109,7 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After", "X-Minisgl-Warning"),
         )
-    return RequestIds(guarded)  # outermost: what FastAPI says of a crash gets an id too
+    return RequestIds(guarded)  # outermost: FastAPI's answer to a crash gets an id, too
 
 
 def _status(word: str, more: str = "") -> Response:
@@ -118,10 +117,10 @@ def _status(word: str, more: str = "") -> Response:
 
 
 class RequestIds:
-    """Gives each response an X-Request-Id: the request's own if that is decent, else a new one.
+    """Gives each response an X-Request-Id: the request's own if it is valid, else a new one.
 
-    Also the end of the way for exceptions that FastAPI has answered and raises again: uvicorn
-    would close the connection on them. HEAD is GET whose body uvicorn leaves out.
+    Logs exceptions that FastAPI has answered and raises again: uvicorn would close the connection
+    on them. Handles HEAD as GET, because uvicorn leaves the body out.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -132,7 +131,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _is_decent(given) else uuid.uuid4().hex
+        request_id = given if _is_valid(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
@@ -148,8 +147,8 @@ class RequestIds:
             logger.exception("request %s met a bug of the server", request_id)
 
 
-_DECENT: Final = frozenset(string.ascii_letters + string.digits + "-_.:/+=@")
+_ID_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "-_.:/+=@")
 
 
-def _is_decent(request_id: str) -> bool:
-    return 0 < len(request_id) <= 128 and _DECENT.issuperset(request_id)
+def _is_valid(request_id: str) -> bool:
+    return 0 < len(request_id) <= 128 and _ID_CHARACTERS.issuperset(request_id)

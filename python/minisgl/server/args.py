@@ -31,16 +31,16 @@ _SECONDS: Final = Rule(
     accepts=lambda value: type(value) in (int, float) and 0 <= value <= 86400,
     parse=float,
 )
-_SECRET: Final = text("a key")  # what is wrong with it is said where no message repeats it
+_SECRET: Final = text("a key")  # `keys` checks it, in errors that do not repeat it
 
 
 def origins_of(text: str | None) -> tuple[str, ...]:
-    """The origins that `--cors-origin` names."""
+    """Return the origins that `--cors-origin` names."""
     return tuple(filter(None, (origin.strip() for origin in (text or "").split(","))))
 
 
 def is_origins(text: str) -> bool:
-    """Whether each is "*", or a scheme, a host and perhaps a port, as browsers write an origin."""
+    """Return whether each is "*", or a scheme, a host and perhaps a port, as browsers write it."""
     origins = origins_of(text)
     return bool(origins) and all(o == "*" or _ORIGIN.fullmatch(o) for o in origins)
 
@@ -61,9 +61,9 @@ ToolCallParser = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs(RuntimeArgs):
-    """What the server was asked for, checked one by one. Raises ConfigError.
+    """The options of a server. Raises ConfigError if one of them has a wrong value.
 
-    `conflict` checks what the options say together.
+    `conflict` finds options that contradict each other.
     """
 
     served_model_name: str | None = option(
@@ -223,7 +223,7 @@ class ServerArgs(RuntimeArgs):
 
 
 def conflict(args: ServerArgs) -> str | None:
-    """A sentence if two options contradict each other, else None."""
+    """Return a sentence if two options contradict each other, else None."""
     if args.dry_run and args.shell:
         return "--dry-run serves nothing, so it does not go with --shell"
     if args.dp > 1 and (other := _not_with_dp(args)):
@@ -257,7 +257,7 @@ def conflict(args: ServerArgs) -> str | None:
 
 
 def _not_with_dp(args: ServerArgs) -> str | None:
-    """The first of what is for one server, with the reason."""
+    """Return the first option that only one server can have, with the reason, or None."""
     if args.nnodes > 1:
         return "--nnodes: start a server on each machine, and minisgl route before them"
     if args.shell:

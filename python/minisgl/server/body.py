@@ -1,4 +1,4 @@
-"""From the bytes of a request's body to a request record, or a sentence that says what is wrong."""
+"""JSON bodies: a request's becomes a record or a refusal, a record becomes a response."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import re
 from typing import Final, TypeVar
 
 import msgspec
-from fastapi import Request
+from fastapi import Request, Response
 
 from minisgl.errors import InvalidRequest, brief, shortened
 from minisgl.server.api.schema import Json
 from minisgl.server.errors import refusal
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
-# Between two pieces of a body: its client is gone, or wants to hold a connection.
 MAX_PAUSE_S = 30.0
+"""The longest wait for the next piece of a body; a client that is slower may only hold a connection
+open."""
 
 R = TypeVar("R", bound=Json)
 
-# Of what follows, a client writes a field's name: only a path of ours, at the very end, is one.
+# msgspec's messages quote field names, which a client may choose to look like a path: only the path
+# at the very end is msgspec's own.
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([\w.\[\]]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$")
@@ -37,7 +39,7 @@ _TYPES: Final = {
 }
 """msgspec's names of what JSON has; null is null."""
 
-# What msgspec's error leaves open, by the end of the path; the first that fits.
+# (how the path ends, what msgspec's message leaves out); the first that matches is used.
 _HINTS: Final = (
     (r"\brole", "the roles are system, developer, user, assistant and tool"),
     (r"tool_calls\[\d+\]\.type", "tool calls are of type function"),
@@ -66,15 +68,14 @@ _SYNONYMS: Final = {
     "stop": "stop_sequences",
     "messages": "input",
 }
-"""Other APIs' names of our fields. A name that is only similar, as min_tokens is to max_tokens,
-means something else."""
+"""Other APIs' names of our fields."""
 
 
 async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
-    """The body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest.
+    """Return the body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest.
 
-    any_type: take the body for JSON whatever its Content-Type says, as Ollama does: its
-    documentation calls curl without a header.
+    any_type: the body is JSON whatever its Content-Type says. Ollama's documentation calls curl
+    without that header.
     """
     content_type = request.headers.get("content-type", "")
     is_json = any_type or content_type.partition(";")[0].strip().lower() == "application/json"
@@ -99,8 +100,13 @@ async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
     return parsed
 
 
+def response(record: object, status: int = 200) -> Response:
+    """Return a response whose body is `record` as JSON."""
+    return Response(msgspec.json.encode(record), status, media_type="application/json")
+
+
 async def read_bytes(request: Request) -> bytes:
-    """Return the body. Raises InvalidRequest if it is too long or does not come."""
+    """Return the body. Raises InvalidRequest if it is too long or stops coming."""
     body, stream = bytearray(), aiter(request.stream())
     while True:
         try:
@@ -125,7 +131,7 @@ async def read_bytes(request: Request) -> bytes:
 
 _MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LONE: Final = " (half of a surrogate pair is escaped alone, such as \\ud800)"
-MAX_NAME: Final = 64  # characters of a field that are repeated, or likened to those that there are
+MAX_NAME: Final = 64  # characters of an unknown field's name that an error repeats
 
 
 def parse(body: bytes, kind: type[R]) -> R:
@@ -148,7 +154,7 @@ def parse(body: bytes, kind: type[R]) -> R:
 
 
 def _hint(body: bytes, reason: str) -> str:
-    """What is likely behind msgspec's reason."""
+    """Return what probably caused msgspec's error, in parentheses, or ""."""
     if body.startswith(_MARKS):
         return " (send UTF-8 without a byte order mark)"
     if body.isspace():
@@ -162,7 +168,7 @@ def _hint(body: bytes, reason: str) -> str:
 
 
 def _field_error(text: str, kind: type[R]) -> InvalidRequest:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" as a refusal of that field."""
+    """Return a refusal for msgspec's "Expected `int`, got `str` - at `$.max_tokens`"."""
     found = _PATH.search(text)
     path = found[1] if found else ""
     text = text[: found.start()] if found else text
@@ -174,6 +180,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         given = unknown[1]
         name = prefix + shortened(given, MAX_NAME)
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
+        # min_tokens and max_tokens are similar names of different things.
         opposite = {"min": "max", "max": "min"}.get(given[:3], "")
         known = [name for name in known if not opposite or not name.startswith(opposite)]
         same = [_SYNONYMS[given]] if _SYNONYMS.get(given) in known else []
@@ -188,7 +195,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
 
 
 def _in_words(found: re.Match[str]) -> str:
-    """As "expected an integer or null, got a string", of "Expected `int | null`, got `str`"."""
+    """Turn "Expected `int | null`, got `str`" into "expected an integer or null, got a string"."""
     names = [_TYPES.get(name, name) for name in found[1].split(" | ")]
     expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     if not found[3]:

@@ -20,8 +20,8 @@ BUILTIN_NAME: Final = "minisgl-builtin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """names: what requests call the model, the first of them its own. defaults: for requests that
-    leave sampling open."""
+    """names: the names that requests may use; answers to requests without one have the first.
+    defaults: sampling parameters of requests that leave them out."""
 
     folder: Path
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class Found:
 
 
 def find_checkpoint(args: ServerArgs) -> Found:
-    """Find the model of `args.model`; download it if it is not a folder. Raises ConfigError."""
+    """Find the model of `args.model`, or download it. Raises ConfigError."""
     if args.model is None:
         from minisgl.builtin import model_path
 

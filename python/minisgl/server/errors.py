@@ -82,7 +82,7 @@ class Draining(EngineError):
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """The HTTP status and the object for `error`. An exception that is not ours is our bug."""
+    """Return the HTTP status and the object for `error`. Other exceptions than ours are bugs."""
     param: str | None = None
     if isinstance(error, RequestError):
         status, message, code, param = error.status, error.message, error.code, error.param
@@ -97,16 +97,16 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
 
 
 def _kind(status: int) -> str:
-    """`error.type` as OpenAI's documentation has it."""
+    """Return OpenAI's `error.type` for an HTTP status."""
     if status >= 500:
         return "server_error"
     return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
 def error_response(error: Exception, path: str) -> Response:
-    """The response for `error` in the form of the API that `path` belongs to.
+    """Return the response for `error` in the form of the API that `path` belongs to.
 
-    An error that may pass says when to try again: after `retry_after_s`, or 1 second.
+    With 429, 503 and 504, Retry-After is the error's `retry_after_s`, or 1 second.
     """
     status, body = error_body(error)
     headers = {}
@@ -123,7 +123,7 @@ def error_response(error: Exception, path: str) -> Response:
 
 
 def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:
-    """An `InvalidRequest` with a status of its own."""
+    """Return an `InvalidRequest` with this status and code."""
     error = InvalidRequest(message, param=param)
     error.status, error.code = status, code
     return error
@@ -143,7 +143,7 @@ def install(app: FastAPI, observer: Observer) -> None:
         return response
 
     async def answer_client_gone(request: Request, error: Exception) -> Response:
-        # Nobody reads it, but the access log has the status: 499 is nginx's for a client that left.
+        # The client does not read it. 499 is nginx's status for a client that left.
         return Response(status_code=499)
 
     handlers: tuple[tuple[type[Exception], Any], ...] = (
@@ -158,7 +158,7 @@ def install(app: FastAPI, observer: Observer) -> None:
 
 
 def _nearby(request: Request) -> str:
-    """The path of ours that was probably meant: a base URL has a /v1 too few or too many."""
+    """Return the path that was probably meant, if /v1 is missing or there twice; else ""."""
     path = request.url.path.rstrip("/").removeprefix("/v1/v1").removeprefix("/v1")
     known = request.app.openapi()["paths"]
     return next((name for name in (f"/v1{path}", path) if path and name in known), "")

@@ -81,7 +81,7 @@ def flag_of(name: str) -> str:
 
 
 def _flag(default: Any, option: Option) -> dict[str, Any]:
-    """The arguments of `add_argument`."""
+    """Return the arguments of `add_argument` for an option."""
     if option.rule is SWITCH:
         return {"action": "store_true", "help": option.help}
     shown = option.unset if default is None else default
@@ -92,7 +92,7 @@ def _flag(default: Any, option: Option) -> dict[str, Any]:
 
 
 def _type(rule: Rule) -> Callable[[str], Any]:
-    """What argparse calls with a flag's text."""
+    """Return the function that argparse calls with a flag's text."""
 
     def parse(text: str) -> Any:
         try:
@@ -107,16 +107,16 @@ def _type(rule: Rule) -> Callable[[str], Any]:
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    """The type of a flag that is a whole number from `low` to `high`."""
+    """Return the type of a flag that is a whole number from `low` to `high`."""
     return _type(whole(low, high))
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that answers unknown flags with ours, and every error with one sentence."""
+    """A parser whose errors are one sentence, which names the flag that was probably meant."""
 
     def parse_all(self, argv: Sequence[str] | None) -> dict[str, Any]:
-        """Return what was given, flags and positional arguments in any order. Exits with code 2 and
-        a sentence if something is not known."""
+        """Return the flags and positional arguments, which may come in any order. Exits with code 2
+        and a sentence if one is unknown."""
         given, rest = self.parse_known_intermixed_args(argv)
         if unknown := [word for word in rest if word.startswith("-")]:
             self.error("; ".join(self._answer(word.partition("=")[0]) for word in unknown))
@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
 
     def _answer(self, flag: str) -> str:
-        """Return what an unknown flag is called here."""
+        """Return a sentence about an unknown flag, with the flag that was probably meant."""
         from minisgl.server.other_engines import answer
 
         ours = [option for option in self._option_string_actions if option.startswith("--")]

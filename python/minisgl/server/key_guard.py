@@ -20,15 +20,15 @@ OPEN_BELOW: Final = "/page/"
 """The page's assets."""
 
 ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
-"""Paths that need a key with admin rights: profiles slow the server down and write files, the X-ray
-shows the requests of all keys."""
+"""Paths that need a key with admin rights: profiles slow the server down and write files, and the
+X-ray shows the requests of all keys."""
 
 
 class KeyGuard:
-    """Answers a request without a key with 401, one above its key's limits with 429.
+    """Answers requests without a valid key with 401, and those above a key's limits with 429.
 
-    The key of a request that passes is `scope["api_key"]`. POST requests count as requests, except
-    for those that ask only for a prompt's prefixes.
+    The key of a request that passes is `scope["api_key"]`. Only POST counts against the limit of
+    requests, without the router's questions about a prompt's prefixes (`PREFIX_HEADER`).
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, observer: Observer) -> None:

@@ -19,7 +19,8 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -38,12 +39,12 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 REREAD_S: Final = 1.0
-"""The file's times are looked at no more often: a call of the system for each request is saved."""
+"""The least time between two looks at the file, so that not every request costs a system call."""
 
 MAX_NAME: Final = 64
 
 BYTES_PER_TOKEN: Final = 4
-"""Of text in most languages, and of a token id. It only estimates what a prompt will take."""
+"""To estimate a prompt's tokens: of text in most languages, and of a token id."""
 
 USUAL_OUTPUT: Final = 256
 """Tokens that an answer without max_tokens is expected to have."""
@@ -108,7 +109,7 @@ class Key:
         self._limits.take(now, requests=int(counts))
 
     def begin(self, prompt: Prompt, params: SamplingParams, *, counts_prompt: bool = True) -> Job:
-        """A request of this key, which is about to be sent. `end` of the result must be called."""
+        """Return a request of this key that is about to be sent. Its `end` must be called."""
         num_bytes = len(msgspec.msgpack.encode(prompt)) if counts_prompt else 0
         cost = num_bytes // BYTES_PER_TOKEN + (
             USUAL_OUTPUT if params.max_tokens is None else params.max_tokens
@@ -123,23 +124,23 @@ class Key:
 
 
 class Job:
-    """One request of a key. Mutable. share: its place among the requests of all keys, and which key
-    it has."""
+    """One request of a key. Mutable. share: (tag among the requests of all keys, the key's number),
+    by which the scheduler orders requests."""
 
     __slots__ = ("_counts_prompt", "_key", "_left", "_num_prompt", "_share", "share")
 
     def __init__(self, key: Key, share: Share, cost: int, counts_prompt: bool) -> None:
         self._key = key
         self._share = share
-        self._left = cost  # of the tokens that it was expected to take
+        self._left = cost  # expected tokens that were not served yet
         self._counts_prompt = counts_prompt
         self._num_prompt = 0  # tokens that are accepted, until the first piece of the answer
         self.share = share.begin(cost), share.number
 
     def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
-        """Charge the key for a prompt that was accepted, or for a piece of an answer.
+        """Charge the key for an accepted prompt, or for a piece of an answer.
 
-        An accepted prompt still waits: it counts as served with the first piece of its answer.
+        The share counts a prompt as served with the first piece of its answer; until then it waits.
         """
         if isinstance(reply, Accepted):
             self._num_prompt = reply.num_prompt_tokens if self._counts_prompt else 0
@@ -170,7 +171,7 @@ class KeyRing:
     ) -> None:
         self._clock = clock
         self._path = Path(path).expanduser() if path else None
-        self._given = _given_keys(given) if given is not None else {}
+        self._given = _given_keys(given) if given is not None else []
         self._keys: dict[str, Key] = {}
         self._shares = Shares()
         self._signature = self._stat()
@@ -181,7 +182,7 @@ class KeyRing:
         return iter(self._keys.values())
 
     def find(self, given: str) -> Key | None:
-        """Return the key whose text is `given`. Takes as long for each text of equal length."""
+        """Return the key whose text is `given`, or None. The time depends on its length alone."""
         self._reread()
         digest, found = digest_of(given), None
         for key in self._keys.values():
@@ -221,7 +222,7 @@ class KeyRing:
 
     def _read(self) -> dict[str, KeyEntry]:
         if self._path is None:
-            return self._given
+            return _named(self._given, ())
         where = f"--api-key-file {self._path}"
         try:
             data = self._path.read_bytes()
@@ -232,9 +233,9 @@ class KeyRing:
             raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: {error}") from None
-        entries = self._given | entries
+        entries = _named(self._given, entries) | entries
         if not entries:
-            raise ConfigError(f"{where} has no keys: nobody could use the server")
+            raise ConfigError(f"{where} has no keys: add a table with a key, or leave the flag out")
         for name, entry in entries.items():
             if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
                 raise ConfigError(f"{where}: a name has 1 to {MAX_NAME} printable characters")
@@ -248,13 +249,20 @@ class KeyRing:
 _CHARACTERS: Final = "must be visible ASCII characters without spaces"
 
 
-def _given_keys(given: str) -> dict[str, KeyEntry]:
-    """Keys without limits that may do everything, named by their place."""
+def _given_keys(given: str) -> list[str]:
+    """Return the keys of `--api-key`. Raises ConfigError."""
     keys = list(dict.fromkeys(given.split(",")))
     if not all(map(_can_be_sent, keys)):
         raise ConfigError(f"each key of --api-key {_CHARACTERS}")
-    names = ["default"] + [f"default-{index}" for index in range(2, len(keys) + 1)]
-    return {name: KeyEntry(key=key, admin=True) for name, key in zip(names, keys, strict=True)}
+    return keys
+
+
+def _named(keys: list[str], taken: Collection[str]) -> dict[str, KeyEntry]:
+    """Return the entries of keys without limits that may do everything, by name: `default`,
+    `default-2`, ..., without the names in `taken`."""
+    numbers = (f"default-{number}" for number in count(2))
+    names = (name for name in chain(["default"], numbers) if name not in taken)
+    return {name: KeyEntry(key=key, admin=True) for key, name in zip(keys, names, strict=False)}
 
 
 def _can_be_sent(key: str) -> bool:
@@ -262,5 +270,5 @@ def _can_be_sent(key: str) -> bool:
 
 
 def digest_of(key: str) -> bytes:
-    """Return what a key is remembered and compared by."""
+    """Return the SHA-256 of a key, which is kept and compared instead of its text."""
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()

@@ -1,4 +1,4 @@
-"""The supervisor: from the options to a serving process and back to nothing.
+"""The supervisor: starts the workers and the API server, and ends them.
 
 ::
 
@@ -49,10 +49,10 @@ def launch_server(
 ) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread.
 
-    foreground: called in the main thread, with the server's URL, while the server runs in another;
-    when it returns, the server stops, and its exit code is the result. began: the start of the
-    command on `time.monotonic`; by default now. on_url: called with the server's URL once it
-    serves, in place of the line for the terminal.
+    foreground: called with the server's URL in the main thread, while the server runs in another
+    thread. When it returns, the server stops, and its result is the exit code. began: the start of
+    the command on `time.monotonic`; by default now. on_url: called with the server's URL once it
+    serves, instead of printing it.
     """
     clock = StartClock(began)
     level = args.log_level or ("warning" if args.shell else None)
@@ -172,7 +172,7 @@ def _serve_node(args: ServerArgs, signals: Signals) -> None:
 
 @contextlib.contextmanager
 def _workers(signals: Signals) -> Iterator[Workers]:
-    """Workers that end with the block; at once if a second signal comes."""
+    """Yield workers that end with the block, or at once if a second signal comes."""
     workers = Workers()
     signals.second = workers.kill
     reason = None

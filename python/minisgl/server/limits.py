@@ -6,7 +6,7 @@ from minisgl.server.errors import RateLimited
 
 
 class Bucket:
-    """A token bucket: it holds one minute's amount, refills evenly, and may be in debt. Mutable."""
+    """A token bucket: it holds a minute's amount, refills evenly, and may be negative. Mutable."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -14,7 +14,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until one unit is there; 0 if it is."""
+        """Return the seconds until the bucket holds one unit; 0 if it does."""
         self._refill(now)
         return max(1 - self._level, 0) * 60 / self.per_minute
 
@@ -28,7 +28,7 @@ class Bucket:
 
 
 class Limits:
-    """The two buckets of a key. Mutable. None: no limit."""
+    """The two buckets of a key. Mutable. A bucket that is None is no limit."""
 
     def __init__(self) -> None:
         self._requests: Bucket | None = None
@@ -70,6 +70,6 @@ class Limits:
 
 
 def _changed(old: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
-    if per_minute is None or (old and old.per_minute == per_minute):
-        return old if per_minute else None
-    return Bucket(per_minute, now)
+    if old and old.per_minute == per_minute:
+        return old
+    return Bucket(per_minute, now) if per_minute else None

@@ -1,4 +1,4 @@
-"""/openapi.json, which the page at /docs shows: from the records that decode requests."""
+"""Makes /openapi.json, which /docs shows, from the records that decode requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REF: Final = "#/components/schemas/{name}"
 
 
 class DocumentedAPI(FastAPI):
-    """A FastAPI whose schema has `records` and the records inside them."""
+    """A FastAPI application whose schema has `records` and the records inside them."""
 
     def __init__(self, records: Sequence[type[msgspec.Struct]], **settings: Any) -> None:
         super().__init__(**settings)
@@ -35,7 +35,7 @@ def operation(
     stream: str = "text/event-stream",
     other: type[msgspec.Struct] | None = None,
 ) -> dict[str, Any]:
-    """Arguments of a route that document its body, its answer, a stream's events and its errors.
+    """Return a route's arguments that document its body, answer, stream events and errors.
 
     stream: the media type of a stream. other: another form of the answer.
     """

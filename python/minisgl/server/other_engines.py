@@ -1,8 +1,8 @@
-"""What to write here instead of the flags of vLLM, SGLang, llama.cpp and TGI.
+"""Answers flags of vLLM, SGLang, llama.cpp and TGI with the flag of this server.
 
-The names are those of `vllm serve --help`, SGLang's page "Server Arguments", llama.cpp's
-tools/server/README.md and TGI's page "Text-generation-launcher arguments". A flag of theirs that is
-in no table here concerns a part of their engine that this one does not have.
+Sources of the names: `vllm serve --help`, SGLang's page "Server Arguments", llama.cpp's
+tools/server/README.md, TGI's page "Text-generation-launcher arguments". Flags that are in neither
+table concern parts that this engine does not have.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--num-tokenizer": ("--tokenizer-worker-num", "--tokenizer-pool-size", "--threads-http"),
     "minisgl chat": ("--shell-mode", "--conversation", "-cnv"),
 }  # fmt: skip
-"""Their flags by ours."""
+"""For each flag of this server, the other engines' flags."""
 
 NONE: Final[dict[str, tuple[str, ...]]] = {
     "it is always on here: leave it out": (
@@ -140,7 +140,7 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--root-path", "--api-prefix", "--fastapi-root-path",
     ),
 }  # fmt: skip
-"""Their flags that have no counterpart, by what to do."""
+"""For each advice, the other engines' flags that have no counterpart here."""
 
 
 def answer(flag: str) -> str:

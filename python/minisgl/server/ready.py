@@ -1,4 +1,4 @@
-"""What a ready server prints: its address, and what to try next."""
+"""Prints the address of a server that is ready, and commands to try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.utils.http import goes_through_proxy
 
 
 def say(text: str) -> None:
-    """Print to stdout. A reader that is gone, as of `| head`, does not end the server."""
+    """Print to stdout. If its reader has left, as with `| head`, the server goes on."""
     try:
         print(text, flush=True)
     except OSError:
@@ -18,10 +18,10 @@ def say(text: str) -> None:
 
 
 def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) -> str:
-    """The server's URL, and how to try it: a page, and commands that need only this package.
+    """Return the server's URL with commands to try it, which need only this package.
 
-    The commands work in any folder, and with proxy variables set. needs_key: they name $KEY, which
-    the user sets.
+    The commands work in any folder, and with proxy variables set. seconds: the time of the start.
+    needs_key: the commands use $KEY, which the user sets.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"

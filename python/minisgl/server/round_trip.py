@@ -1,4 +1,4 @@
-"""Messages that run no model, and the wait for their answers: pings, profiles, text to ids."""
+"""Sends the workers messages that run no model, and waits for the answers: pings, profiles, ids."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from minisgl.utils.zmq import PushQueue
 Answer = PongMsg | ProfileReply | CodecReply | WatchReply
 
 CODEC_TIMEOUT_S: Final = 60.0
-"""A tokenizer encodes one prompt a turn: before this one, those that wait."""
+"""A tokenizer encodes one prompt a turn, so this one waits for all before it."""
 
 
 class RoundTrips:
-    """Sends messages round the pipeline and waits for each rank's answer. Mutable.
+    """Sends messages through the workers and waits for each rank's answer. Mutable.
 
     tokenizers: one queue per tokenizer process. num_ranks: ranks on this machine; each of them
     answers a `PingMsg` and a `ProfileMsg`. An answer has the `seq` of its message.
@@ -35,7 +35,7 @@ class RoundTrips:
         self._failure: EngineError | None = None
 
     async def ping(self, timeout_s: float) -> bool:
-        """Whether a message by way of each tokenizer comes back from every rank in time."""
+        """Return whether a message through each tokenizer comes back from every rank in time."""
         message = PingMsg(seq=next(self._seqs))
         num_answers = len(self._tokenizers) * self._num_ranks
         try:
@@ -47,7 +47,7 @@ class RoundTrips:
     async def profile(
         self, action: Literal["start", "stop"], timeout_s: float
     ) -> list[ProfileReply]:
-        """One reply for each rank, in order; a rank that does not answer in time has failed.
+        """Return one reply for each rank, in order; ranks that do not answer in time have failed.
 
         Raises EngineError when a worker is gone.
         """
@@ -62,7 +62,7 @@ class RoundTrips:
         ]
 
     async def replica_state(self, timeout_s: float) -> bytes:
-        """JSON of a `ReplicaState`, made by rank 0. Raises EngineError."""
+        """Return the JSON of rank 0's `ReplicaState`. Raises EngineError."""
         message = WatchMsg(seq=next(self._seqs))
         answers = await self._ask(message, self._tokenizers[:1], 1, timeout_s)
         if not answers or not isinstance(answers[0], WatchReply):
@@ -72,14 +72,17 @@ class RoundTrips:
     async def encode(
         self, prompt: Prompt, *, is_plain: bool = False, with_pieces: bool = False
     ) -> CodecReply:
-        """The ids of `prompt`. is_plain: no special tokens. Raises RequestError, EngineError."""
+        """Return the ids of `prompt`. Raises RequestError, EngineError.
+
+        is_plain: add no special tokens. with_pieces: return each token's bytes, too.
+        """
         message = EncodeMsg(
             seq=next(self._seqs), prompt=prompt, is_plain=is_plain, with_pieces=with_pieces
         )
         return await self._codec(message)
 
     async def decode(self, ids: bytes) -> str:
-        """The text of token ids, little-endian int32. Raises EngineError."""
+        """Return the text of token ids, which are little-endian int32. Raises EngineError."""
         return (await self._codec(DecodeMsg(seq=next(self._seqs), ids=ids))).text
 
     async def _codec(self, message: EncodeMsg | DecodeMsg) -> CodecReply:
@@ -98,7 +101,7 @@ class RoundTrips:
             waiting.put_nowait(answer)
 
     def fail(self, error: EngineError) -> None:
-        """End every wait with `error`, and refuse what comes from now on."""
+        """End every wait with `error`, and refuse all later messages with it."""
         self._failure = error
         for waiting in self._waiting.values():
             waiting.put_nowait(error)
@@ -110,7 +113,8 @@ class RoundTrips:
         num_answers: int,
         timeout_s: float,
     ) -> list[Answer]:
-        """The answers that come in time, at most `num_answers`. Raises EngineError after `fail`."""
+        """Return the answers that come in time, at most `num_answers`. Raises EngineError after
+        `fail`."""
         if self._failure:
             raise self._failure
         seq = message.seq

@@ -1,8 +1,8 @@
 """The API server over running workers.
 
-It runs in the supervisor's process. The event loop watches each worker's sentinel, so a death shows
-at once, and its heartbeats, so a hang shows within `--hang-timeout`: every open request is answered
-with an error, and `serve` raises it.
+It runs in the supervisor's process. The event loop watches each worker's sentinel, so it sees a
+death at once, and its heartbeats, so it sees a hang within `--hang-timeout`. Then every open
+request is answered with an error, and `serve` raises it.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class Server:
         self._failure: EngineError | None = None
 
     def on_workers_ready(self, clock: StartClock) -> None:
-        """Take over what the workers report: the context length, and the times of the start for the
-        log and for /metrics."""
+        """Read the context length and the times of the start from the workers."""
         self._frontend.context_length = self._context_length
         clock.lap_in_parts(self._workers.info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
@@ -257,7 +256,7 @@ class Server:
         return True
 
     async def _start_again(self, error: EngineError) -> None:
-        """Fail the open requests, and start new workers; until then requests get a 503."""
+        """Fail the open requests and start new workers; requests get a 503 meanwhile."""
         assert self._loop
         begun = time.monotonic()
         self._frontend.fail_all(error)

@@ -4,9 +4,9 @@ Each key has a counter of the tokens that it was served, divided by its weight. 
 with the counter and what the key's earlier requests are still expected to take; the scheduler
 serves lower tags first, and takes the places of running requests with higher ones. So a key with a
 thousand requests does not hold up a key with one, and no key starves: tags of waiting requests stay
-while counters grow. A key that was idle begins at the lowest tag of the open requests: it saved
-nothing up, but its first request comes before all that the others have begun since. When no request
-is open all keys are level.
+while counters grow. A key that was idle begins at the lowest tag of the open requests: it has saved
+nothing up, but its first request comes before all requests that the others have sent since. When no
+request is open, all keys are equal.
 
 Sources: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024); there the server
 compares counters whenever a place is free. Here the tag is set once, when the request comes, as in
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 
 class Shares:
-    """The keys that have open requests. Mutable. num_keys: that there have been. highest: the
-    counter of the key that was served most."""
+    """The keys that have open requests. Mutable. num_keys: the number of all keys so far. highest:
+    the counter of the key that was served most."""
 
     def __init__(self) -> None:
         self.active: set[Share] = set()
@@ -28,8 +28,8 @@ class Shares:
 
 
 class Share:
-    """A key's part. Mutable. number: of the key, from 1. served, owed: tokens divided by `weight`.
-    tags: of open requests."""
+    """The counters of one key. Mutable. number: keys are numbered from 1. served, owed: tokens
+    divided by `weight`. tags: those of its open requests."""
 
     def __init__(self, shares: Shares) -> None:
         shares.num_keys += 1

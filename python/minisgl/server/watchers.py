@@ -1,4 +1,4 @@
-"""The X-rays that are open: who gets the engine's frames, and who asks the engine for them."""
+"""Asks the engine for frames while X-rays are open, and hands the frames to them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from minisgl.utils.zmq import PushQueue
 
 RENEW_S: Final = 1.0
 LEASE_S: Final = 3.0
-"""The engine makes frames for so long after it was last asked for them."""
+"""For so long after a request the engine makes frames."""
 MAX_BEHIND: Final = 20
-"""Frames kept for a reader that is slow; older ones are left out."""
+"""Frames that are kept for a slow reader; older ones are left out."""
 
 
 class Watchers:

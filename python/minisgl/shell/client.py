@@ -25,12 +25,12 @@ NO_KEY: Final = "invalid_api_key"
 
 
 class ChatError(Exception):
-    """The server refused or failed, or is not there; the message is a sentence for the user."""
+    """The server refused or failed, or does not answer. The message is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one answer took, as the client saw it; token counts are the server's."""
+    """The tokens and times of one answer. Tokens are counted by the server, times by the client."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -52,9 +52,9 @@ class Cost:
 
 
 class Chat:
-    """A conversation with the model that `url` serves. Mutable: it remembers what was said.
+    """A conversation with the model that `url` serves. Mutable: it keeps the messages.
 
-    Each turn sends the whole history, whose prefix the server has cached.
+    Each turn sends all of them. The server has their prefix in its cache.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Chat:
             raise self._not_ours() from error
 
     def reset(self, system: str | None = None) -> None:
-        """Forget everything that was said. system: the new system prompt, None for none."""
+        """Forget all messages. system: the new system prompt; None for none."""
         self._system = system
         self._turns = []
         self._question = ""
@@ -147,9 +147,9 @@ class Chat:
         return turns
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """Stream the answer to `text`. Closing the iterator stops it; what came is remembered.
+        """Stream the answer to `text`. Closing the iterator stops it; the text so far is kept.
 
-        Raises ChatError; the question is then forgotten.
+        Raises ChatError; then neither question nor answer is kept.
         """
         self.cost = None
         self._question, self._is_answered = text, False

@@ -1,6 +1,6 @@
 """`minisgl completion SHELL`: a script that completes commands, flags and their values.
 
-Made from the parsers of the commands, so it knows every flag. Completing runs no Python.
+It is made from the parsers of the commands, so it has every flag. Completion runs no Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ fish  minisgl completion fish > ~/.config/fish/completions/minisgl.fish
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """values: the choices; None for a switch, () for any text. is_path: a file or a folder."""
+    """A flag. values: its choices; None for a switch, () for any text. is_path: of a file."""
 
     name: str
     help: str
@@ -33,7 +33,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
-    """words: what may stand after the command; none: files, such as a MODEL's folder."""
+    """A command. words: those that may follow it; if there are none, files may."""
 
     name: str
     help: str
@@ -68,7 +68,7 @@ def print_script(argv: Sequence[str], commands: list[CompletedCommand]) -> int:
 
 
 def _sentence(text: str) -> str:
-    """The part of a help text that says what the flag is."""
+    """Return the first clause of a flag's help text."""
     return " ".join(text.replace("%%", "%").partition(" (default")[0].partition(";")[0].split())
 
 
@@ -124,7 +124,7 @@ def _names(command: CompletedCommand) -> str:
 
 
 def _values(commands: list[CompletedCommand]) -> Mapping[str, Flag]:
-    """The flags that take a value, each once."""
+    """Return the flags that take a value, by name."""
     return {
         flag.name: flag for command in commands for flag in command.flags if flag.values is not None
     }

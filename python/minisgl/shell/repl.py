@@ -1,8 +1,8 @@
-"""The loop of `minisgl chat`: read a message, obey a command or stream an answer, print its cost.
-And `minisgl run`, which asks once.
+"""The loop of `minisgl chat`, and the one question of `minisgl run`.
 
-In a terminal, messages come through prompt_toolkit (history, editing); from a pipe, line by line,
-so that a script can chat too. Only answers go to stdout.
+Each turn reads a message, and runs its command or streams the answer and prints its cost. In a
+terminal, messages come through prompt_toolkit (history, editing); from a pipe, line by line, so
+that a script can chat, too. Only answers go to stdout.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from minisgl.shell.client import Chat, ChatError
 from minisgl.shell.settings import Settings
 from minisgl.shell.words import WordWriter
 from minisgl.utils.files import forget
+from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -48,8 +49,11 @@ def run_shell(
     settings: Settings | None = None,
     api_key: str | None = None,
 ) -> int:
-    """Chat with the server at `url` until the user leaves. Returns the exit code: 1 if there is no
-    server, or if not all that came through a pipe was answered; 130 after Ctrl-C in a pipe."""
+    """Chat with the server at `url` until the user leaves.
+
+    Returns the exit code: 0; 1 if there is no server, or if a message from a pipe was not answered;
+    130 after Ctrl-C in a pipe.
+    """
     chat = partial(Chat, url, system=system, settings=settings, api_key=api_key)
     return _client(chat, lambda chat, console: _Loop(chat, console).run())
 
@@ -62,7 +66,7 @@ def run_question(
     settings: Settings | None = None,
     api_key: str | None = None,
 ) -> int:
-    """Print the answer of the server at `url`. Returns the exit code: 1 without an answer, 130
+    """Print the answer of the server at `url`. Returns the exit code: 0, 1 without an answer, 130
     after Ctrl-C."""
 
     def ask(chat: Chat, console: Console) -> int:
@@ -88,7 +92,7 @@ def _client(begin: Callable[[], Chat], use: Callable[[Chat, Console], int]) -> i
 
 
 class _Loop:
-    """Messages in, answers out. Mutable: it remembers whether all were answered."""
+    """Reads messages and prints answers. Mutable: it notes whether all were answered."""
 
     def __init__(self, chat: Chat, console: Console) -> None:
         self._chat, self._console = chat, console
@@ -112,7 +116,7 @@ class _Loop:
         return 0 if self._all_answered or is_terminal else 1
 
     def _obey(self, line: str) -> None:
-        """Do what a command says."""
+        """Run a command."""
         command, _, argument = line.partition(" ")
         argument = argument.strip()
         try:
@@ -140,7 +144,7 @@ class _Loop:
                 self._say(f"Saved to {argument}.")
             else:
                 turns = self._chat.load(argument)
-                questions = "1 question" if turns == 1 else f"{turns} questions"
+                questions = counted(turns, "question")
                 self._say(f"The conversation of {argument}, {questions} long, goes on.")
         except (ChatError, MinisglError) as error:
             self._wrong(str(error))
@@ -207,7 +211,7 @@ def _reader(console: Console) -> Callable[[], str | None]:
 
 
 def _history(console: Console) -> History:
-    """Return the history of earlier chats, which this user alone can read."""
+    """Return the history of earlier chats: a file that only this user can read, or memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     from minisgl.env import chat_history

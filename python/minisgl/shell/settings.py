@@ -16,12 +16,12 @@ HIDDEN: Final = ("logprobs", "top_logprobs", "logit_bias")
 NAMES: Final = tuple(
     field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in HIDDEN
 )
-"""Settings that a chat can have: an answer in a terminal shows no logprobs, and a
-JSON value has no integer keys for logit_bias."""
+"""The settings of a chat. A terminal shows no logprobs, and JSON has no integer keys for
+logit_bias."""
 
 
 class Settings:
-    """Settings by name. Mutable: `set` changes them. What is not set, the checkpoint recommends."""
+    """Settings by name. Mutable. A setting that is not set is the checkpoint's default."""
 
     def __init__(self, given: Iterable[tuple[str, str]] = ()) -> None:
         """given: names, and values as text. Raises InvalidSampling."""
@@ -55,7 +55,8 @@ class Settings:
         return dict(self._values)
 
     def replace(self, fields: dict[str, Any]) -> None:
-        """Take the fields of a request instead. Raises InvalidSampling; then nothing changes."""
+        """Replace all settings by the fields of a request. Raises InvalidSampling, and then changes
+        nothing."""
         for name in fields:
             self._check_name(name)
         self._values = {name: self._checked(name, value) for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""Streamed text on a terminal: control characters removed, and no word broken at the right edge."""
+"""Writes streamed text to a terminal without control characters, and wraps it between words."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final, TextIO
 from rich.cells import cell_len
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that a terminal obeys instead of showing them; lines and tabs are harmless."""
+"""Control characters, but for line feeds and tabs."""
 
 _BREAKS: Final = re.compile(r"(\s)")
 _TAB: Final = 8
 
 
 class WordWriter:
-    """Writes pieces of text to a terminal, word by word. Mutable: it holds the word that grows.
+    """Writes pieces of text word by word. Mutable: it keeps the unfinished word.
 
     width: returns the columns of the terminal, which may change.
     """
@@ -33,7 +33,7 @@ class WordWriter:
         for word, space in zip(parts[::2], parts[1::2], strict=True):
             self._write_word(word)
             self._write_space(space)
-        # Scripts of wide characters have no spaces; what fills a line cannot be kept whole.
+        # Scripts of wide characters have no spaces, and a word as long as a line is broken anyway.
         if cell_len(self._word) > len(self._word) or len(self._word) >= self._width():
             self.flush()
         self._file.flush()

@@ -1,12 +1,12 @@
-"""A device that computes no model but notices every mistake in a plan.
+"""A fake device without a model, whose tokens are wrong if a plan is.
 
-Its "KV" of a token is the token's id, written to the slots that the plan names. Its "model" hashes
-the ids that it reads back through the page tables: all of them in a full group, the last `window`
-in a window group. In a state group it reads the state at the last multiple of `interval`, a hash
-of all ids before it, which earlier steps have handed on from page to page. A rows group shows the
-ids since then. A page that was given away too early, shared wrongly, or never written gives a
-wrong token, and so does a stale state or one that the same step writes. The oracle (`fake_next_id`
-over the true sequence) sees it.
+The KV of a token is its id, written to the slots that the plan names. The next token is a hash of
+the ids that a row reads through the page tables: all of them in a full group, the last `window` in
+a window group. In a state group the row reads the state at the last multiple of `interval`: a hash
+of all ids before it, which each step computes from the page of an earlier state. A rows group has
+the ids since then. If a page was freed too early, shared wrongly or never written, the token is
+wrong; so it is after a stale state, or one that the same step writes. `fake_next_id` over the true
+sequence gives the right token.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ def fake_next_id(
     groups: Sequence[CacheGroup] = (FULL,),
     mask: Mask | None = None,
 ) -> int:
-    """The fake model: a hash of what each group shows of the sequence, the seed and the index.
-
-    With a mask, the first allowed id from there on.
-    """
+    """Return the fake model's next id: a hash of the ids that each group shows, the seed and the
+    index. With a mask, it is the first allowed id from there on."""
     seen: list[bytes | int] = []
     for group in groups:
         if group.kind == "state":
@@ -60,14 +58,14 @@ def _token(
 
 
 def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
-    """The state after `ids`, whole intervals."""
+    """Return the state that `ids`, whole intervals, make of `state`."""
     for start in range(0, len(ids), group.interval):
         state = hash((state, ids[start : start + group.interval].tobytes()))
     return state
 
 
 def fake_logprob(ids: IdArray, next_id: int) -> float:
-    """The fake log-probability of a prompt's token after these ids."""
+    """Return the fake log-probability of a prompt's token after these ids."""
     return -float(hash((ids.tobytes(), int(next_id))) % 1000)
 
 
@@ -86,7 +84,7 @@ class _FailedFlight(_Done):
 
 @dataclass(slots=True)
 class _FakeFlight(Flight):
-    """A step that is sampled by `sample`, at once or late. Mutable: it becomes sampled."""
+    """A step that `sample` samples, at once or late. Mutable: it gets its ids."""
 
     sample: Callable[[dict[int, Mask]], list[int]]
     late_rows: list[int]
@@ -103,7 +101,7 @@ class _FakeFlight(Flight):
 
 
 class FakeExecutor:
-    """Runs plans as they are launched. Mutable: it is the device's state.
+    """Runs plans at their launch. Mutable: it has the device's memory.
 
     groups: cache groups with their pages, instead of the `num_pages` of one full group. A state
     group needs a group beside it that shows the tokens of an interval. fail_steps: maps a step
@@ -187,7 +185,7 @@ class FakeExecutor:
         return next_ids
 
     def _score(self, plan: Plan, row: int, next_ids: IdArray, num_top: int) -> Score:
-        """The scores of a row, from the ids that the first group shows, which must be full."""
+        """Return a row's scores, from the ids in the first group, which must be full."""
         assert self.groups[0].kind == "full"
         ends = range(plan.starts[row] + 1, plan.starts[row] + 1 + len(next_ids))
         ids = self._read(0, plan.table_idxs[row], 0, ends[-1])
@@ -201,7 +199,7 @@ class FakeExecutor:
             self._page_table = np.pad(self._page_table, padding, constant_values=-1)
 
     def _ids(self, plan: Plan) -> list[IdArray]:
-        """Each row's ids."""
+        """Return each row's ids, with the sampled token in the place of a promised one."""
         lengths = np.subtract(plan.ends, plan.starts)
         parts = np.split(plan.token_ids.copy(), np.cumsum(lengths)[:-1])
         for table_idx, ids in zip(plan.table_idxs, parts, strict=True):
@@ -223,8 +221,8 @@ class FakeExecutor:
                     self._memory[index][slots] = ids[first - start :]
 
     def _update_states(self, plan: Plan, ids_of_rows: list[IdArray]) -> dict[tuple[int, int], int]:
-        """The state that each (row, group) is left with, of which new ones are written. A row reads
-        what the pages held before this step."""
+        """Return the state of each (row, group) after this step, and write the new ones to their
+        pages. Rows read the pages as they were before this step."""
         states: dict[tuple[int, int], int] = {}
         written: list[tuple[int, int, int]] = []
         for index, group in enumerate(self.groups):
@@ -247,7 +245,7 @@ class FakeExecutor:
         return states
 
     def _group_with_rows(self, state: CacheGroup) -> int:
-        """A group that still shows the tokens since the last multiple of the state's interval."""
+        """Return the index of a group that has the ids since the last multiple of the interval."""
         return next(
             index
             for index, group in enumerate(self.groups)

@@ -1,4 +1,4 @@
-"""A device of known speed that computes no model: what is left is everything around it."""
+"""A fake device whose steps take a given time, for measuring all that is around the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from minisgl.core.plan import Plan, StepOutcome, StepResult
 
 
 class PacedExecutor:
-    """Each step takes `step_s`, one after another, and no host time; it samples `ids` in turn.
+    """Runs steps of `step_s` one after another, without host time, and samples `ids` in turn.
 
-    The host sleeps for a step, as it does for a GPU's. A step's end is counted from the end of the
-    one before where that was under way, so waking up late does not add up. Mutable: it knows
-    until when it is busy.
+    The host sleeps during a step, as it does during a GPU's. A step begins when the one before it
+    ends, so late wake-ups do not add up. Mutable: it knows until when it is busy.
     """
 
     def __init__(self, step_s: float, ids: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""An inbox that replays a script and an outbox that keeps what it gets."""
+"""An inbox and an outbox without sockets: the messages are given, the events are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.message import ExitMsg, SchedulerMsg
 
 
 class ListInbox:
-    """Turn by turn: `turns[i]` arrives at the i-th turn; then `more()` decides until it is None."""
+    """Returns `turns[i]` at turn i, then the results of `more()`; `ExitMsg` when that is None."""
 
     def __init__(
         self,

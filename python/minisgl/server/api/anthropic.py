@@ -1,13 +1,12 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages.
 
-A request becomes a `ChatRequest`, so prompts and options are those of chat completions.
+A request becomes a `ChatRequest`, so its prompt and options are those of chat completions.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from minisgl.server import body
@@ -24,8 +23,8 @@ from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
 
 _NAMES: Final = {"response_format.json_schema": "output_config.format", "stop": "stop_sequences"}
-"""Fields by their names in chat completions."""
-_WISHES: Final = {EFFORT: "output_config.effort", BUDGET: "thinking.budget_tokens"}
+"""The request's names of fields, by their names in chat completions."""
+_REASONING: Final = {EFFORT: "output_config.effort", BUDGET: "thinking.budget_tokens"}
 
 
 class TokenCount(Json, frozen=True, kw_only=True):
@@ -42,8 +41,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     omissions = OmissionLog()
 
     def chat_of(asked: CountRequest) -> tuple[ChatRequest, list[Omission]]:
-        """Effort "high" is Anthropic's default: it asks nothing of a template without efforts."""
-        chat, left_out = fitting(asked.chat, model.card.template, _WISHES, default_effort="high")
+        # Effort "high" is Anthropic's default, so it is left out without a warning.
+        chat, left_out = fitting(asked.chat, model.card.template, _REASONING, default_effort="high")
         return chat, [*asked.left_out, *left_out]
 
     @routes.post(
@@ -76,11 +75,10 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         "/v1/messages/count_tokens", **operation(CountRequest, TokenCount, error=ErrorEvent)
     )
     async def count_tokens(request: Request) -> Response:
-        """The tokens of the prompt that /v1/messages makes of the same request."""
+        """Count the tokens of the prompt that /v1/messages makes of the same request."""
         asked = await body.read(request, CountRequest)
         model.check(asked.model)
         reply = await frontend.round_trips.encode(chat_of(asked)[0].split_prompt)
-        count = TokenCount(input_tokens=len(reply.ids) // 4)
-        return Response(msgspec.json.encode(count), media_type="application/json")
+        return body.response(TokenCount(input_tokens=len(reply.ids) // 4))
 
     return routes

@@ -19,7 +19,7 @@ from minisgl.tokenizer.parse.answer import Kind, Part
 
 
 class MessageUsage(Json, frozen=True, kw_only=True):
-    """input_tokens are those that were computed; the prompt has those of the cache as well."""
+    """input_tokens: the prompt's tokens without those that came from the cache."""
 
     input_tokens: int
     output_tokens: int
@@ -64,7 +64,7 @@ class AnswerThinking(Json, tag_field="type", tag="thinking", frozen=True, kw_onl
 
 
 class AnswerToolUse(Json, tag_field="type", tag="tool_use", frozen=True, kw_only=True):
-    """input: the arguments. If the model wrote no JSON object, `arguments` in it has the text."""
+    """input: the arguments, as `call_input` reads them."""
 
     id: str
     name: str
@@ -138,11 +138,11 @@ EVENTS: Final = (
     MessageStop,
     ErrorEvent,
 )
-"""Of a stream."""
+"""The events of a stream."""
 
 
 class MessageShape(Shape):
-    """Mutable: the blocks that have begun, and the kind of the one that is open."""
+    """Writes the answer. Mutable: it counts the blocks, and knows the kind of the open one."""
 
     def __init__(self, model: str, asked: MessagesRequest) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -193,10 +193,7 @@ class MessageShape(Shape):
         return b"".join(event for part in parts for event in self._part(*part))
 
     def _part(self, kind: Kind, text: str) -> Iterator[bytes]:
-        if kind == "call" or kind not in (
-            "arguments",
-            self._open,
-        ):  # arguments are of the open call
+        if kind == "call" or kind not in ("arguments", self._open):  # arguments go on with a call
             yield from self._begin(kind, text)
         delta: TextDelta | ThinkingDelta | InputDelta
         if kind == "call" or (kind == "reasoning" and self._hides_thinking):
@@ -210,7 +207,7 @@ class MessageShape(Shape):
         yield _framed(BlockDelta(index=self._num_blocks - 1, delta=delta))
 
     def _begin(self, kind: Kind, text: str) -> Iterator[bytes]:
-        """End the open block and begin one. text: the name of the tool that is called."""
+        """End the open block and begin another. text: the tool's name, if it is a call."""
         yield from self._end_block()
         block: AnswerBlock = AnswerText(text="")
         if kind == "reasoning":

@@ -1,8 +1,7 @@
-"""The request of POST /v1/messages, and the chat that it makes.
+"""The request of POST /v1/messages, and the `ChatRequest` that it becomes.
 
-Several text blocks of a turn are joined with line breaks, and turns of one role that follow one
-another are one turn, as Anthropic's documentation has it. A final turn of the assistant is
-continued.
+The text blocks of a turn are joined with line breaks. Successive turns of one role are one turn, as
+Anthropic's documentation says. A final turn of the assistant is continued.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from msgspec import Meta
 from minisgl.server.api.anthropic_tools import AnthropicChoice, AnthropicTool, CacheControl
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import UNREADABLE, Omission
-from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
+from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction, joined
 from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, TopK, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of, tools_of
@@ -53,7 +52,8 @@ class RedactedBlock(Json, tag_field="type", tag="redacted_thinking", frozen=True
 
 
 class HostedBlock(Json, tag_field="type", frozen=True, kw_only=True):
-    """What a hosted tool of another server did in an earlier turn: left out, with a warning."""
+    """A call or result of another server's hosted tool in an earlier turn: left out, with a
+    warning."""
 
     id: Annotated[str | None, ignored("Of a block that is left out.")] = None
     name: Annotated[str | None, ignored("Of a block that is left out.")] = None
@@ -86,14 +86,14 @@ LeftOutBlock = (
 
 
 class ImageBlock(Json, tag_field="type", tag="image", frozen=True, kw_only=True):
-    """Only that a tool returned it is read."""
+    """A part of a tool's result, which is replaced by `UNREADABLE`."""
 
     source: dict[str, Any]
     cache_control: CacheControl = None
 
 
 class DocumentBlock(Json, tag_field="type", tag="document", frozen=True, kw_only=True):
-    """Only that a tool returned it is read."""
+    """A part of a tool's result, which is replaced by `UNREADABLE`."""
 
     source: dict[str, Any]
     title: Annotated[str | None, ignored("Documents are not read.")] = None
@@ -116,7 +116,7 @@ class Turn(Json, frozen=True, kw_only=True):
     content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | LeftOutBlock]
 
     def left_out(self, path: str) -> list[Omission]:
-        """What of the turn is in no message."""
+        """Return the blocks that no message has. path: of the turn."""
         left_out = []
         blocks = [] if isinstance(self.content, str) else self.content
         for i, block in enumerate(blocks):
@@ -132,7 +132,10 @@ class Turn(Json, frozen=True, kw_only=True):
         return left_out
 
     def messages(self, path: str) -> list[Message]:
-        """Of a chat. Raises InvalidRequest. Tool results become messages of their own."""
+        """Return the chat messages of the turn, one for each tool result and one for the rest.
+
+        Raises InvalidRequest.
+        """
         if isinstance(self.content, str):
             return [Message(role=self.role, content=self.content)]
         results, texts, thoughts, calls = [], [], [], []
@@ -170,7 +173,7 @@ def _joined(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock] | No
 
 
 class Thinking(Json, frozen=True, kw_only=True):
-    """adaptive: as the template decides. budget_tokens: of thinking at most, with enabled."""
+    """adaptive: the template decides. budget_tokens: the most tokens of thinking, with enabled."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: NonNegative | None = None
@@ -216,7 +219,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> list[Omission]:
-        """What of the request is in no chat."""
+        """The tools and blocks that the chat does not have."""
         tools = [
             Omission(f"tools[{i}]", tool.hosted)
             for i, tool in enumerate(self.tools or ())
@@ -228,14 +231,14 @@ class CountRequest(Json, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> ChatRequest:
-        """The same request to chat completions. Raises InvalidRequest."""
+        """The equal request to chat completions. Raises InvalidRequest."""
         system = [Message(role="system", content=_joined(self.system))] if self.system else []
         given = [
             message
             for index, turn in enumerate(self.messages)
             for message in turn.messages(f"messages[{index}]")
         ]
-        messages = _merged([*system, *given])
+        messages = joined([*system, *given], ("system", "user", "assistant"))
         last = messages[-1]
         if len(messages) > 1 and last == Message(role="assistant", content=""):
             last = messages.pop()
@@ -266,27 +269,6 @@ class CountRequest(Json, frozen=True, kw_only=True):
         )
         chat.refuse_unsupported()
         return chat
-
-
-def _merged(messages: list[Message]) -> list[Message]:
-    """Messages of one role that follow one another become one; tool results stay apart."""
-    merged: list[Message] = []
-    for message in messages:
-        if not merged or merged[-1].role != message.role or message.role == "tool":
-            merged.append(message)
-            continue
-        last = merged[-1]
-        merged[-1] = msgspec.structs.replace(
-            last,
-            content=_lines(last.content, message.content),
-            reasoning_content=_lines(last.reasoning_content, message.reasoning_content),
-            tool_calls=[*(last.tool_calls or ()), *(message.tool_calls or ())] or None,
-        )
-    return merged
-
-
-def _lines(first: Any, second: Any) -> Any:
-    return f"{first}\n{second}" if first and second else first or second
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):

@@ -14,13 +14,13 @@ _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without mark
 CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]
 
 HOSTED_BY_DEFAULT: Final = ("web_search_", "web_fetch_", "tool_search_tool_")
-"""How the types of the hosted tools begin that agents offer by default; a date is behind."""
+"""The beginnings of the types of hosted tools that agents offer by default; a date follows."""
 
 _OF_HOSTED: Final = "Of a hosted tool, which is left out."
 
 
 class AnthropicTool(Json, frozen=True, kw_only=True):
-    """A tool of the client, or one that Anthropic runs, which is left out or refused."""
+    """A tool of the client, or a hosted tool of Anthropic, which is left out or refused."""
 
     name: str
     input_schema: dict[str, Any] | None = None
@@ -48,12 +48,12 @@ class AnthropicTool(Json, frozen=True, kw_only=True):
 
     @property
     def hosted(self) -> str:
-        """How the type of a hosted tool that is left out begins, else ""."""
+        """The name of a hosted tool that is left out, else ""."""
         kind = self.type or ""
         return next((name[:-1] for name in HOSTED_BY_DEFAULT if kind.startswith(name)), "")
 
     def for_chat(self, path: str) -> dict[str, Any]:
-        """The tool in the form of chat completions. Raises InvalidRequest."""
+        """Return the tool in the form of chat completions. Raises InvalidRequest."""
         self.refuse_unsupported(f"{path}.")
         if self.type not in (None, "custom"):
             raise InvalidRequest(

@@ -131,7 +131,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
 
-    # Extensions that other engines' clients send with the value that changes nothing.
+    # Clients of other engines send these, mostly with the value that changes nothing.
     separate_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     stream_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     include_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
@@ -157,8 +157,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def split_prompt(self) -> ChatPrompt:
-        """`prompt` with the tools, for an answer that is split into reasoning, content and calls:
-        `TextReply.parts`, `Output.answer`."""
+        """`prompt` with the tools. Its answer is split into reasoning, content and calls
+        (`TextReply.parts`, `Output.answer`)."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         choice = self.tool_choice
         if isinstance(choice, AllowedChoice):

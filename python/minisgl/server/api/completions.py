@@ -1,4 +1,4 @@
-"""POST /v1/completions: OpenAI's text completions. Each prompt is one choice."""
+"""POST /v1/completions: OpenAI's text completions. Each prompt has `n` choices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
         str | None, only("", why="write the model's own fill-in-the-middle tokens into the prompt")
     ] = None
 
-    # Extensions that other engines' clients send with the value that changes nothing.
+    # Clients of other engines send these.
     prompt_logprobs: Annotated[
         int | None,
         only(why="use echo together with logprobs; chats and /generate have it"),
@@ -83,7 +83,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def num_choices(self) -> int:
-        """Of each prompt. Raises InvalidRequest."""
+        """The choices of each prompt. Raises InvalidRequest."""
         num_choices = self.n or 1
         if self.best_of not in (None, num_choices):
             raise InvalidRequest(
@@ -95,7 +95,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """One per choice. Raises InvalidRequest."""
+        """The prompts, each once. Raises InvalidRequest."""
         if isinstance(self.prompt, str):
             return [self._text(self.prompt)]
         if not self.prompt:
@@ -131,7 +131,7 @@ class TextChoice(Json, frozen=True, kw_only=True):
 
 
 class Completion(Json, frozen=True, kw_only=True):
-    """A whole answer and, with one choice at a time, a chunk of a stream."""
+    """A whole answer, or a chunk of a stream, which has one choice."""
 
     id: str
     created: int

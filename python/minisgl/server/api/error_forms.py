@@ -17,7 +17,7 @@ class AnthropicError(Json, frozen=True, kw_only=True):
 
 
 class ErrorEvent(Json, tag_field="type", tag="error", frozen=True, kw_only=True):
-    """Anthropic's, as a body and as an event of a stream."""
+    """An error of Anthropic's API, as a body and as an event of a stream."""
 
     error: AnthropicError
 
@@ -45,7 +45,7 @@ class OllamaError(Json, frozen=True, kw_only=True):
 
 
 def in_form_of(path: str, body: ErrorBody) -> msgspec.Struct:
-    """`body` as the API at `path` writes it; OpenAI's form everywhere else."""
+    """Return `body` in the form of the API at `path`: Ollama's, Anthropic's, else OpenAI's."""
     if path.startswith("/api/"):
         return OllamaError(error=body.error.message)
     return anthropic_error(body) if path.startswith("/v1/messages") else body

@@ -1,4 +1,4 @@
-"""POST /generate: the native form. One prompt in; text, token ids and timings out."""
+"""POST /generate: this server's own API. One prompt in; text, token ids and timings out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def prompt_field(self) -> str:
-        """Which of the three the prompt came in."""
+        """The field that has the prompt: messages, text or input_ids."""
         if self.messages is not None:
             return "messages"
         return "text" if self.input_ids is None else "input_ids"
@@ -76,7 +76,8 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
             raise InvalidRequest("give exactly one of text, input_ids and messages", param="text")
         if self.chat_template_kwargs is not None and self.messages is None:
             raise InvalidRequest(
-                "chat_template_kwargs is for messages", param="chat_template_kwargs"
+                "chat_template_kwargs goes with messages, not with text or input_ids",
+                param="chat_template_kwargs",
             )
         if self.messages is not None:
             return chat_prompt(self.messages, self.chat_template_kwargs)
@@ -86,9 +87,9 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
 
 
 class Generated(Json, frozen=True, kw_only=True):
-    """The answer of /generate; in a stream the last event, whose text and lists are empty.
+    """The answer; in a stream its last event, whose text and lists are empty.
 
-    index: of the choice, where several are asked for.
+    index: of the choice, if the request asks for several.
     """
 
     index: int | UnsetType = UNSET
@@ -103,7 +104,7 @@ class Generated(Json, frozen=True, kw_only=True):
 
 
 class GeneratedChoices(Json, frozen=True, kw_only=True):
-    """The answer if several choices are asked for."""
+    """The answer if the request asks for several choices."""
 
     choices: list[Generated]
     usage: Usage
@@ -130,7 +131,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         **operation(GenerateRequest, Generated, Generated, GeneratedChunk, other=GeneratedChoices),
     )
     async def generate(request: Request) -> Response:
-        """Continue one of text, input_ids and messages; says how long each phase took."""
+        """Continue one of text, input_ids and messages. The answer has the time of each phase."""
         asked = await body.read(request, GenerateRequest)
         sampling, names = asked.with_form(asked.sampling(model.defaults))
         return await respond(

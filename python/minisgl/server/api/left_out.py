@@ -1,9 +1,9 @@
-"""What a request asks for and this server leaves out of it, with a warning.
+"""Leaves out of a request what this server or its model has no place for, with a warning.
 
-Agents send some things whatever the model is: the search of the web that their vendor runs, an
-effort, an earlier turn's encrypted reasoning. Refusing these would end the agent's session, and its
-user could not help it. The header of the answer names each of them, and the log each kind once.
-What only a user chooses is refused by name.
+Agents send some fields and blocks for every model: their vendor's search of the web, an effort, an
+earlier turn's encrypted reasoning. To refuse these would end the agent's session, and its user
+could not change it. A header of the answer names each omission, and the log each kind once. A
+field that only a user sets is refused by name.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ logger = get_logger(__name__)
 EFFORT: Final = "reasoning_effort"
 BUDGET: Final = "thinking_budget"
 UNREADABLE: Final = "[an image or a file, which this model cannot read]"
-"""Stands for what a tool returned besides text."""
+"""Takes the place of an image or a file that a tool returned."""
 
 
 class Omission(NamedTuple):
-    """path: in the request. kind: one of a few words of ours, never a client's."""
+    """path: in the request. kind: one of a few words, which no client chooses."""
 
     path: str
     kind: str
@@ -36,13 +36,13 @@ class Omission(NamedTuple):
 
 
 class OmissionLog:
-    """Mutable: the kinds that the log has named."""
+    """Logs each kind of omission once. Mutable: it keeps the kinds that it has logged."""
 
     def __init__(self) -> None:
         self._named: set[str] = set()
 
     def warning(self, left_out: Sequence[Omission]) -> str:
-        """Return the text of the answer's header, "" if nothing is left out. Log what is new."""
+        """Return the text of the answer's header, or "" without omissions. Logs new kinds."""
         new = {each.kind for each in left_out} - self._named
         if new:
             self._named |= new
@@ -63,10 +63,11 @@ MAX_SHOWN: Final = 20  # a header of a few hundred bytes
 def fitting(
     chat: ChatRequest, template: str, names: Mapping[str, str], default_effort: str = ""
 ) -> tuple[ChatRequest, list[Omission]]:
-    """Return the request without the wishes about reasoning that its model has no place for.
+    """Return the request without the settings of reasoning that the template has no place for, and
+    the omissions.
 
-    names: the request's names of `EFFORT` and `BUDGET`. default_effort: leaving it out says
-    nothing.
+    names: the request's names of `EFFORT` and `BUDGET`. default_effort: an effort that is left out
+    without a warning.
     """
     left_out: list[Omission] = []
     has_efforts = EFFORT in template or bool(detect_switch(template))

@@ -44,8 +44,8 @@ class ChatLogprobs(Json, frozen=True, kw_only=True):
 
 
 class TextLogprobs(Json, frozen=True, kw_only=True):
-    """Lists with one entry for each output token, an end of sequence included; with `echo` the
-    tokens of the prompt come first, of which the first has no log-probability.
+    """Lists with one entry for each output token, an end of sequence included. With `echo`, the
+    tokens of the prompt come first, and the first of all has no log-probability.
 
     text_offset: characters of the choice's text before the token.
     """
@@ -94,12 +94,12 @@ class PromptLogprob(Json, frozen=True, kw_only=True):
 
 
 def _top(token: TokenText) -> dict[str, float]:
-    """Different tokens may have the same text: the likelier one comes first and stays."""
+    """Return the log-probabilities by text. Of tokens with equal texts the likeliest counts."""
     return {token_name(data): logprob for _, data, logprob in reversed(token.top)}
 
 
 def token_name(data: bytes) -> str:
-    """The text of a token; if it is a part of a character, its bytes as OpenAI writes them."""
+    """Return the text of a token, or its bytes as OpenAI writes them if they are no whole text."""
     try:
         return data.decode()
     except UnicodeDecodeError:

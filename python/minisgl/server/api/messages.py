@@ -1,9 +1,11 @@
-"""The messages of a chat, as chat completions and /generate take them."""
+"""The messages of chat completions and /generate, and the prompt that they make."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
@@ -11,13 +13,11 @@ from minisgl.message import ChatPrompt
 from minisgl.server.api.schema import Json, ignored, only
 
 MAX_DEPTH: Final = 100
-"""Levels of `chat_template_kwargs`. Python's own limit is near 1,000 and differs between processes:
-one process could write what another cannot read. JSON schemas of tools nest some ten deep."""
-
+"""The deepest nesting of `chat_template_kwargs` and of a tool's schema. Python's own limit is near
+1,000 and differs between processes, so one process could write what another cannot read. Schemas of
+tools nest some ten deep."""
 
 _OF_CLIENTS: Final = "Changes nothing: OpenAI's clients add it to the answers that they parse."
-
-
 _TWICE: Final = "Changes nothing: reasoning_content has it."
 
 
@@ -45,7 +45,7 @@ class ToolCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True
 
 
 class Message(Json, frozen=True, kw_only=True):
-    """One message of a chat; an answer of this server can be handed back as it came."""
+    """One message of a chat. A message of an answer can be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -63,13 +63,13 @@ class Message(Json, frozen=True, kw_only=True):
     ] = None
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
     parsed: Annotated[Any, ignored(_OF_CLIENTS)] = None
-    # LiteLLM's and OpenRouter's answers say their reasoning again in these.
+    # LiteLLM's and OpenRouter's answers repeat their reasoning in these.
     reasoning_details: Annotated[Any, ignored(_TWICE)] = None
     thinking_blocks: Annotated[Any, ignored(_TWICE)] = None
     provider_specific_fields: Annotated[Any, ignored("Changes nothing.")] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
-        """The message for `ChatPrompt`."""
+        """Return the message for `ChatPrompt`. Raises InvalidRequest. path: of this message."""
         self.refuse_unsupported(f"{path}.")
         if self.content is None and self.role != "assistant":
             raise InvalidRequest(
@@ -109,6 +109,29 @@ def chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -
         messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
         template_args=template_args or {},
     )
+
+
+def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
+    """Join successive messages of one role, if it is one of `roles`: the texts with line breaks
+    between them, and the calls. Contents must be texts or None."""
+    turns: list[Message] = []
+    for message in messages:
+        last = turns[-1] if turns else None
+        if last is None or last.role != message.role or message.role not in roles:
+            turns.append(message)
+            continue
+        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+        turns[-1] = msgspec.structs.replace(
+            last,
+            content=_lines(last.content, message.content) or (None if calls else ""),
+            reasoning_content=_lines(last.reasoning_content, message.reasoning_content) or None,
+            tool_calls=calls or None,
+        )
+    return turns
+
+
+def _lines(*texts: Any) -> str:
+    return "\n".join(filter(None, texts))
 
 
 def _depth(value: Any) -> int:

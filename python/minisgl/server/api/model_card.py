@@ -1,4 +1,4 @@
-"""What /v1/models and Ollama's lists say of the model: read from the checkpoint's files."""
+"""Reads the description of the model for /v1/models and Ollama's lists from its checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelCard:
 
     @property
     def capabilities(self) -> list[str]:
-        """In Ollama's words, of what the chat template has a place for."""
+        """Ollama's names of what the chat template has a place for."""
         found = ["completion"]
         if "tools" in self.template:
             found.append("tools")
@@ -48,7 +48,7 @@ class ModelCard:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Of the checkpoint in `folder`, which is known to load."""
+    """Return the card of the checkpoint in `folder`, which must be one that loads."""
     config = read_json_object(folder / "config.json")
     files = sorted(folder.glob("*.safetensors"))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -70,7 +70,7 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def _num_parameters(file: Path) -> int:
-    """Elements of the tensors of a safetensors file, which starts with a JSON header."""
+    """Return the number of elements in a safetensors file, from its JSON header."""
     with file.open("rb") as opened:
         header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Response
 
 from minisgl.core import SamplingParams
 from minisgl.errors import ModelNotFound, brief
+from minisgl.server import body
 from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.api.schema import Json
 from minisgl.server.frontend import Frontend
@@ -20,10 +20,10 @@ from minisgl.server.openapi import operation
 
 
 class Model(Json, frozen=True, kw_only=True):
-    """In OpenAI's form, and in Anthropic's (from `type`). max_model_len: context_length, as vLLM
-    calls it.
+    """A model in OpenAI's form, with the fields of Anthropic's (from `type`).
 
-    context_length: the most tokens of prompt and answer; null while the model loads.
+    context_length: the most tokens of prompt and answer; null while the model loads. max_model_len:
+    the same, as vLLM calls it.
     """
 
     id: str
@@ -48,9 +48,10 @@ class ModelList(Json, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)  # no slots: `card` is kept in __dict__
 class ServedModel:
-    """names: the first is the model's own; requests may use any. folder: the checkpoint.
+    """The model of this server.
 
-    defaults: what a request gets that leaves a sampling parameter out. created: Unix time.
+    names: requests may use any; answers to requests without one have the first. folder: the
+    checkpoint. defaults: sampling parameters of requests that leave them out. created: Unix time.
     """
 
     names: tuple[str, ...]
@@ -63,7 +64,7 @@ class ServedModel:
         return self.names[0]
 
     def check(self, name: str | None) -> str:
-        """The name to answer with. Raises ModelNotFound if a request means another model."""
+        """Return the name to answer with. Raises ModelNotFound if `name` is another model's."""
         if name is None:
             return self.name
         if name not in self.names:
@@ -76,7 +77,7 @@ class ServedModel:
 
     @cached_property
     def card(self) -> ModelCard:
-        """Read when it is first asked for."""
+        """Read from the checkpoint at the first use."""
         return read_card(self.folder)
 
 
@@ -103,12 +104,11 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """The served model, once for each of its names."""
         entries = [entry(name) for name in model.names]
         listed = ModelList(data=entries, first_id=model.names[0], last_id=model.names[-1])
-        return Response(msgspec.json.encode(listed), media_type="application/json")
+        return body.response(listed)
 
     @routes.get("/v1/models/{name:path}", **operation(None, Model))
     async def get_model(name: str) -> Response:
         """The served model, if that is one of its names."""
-        shown = entry(model.check(name))
-        return Response(msgspec.json.encode(shown), media_type="application/json")
+        return body.response(entry(model.check(name)))
 
     return routes

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: Ollama's API. Streams are lines of JSON, the default."""
+"""POST /api/chat and /api/generate: Ollama's API. Answers are streams of JSON lines by default."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ NDJSON: Final = "application/x-ndjson"
 
 
 class OllamaAnswer(Json, frozen=True, kw_only=True, omit_defaults=True):
-    """An answer, or an event of a stream; the last one is done. Durations are nanoseconds.
+    """An answer, or a line of a stream, whose last line has done=true. Durations are nanoseconds.
 
-    message: of a chat. response, thinking: of /api/generate.
+    message: in /api/chat. response, thinking: in /api/generate.
     """
 
     model: str
@@ -79,8 +79,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             is_chat=isinstance(asked, OllamaChatRequest),
             has_logprobs=bool(asked.logprobs or asked.top_logprobs),
         )
-        if prompt is None:  # a wish to load the model, which is there
-            return Response(msgspec.json.encode(shape.loaded()), media_type="application/json")
+        if prompt is None:  # the client asks to load the model, which is loaded
+            return body.response(shape.loaded())
         chat = asked.chat
         sampling, names = chat.with_form(chat.sampling(model.defaults))
         return await respond(
@@ -121,7 +121,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 
 class _OllamaShape(Shape):
-    """Mutable: the parts of a tool call that is not complete; calls are sent whole."""
+    """Writes the answer. Mutable: it keeps the parts of a tool call until the call is complete."""
 
     media_type = NDJSON.encode()
 
@@ -136,7 +136,7 @@ class _OllamaShape(Shape):
         return self._answer(output.answer, output, **_ending(output.end))
 
     def loaded(self) -> OllamaAnswer:
-        """The answer to a request without a prompt."""
+        """Return the answer to a request without a prompt."""
         return self._answer(SplitAnswer(), done=True, done_reason="load")
 
     def text(self, index: int, reply: TextReply) -> bytes:

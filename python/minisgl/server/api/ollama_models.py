@@ -18,7 +18,7 @@ from minisgl.server.openapi import operation
 from minisgl.version import __version__
 
 NEVER: Final = "9999-12-31T23:59:59Z"
-"""When the model is unloaded."""
+"""`expires_at`, the time when Ollama unloads a model."""
 
 
 class OllamaDetails(Json, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class OllamaDetails(Json, frozen=True, kw_only=True):
 
 
 class OllamaModel(Json, frozen=True, kw_only=True, omit_defaults=True):
-    """expires_at, context_length: in /api/ps."""
+    """modified_at: in /api/tags. expires_at, context_length: in /api/ps."""
 
     name: str
     model: str
@@ -76,8 +76,9 @@ RECORDS: Final = (OllamaModels, ShowRequest, OllamaShown, OllamaVersion)
 
 
 def is_named(model: ServedModel, name: str) -> str:
-    """The name to answer with. Clients may add Ollama's tag. Raises ModelNotFound."""
-    model.check(name.removesuffix(":latest"))
+    """Return the name to answer with, which may have Ollama's tag. Raises ModelNotFound."""
+    if name not in model.names:
+        model.check(name.removesuffix(":latest"))
     return name
 
 
@@ -107,7 +108,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             )
             for name in model.names
         ]
-        return _json(OllamaModels(models=entries))
+        return body.response(OllamaModels(models=entries))
 
     @routes.get("/api/tags", **operation(None, OllamaModels))
     async def tags() -> Response:
@@ -116,17 +117,17 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.get("/api/ps", **operation(None, OllamaModels))
     async def ps() -> Response:
-        """The same: the served model is loaded."""
+        """The served model, which is loaded, under each of its names."""
         return listed(expires_at=NEVER, context_length=frontend.context_length)
 
     @routes.get("/api/version", **operation(None, OllamaVersion))
     async def version() -> Response:
         """This server's version."""
-        return _json(OllamaVersion(version=__version__))
+        return body.response(OllamaVersion(version=__version__))
 
     @routes.post("/api/show", **operation(ShowRequest, OllamaShown, error=OllamaError))
     async def show(request: Request) -> Response:
-        """What is known of the served model."""
+        """The served model's template, sampling defaults and sizes."""
         asked = await body.read(request, ShowRequest, any_type=True)
         name = is_named(model, asked.model or asked.name or model.name)
         card = model.card
@@ -145,10 +146,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             modified_at=modified_at,
             modelfile=f"FROM {name}",
         )
-        return _json(answer)
+        return body.response(answer)
 
     return routes
-
-
-def _json(struct: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(struct), media_type="application/json")

@@ -1,4 +1,4 @@
-"""Ollama's requests. Each becomes a `ChatRequest`, so prompts and options are those of chat
+"""Ollama's requests. Each becomes a `ChatRequest`, so its prompt and options are those of chat
 completions."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OllamaMessage(Json, frozen=True, kw_only=True):
     images: Annotated[list[Any] | None, only([], why="this server reads text only")] = None
 
     def message(self, index: int) -> Message:
-        """Of a chat. Raises InvalidRequest."""
+        """Return the message of a chat. Raises InvalidRequest. index: of this message."""
         self.refuse_unsupported(f"messages[{index}].")
         calls = [
             ToolCall(

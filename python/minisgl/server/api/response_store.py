@@ -1,5 +1,4 @@
-"""The answers that `previous_response_id` and `item_reference` may name: in memory, the oldest go
-first."""
+"""Keeps answers in memory for `previous_response_id` and `item_reference`."""
 
 from __future__ import annotations
 
@@ -15,14 +14,15 @@ from minisgl.server.api.messages import Message
 from minisgl.server.api.responses_answer import OutputItem
 
 MAX_BYTES: Final = 64 * 2**20
-"""JSON of all conversations together: some thousands of agents' turns."""
+"""The most JSON of all kept conversations: some thousands of agents' turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """messages: the conversation up to and with the answer, without `instructions`.
+    """An answer with its conversation.
 
-    owner: the name of the API key that asked, or "". answer: as it was sent. items: those of it.
+    owner: the name of the API key that asked, or "". messages: the conversation with the answer,
+    without `instructions`. answer: as it was sent. items: those of the answer.
     """
 
     owner: str
@@ -33,7 +33,7 @@ class Kept:
 
 
 class ResponseStore:
-    """Mutable: answers by id, the one used longest ago first, and where each item is."""
+    """Answers by id. Mutable. When they exceed `max_bytes`, the one used longest ago is dropped."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -62,7 +62,8 @@ class ResponseStore:
             self._drop(next(iter(self._kept)))
 
     def get(self, id: str, owner: str, *, param: str | None = None, status: int = 404) -> Kept:
-        """Raises InvalidRequest with `status` if there is none, or it is another key's."""
+        """Return an answer. Raises InvalidRequest with `status` if there is none, or if another
+        key owns it. param: the field that names it."""
         kept = self._kept.get(id)
         if kept is None or kept.owner != owner:
             error: Any = InvalidRequest(
@@ -76,12 +77,13 @@ class ResponseStore:
         return kept
 
     def delete(self, id: str, owner: str) -> None:
-        """Raises as `get`."""
+        """Drop an answer. Raises InvalidRequest as `get` does."""
         self.get(id, owner)
         self._drop(id)
 
     def item(self, id: str, owner: str, param: str) -> OutputItem:
-        """An item of an answer. Raises InvalidRequest if there is none, or it is another key's."""
+        """Return an item of an answer. Raises InvalidRequest if there is none, or if another key
+        owns it. param: the field that names it."""
         kept = self._kept.get(self._answer_of.get(id, ""))
         if kept is None or kept.owner != owner:
             raise InvalidRequest(

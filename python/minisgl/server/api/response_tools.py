@@ -1,9 +1,9 @@
 """The tools of POST /v1/responses: functions, custom tools, namespaces of both, and hosted tools.
 
-Chat templates know functions only. A custom tool, which takes a text, is a function with one
-argument in the chat. A tool in a namespace has both names with a dot between them. OpenAI runs
-hosted tools itself: those that agents offer by default are left out, because with `tool_choice`
-"auto" a model need not use a tool. The others are refused: they need the client's data.
+Chat templates know functions only. In the chat, a custom tool, which takes a text, is a function
+with one argument, and a tool in a namespace is called NAMESPACE.NAME. Hosted tools run at OpenAI.
+Those that agents offer by default are left out, because with `tool_choice` "auto" a model need not
+use a tool. The others are refused, because they need the client's data.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from minisgl.server.api.left_out import Omission
 from minisgl.server.api.tools import Tool, call_input, tool_of
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
-"""How the types of these tools begin; some have a date behind it."""
+"""The beginnings of the types of hosted tools that agents offer by default; a date may follow."""
 
 INPUT: Final = "input"
 """The argument of a custom tool."""
 
 _NEUTRAL: Final = ("defer_loading", "output_schema")
-"""Fields of a tool that change nothing: all tools are offered at once."""
+"""Fields of a tool that change nothing, because all tools are offered at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
-    """functions: as chat completions have them. given: the request's tools without those in
-    `left_out`. namespaces: (namespace, name) of the functions that are in one, by their names in
-    the chat. custom: the names in the chat of custom tools.
+    """The tools of a request.
+
+    functions: in the form of chat completions. given: the request's tools without those in
+    `left_out`. namespaces: (namespace, name) of a function that is in one, by its name in the chat.
+    custom: the names in the chat of custom tools.
     """
 
     functions: list[Tool] = field(default_factory=list)
@@ -43,7 +45,7 @@ class OfferedTools:
 
 
 def offered_tools(tools: Sequence[dict[str, Any]]) -> OfferedTools:
-    """Raises InvalidRequest, which names the wrong one."""
+    """Decode the tools of a request. Raises InvalidRequest with the index of a wrong one."""
     offered = OfferedTools()
     for index, tool in enumerate(tools):
         path, kind = f"tools[{index}]", str(tool.get("type"))
@@ -59,14 +61,14 @@ def offered_tools(tools: Sequence[dict[str, Any]]) -> OfferedTools:
 
 
 def custom_input(arguments: str) -> str:
-    """The text for a custom tool in the arguments of the model's call; all of them if there is
-    none."""
+    """Return the text that a model's call gives to a custom tool: the argument `INPUT`, or all of
+    `arguments` if it is missing."""
     text = call_input(arguments).get(INPUT)
     return text if isinstance(text, str) else arguments
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments of a call that gives `text` to a custom tool."""
+    """Return the arguments of a call that gives `text` to a custom tool."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
@@ -110,7 +112,7 @@ def _add(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:
 
 
 def _function_of(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    """The function that stands for a custom tool. The model sees the grammar of its input."""
+    """Return the function that stands for a custom tool. Its description has the tool's grammar."""
     form = tool.pop("format", None) or {"type": "text"}
     about = [tool.get("description")]
     if isinstance(form, dict) and form.get("type") == "grammar":
@@ -122,7 +124,9 @@ def _function_of(tool: dict[str, Any], path: str) -> dict[str, Any]:
             param=f"{path}.format",
         )
     if not all(isinstance(each, str | None) for each in about):
-        raise InvalidRequest(f"{path} has texts that are none", param=path)
+        raise InvalidRequest(
+            f"{path}: description, format.syntax and format.definition must be texts", param=path
+        )
     text = {"type": "string", "description": "The input of this tool, as plain text."}
     return {
         **tool,

@@ -1,7 +1,7 @@
 """POST /v1/responses: OpenAI's Responses.
 
-A request becomes a `ChatRequest`, so prompts and options are those of chat completions. Answers are
-kept in memory (`ResponseStore`), for `previous_response_id` and GET /v1/responses/{id}.
+A request becomes a `ChatRequest`, so its prompt and options are those of chat completions. Answers
+are kept in memory (`ResponseStore`), for `previous_response_id` and GET /v1/responses/{id}.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from minisgl.server import body
@@ -34,7 +33,7 @@ from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
 
-_WISHES: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
+_REASONING: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
 
 
 class Deleted(Json, frozen=True, kw_only=True):
@@ -61,7 +60,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = asked.resolved(lambda id, path: store.item(id, owner, path))
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
-        chat, left_out = fitting(asked.chat(earlier), model.card.template, _WISHES)
+        chat, left_out = fitting(asked.chat(earlier), model.card.template, _REASONING)
         with naming(FORMAT_NAMES):
             sampling, names = chat.with_form(chat.sampling(model.defaults))
         begun = ResponseObject.begun(name, asked, sampling)
@@ -96,13 +95,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
     async def retrieve(id: str, request: Request) -> Response:
         """An answer that is still kept."""
-        return _json(store.get(id, _owner(request)).answer)
+        return body.response(store.get(id, _owner(request)).answer)
 
     @routes.delete("/v1/responses/{id}", **operation(None, Deleted))
     async def delete(id: str, request: Request) -> Response:
         """Forget an answer."""
         store.delete(id, _owner(request))
-        return _json(Deleted(id=id))
+        return body.response(Deleted(id=id))
 
     return routes
 
@@ -112,12 +111,8 @@ def _owner(request: Request) -> str:
     return key.name if key else ""
 
 
-def _json(struct: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(struct), media_type="application/json")
-
-
 def _spoken(items: Sequence[OutputItem]) -> Message:
-    """The answer as a message of a chat."""
+    """Return the answer as a message of a chat."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

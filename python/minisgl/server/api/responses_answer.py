@@ -98,7 +98,7 @@ class ResponseFailure(Json, frozen=True, kw_only=True):
 
 
 class ResponseObject(Json, frozen=True, kw_only=True):
-    """The answer. What follows `usage` repeats the request, with the values that were used."""
+    """The answer. The fields after `timings` repeat the request, with the values that were used."""
 
     id: str
     created_at: int
@@ -128,7 +128,7 @@ class ResponseObject(Json, frozen=True, kw_only=True):
 
     @classmethod
     def begun(cls, model: str, asked: ResponsesRequest, sampling: SamplingParams) -> Self:
-        """The answer before its first token."""
+        """Return the answer before its first token."""
         options, reasoning = asked.text, asked.reasoning
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
@@ -262,4 +262,4 @@ EVENTS: Final = (
     *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone),
     *(CustomInputDelta, CustomInputDone),
 )
-"""Of a stream."""
+"""The events of a stream."""

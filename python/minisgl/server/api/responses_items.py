@@ -1,4 +1,4 @@
-"""The items of a conversation in POST /v1/responses, and the messages of a chat that they are."""
+"""The items of a conversation in POST /v1/responses, and the chat messages that they become."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ HOSTED: Final = (
     "tool_search_output",
     "image_generation_call",
 )
-"""What hosted tools of another server did in earlier turns: left out, with a warning."""
+"""Items of another server's hosted tools in earlier turns: left out, with a warning."""
 
 
 class InputPart(Json, frozen=True, kw_only=True):
-    """Of an image or a file only that it was there is read, in what a tool returned."""
+    """A text; or an image or a file, which is replaced by `UNREADABLE` in a tool's output and
+    refused elsewhere."""
 
     type: Literal[
         "input_text",
@@ -53,8 +54,10 @@ class InputPart(Json, frozen=True, kw_only=True):
 
 
 class InputItem(Json, frozen=True, kw_only=True):
-    """A message, a call, its output, or reasoning; items of an answer as they came, or by their
-    ids."""
+    """A message, a call, a call's output, reasoning, or a reference to an item of an answer.
+
+    The items of an answer can be sent back as they are.
+    """
 
     type: (
         Literal[
@@ -93,7 +96,7 @@ class InputItem(Json, frozen=True, kw_only=True):
     # OpenAI's clients add these to the items of an answer.
     parsed_arguments: Annotated[Any, ignored("Changes nothing.")] = None
     async_: Annotated[bool | None, only(False, why="send the output with the call")] = None
-    # Of hosted tools' items, which are left out.
+    # Items of hosted tools, which are left out, have these.
     action: Annotated[Any, ignored("Of an item that is left out.")] = None
     execution: Annotated[str | None, ignored("Of an item that is left out.")] = None
     tools: Annotated[list[Any] | None, ignored("Of an item that is left out.")] = None
@@ -107,15 +110,17 @@ class InputItem(Json, frozen=True, kw_only=True):
         )
 
     def resolved(self, item_of: Callable[[str, str], Json], path: str) -> InputItem:
-        """The item itself where this is a reference. item_of: by id and path. Raises
-        InvalidRequest."""
+        """Return the item that a reference names, and another item as it is. Raises InvalidRequest.
+
+        item_of: returns the item of an id; its second argument is the id's path.
+        """
         if self.type != "item_reference":
             return self
         item = item_of(_given(self.id, f"{path}.id"), f"{path}.id")
         return msgspec.convert(msgspec.to_builtins(item), InputItem)
 
     def left_out(self, path: str) -> list[Omission]:
-        """What of the item is in no message."""
+        """Return the parts that no message has. path: of the item."""
         if self.type in HOSTED:
             return [Omission(path, self.type)]
         if self._is_encrypted:
@@ -128,7 +133,7 @@ class InputItem(Json, frozen=True, kw_only=True):
         ]
 
     def message(self, path: str) -> Message | None:
-        """Of a chat; None if the item is left out. Raises InvalidRequest."""
+        """Return the chat message, or None if the item is left out. Raises InvalidRequest."""
         self.refuse_unsupported(f"{path}.")
         if self.type in HOSTED or self._is_encrypted:
             return None
@@ -168,7 +173,7 @@ def _given(value: Any, path: str) -> Any:
 
 
 def _text(content: str | list[InputPart], path: str, unreadable: str = "") -> str:
-    """unreadable: stands for an image or a file; "" refuses them."""
+    """Return the text of the parts. unreadable: replaces an image or a file; "" refuses them."""
     if isinstance(content, str):
         return content
     texts = []
@@ -181,28 +186,3 @@ def _text(content: str | list[InputPart], path: str, unreadable: str = "") -> st
         is_text = not part.is_unreadable
         texts.append(_given(part.text, f"{path}[{index}].text") if is_text else unreadable)
     return "".join(texts)
-
-
-def joined(messages: list[Message]) -> list[Message]:
-    """Join the items of one turn of the assistant: reasoning, text and calls are one message."""
-    joined: list[Message] = []
-    for message in messages:
-        last = joined[-1] if joined else None
-        if last is None or last.role != "assistant" or message.role != "assistant":
-            joined.append(message)
-            continue
-        text = (last.content or "", message.content or "")
-        thoughts = (last.reasoning_content or "", message.reasoning_content or "")
-        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
-        joined[-1] = Message(
-            role="assistant",
-            content="\n".join(filter(None, map(_text_of, text))) or (None if calls else ""),
-            reasoning_content="\n".join(filter(None, thoughts)) or None,
-            tool_calls=calls or None,
-        )
-    return joined
-
-
-def _text_of(content: Any) -> str:
-    assert isinstance(content, str)
-    return content

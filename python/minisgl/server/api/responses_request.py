@@ -1,4 +1,4 @@
-"""The request of POST /v1/responses, and the chat that it makes."""
+"""The request of POST /v1/responses, and the `ChatRequest` that it becomes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import Meta
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.messages import Message, TemplateArgs
+from minisgl.server.api.messages import Message, TemplateArgs, joined
 from minisgl.server.api.response_tools import OfferedTools, offered_tools
-from minisgl.server.api.responses_items import InputItem, joined
+from minisgl.server.api.responses_items import InputItem
 from minisgl.server.api.schema import Json, Positive, StreamOptions, Timeout, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of
@@ -29,11 +29,11 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""All but the first are parts of items that no answer of this server has."""
+"""Only the first changes an answer; no answer of this server has items with the others."""
 
 
 class TextFormat(JsonSchema, frozen=True, kw_only=True):
-    """As `ResponseFormat`, with the schema and its name one level higher."""
+    """A `ResponseFormat` whose schema and name are one level higher."""
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -47,7 +47,7 @@ FORMAT_NAMES: Final = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-"""The request's names of what a refusal can name, by those of chat completions."""
+"""The request's names of fields, by their names in chat completions."""
 
 
 class TextOptions(Json, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     timeout: Timeout = None
 
     def resolved(self, item_of: Callable[[str, str], Json]) -> ResponsesRequest:
-        """The request with the items that its references name (`InputItem.resolved`)."""
+        """Return the request with the items that its references name (`InputItem.resolved`)."""
         if isinstance(self.input, str):
             return self
         items = [item.resolved(item_of, f"input[{i}]") for i, item in enumerate(self.input)]
@@ -132,7 +132,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> list[Message]:
-        """Of `input`. Raises InvalidRequest."""
+        """The chat messages of `input`. Raises InvalidRequest."""
         if isinstance(self.input, str):
             return [Message(role="user", content=self.input)]
         items = [item.message(f"input[{i}]") for i, item in enumerate(self.input)]
@@ -143,12 +143,12 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
     @property
     def offered(self) -> OfferedTools:
-        """Of `tools`. Raises InvalidRequest."""
+        """The decoded `tools`. Raises InvalidRequest."""
         return offered_tools(self.tools or ())
 
     @property
     def left_out(self) -> list[Omission]:
-        """What of the request is in no chat. Raises InvalidRequest."""
+        """The tools, items and options that the chat does not have. Raises InvalidRequest."""
         items = self.input if isinstance(self.input, list) else []
         left_out = [each for i, item in enumerate(items) for each in item.left_out(f"input[{i}]")]
         if self.text and self.text.verbosity not in (None, "medium"):
@@ -160,7 +160,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def chat(self, earlier: list[Message]) -> ChatRequest:
-        """The same request to chat completions, behind the messages of earlier turns.
+        """Return the equal request to chat completions, after the messages of earlier turns.
 
         Raises InvalidRequest.
         """
@@ -171,7 +171,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         first = [Message(role="system", content=self.instructions)] if self.instructions else []
         options = self.text or TextOptions()
         chat = ChatRequest(
-            messages=joined([*first, *earlier, *self.messages]),
+            messages=joined([*first, *earlier, *self.messages], ("assistant",)),
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -189,7 +189,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """The choice in the form of chat completions, which have some fields a level lower."""
+    """Return the choice in the form of chat completions, which nest some fields deeper."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") in ("function", "custom"):

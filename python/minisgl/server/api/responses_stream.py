@@ -1,4 +1,4 @@
-"""How the answer of POST /v1/responses is written, whole or as numbered events."""
+"""Writes the answer of POST /v1/responses, whole or as numbered events."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from minisgl.tokenizer.parse.answer import Kind, Part
 
 
 class ResponseShape(Shape):
-    """Mutable: the items so far, the pieces and log-probabilities of the open one, which is empty
-    until it is complete, and the number of the next event.
+    """Writes the answer. Mutable: it has the items so far, the pieces and log-probabilities of the
+    open one, which is empty until it is complete, and the number of the next event.
 
-    A whole answer is made as a stream whose events nobody sees.
+    A whole answer is made as a stream whose events are dropped.
     """
 
     def __init__(
@@ -126,8 +126,10 @@ class ResponseShape(Shape):
         return self._event(ResponseFailed, response=answer)
 
     def _add(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
-        """Append to the items. Returns the events. logprobs: of all tokens of the parts; they are
-        the content's, or nothing's."""
+        """Append parts to the items. Returns the events.
+
+        logprobs: of all tokens of the parts. The first part with content gets them.
+        """
         events = []
         for kind, text in parts:
             item = self._items[-1] if self._is_open else None
@@ -146,7 +148,7 @@ class ResponseShape(Shape):
         return b"".join(events)
 
     def _begin(self, kind: Kind, text: str) -> bytes:
-        """Complete the open item and begin one. text: the name of a function that is called."""
+        """Complete the open item and begin another. text: the function's name, if it is a call."""
         events = self._close("completed")
         number = uuid.uuid4().hex
         item: OutputItem
@@ -166,7 +168,7 @@ class ResponseShape(Shape):
         return events + (self._of_item(PartAdded, part=part) if part else b"")
 
     def _call(self, name: str, number: str) -> FunctionCall | CustomCall:
-        """A call of the function that has this name in the chat."""
+        """Return an empty call of the function that has this name in the chat."""
         namespace, own_name = self._offered.namespaces.get(name, (UNSET, name))
         fields: dict[str, Any] = {"name": own_name, "namespace": namespace}
         fields |= {"call_id": new_call_id(), "status": "in_progress"}

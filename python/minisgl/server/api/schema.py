@@ -1,6 +1,6 @@
-"""What the API families share: sampling fields, usage and timings, errors.
+"""The records that the API families have in common: sampling fields, usage, timings, errors.
 
-A family's file has every field of OpenAI's request schema, each honoured, neutral or refused
+A family's request has every field of the vendor's schema: each is honoured, neutral or refused
 (`minisgl.server.api.strict`).
 """
 
@@ -68,7 +68,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     ] = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what the request says. Raises InvalidSampling."""
+        """Return `defaults` with the values of the request. Raises InvalidSampling."""
         given = {
             name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
         }
@@ -85,7 +85,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         return msgspec.structs.replace(defaults, **given)
 
     def with_form(self, params: SamplingParams) -> tuple[SamplingParams, dict[str, str]]:
-        """`params` with the answer's form, and the names in this request of its refusals."""
+        """Return `params` with the form of the answer, and the request's names of the fields that a
+        refusal of the form can name."""
         option, names = self.structured()
         if option is None:
             return params, {}
@@ -126,7 +127,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     min_tokens: NonNegative | None = None
     allowed_token_ids: list[NonNegative] | None = None
 
-    # Extensions that other engines' clients send with the value that changes nothing.
+    # Clients of other engines send these, mostly with the value that changes nothing.
     length_penalty: Annotated[float | None, only(1, why="there is no beam search")] = None
     use_beam_search: Annotated[
         bool | None, only(False, why="there is no beam search; use temperature 0")
@@ -160,7 +161,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         return msgspec.structs.replace(super().sampling(defaults), **given)
 
     def running_usage(self) -> RunningUsage | None:
-        """Of a stream whose chunks have it."""
+        """Return the counter of a stream whose chunks have the usage so far, else None."""
         options = self.stream_options
         wants = self.include_usage and options is not None and options.continuous_usage_stats
         return RunningUsage(self.n or 1) if wants else None
@@ -179,7 +180,8 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
 
 
 def token_prompt(ids: list[Any] | None, path: str) -> TokenPrompt:
-    """Raises InvalidRequest unless `ids` are int32 token ids (the vocabulary is checked later)."""
+    """Return the prompt of these ids. Raises InvalidRequest unless they are int32 from 0 up; the
+    tokenizer checks the vocabulary. path: the field."""
     if not ids:
         raise InvalidRequest(f"{path} has no token ids", param=path)
     for index, token in enumerate(ids):
@@ -194,13 +196,13 @@ class PromptTokensDetails(Json, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(Json, frozen=True, kw_only=True):
-    """reasoning_tokens: the marks before and behind the reasoning included."""
+    """reasoning_tokens: with the marks before and after the reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(Json, frozen=True, kw_only=True):
-    """The details are known at the end of a stream."""
+    """The details are in whole answers and at the end of a stream."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -210,9 +212,10 @@ class Usage(Json, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ends: list[Finished], num_choices: int = 1) -> Self:
-        """The sum over a call's prompts. ends: the choices of the first prompt, of the second, ...
+        """Return the sum over a call's prompts.
 
-        A prompt counts once. Its cached tokens are those that all choices found.
+        ends: the choices of the first prompt, then those of the second, and so on. A prompt counts
+        once; its cached tokens are the fewest that one of its choices found.
         """
         prompts = [ends[at : at + num_choices] for at in range(0, len(ends), num_choices)]
         num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
@@ -232,14 +235,14 @@ class Usage(Json, frozen=True, kw_only=True):
 
 
 class RunningUsage:
-    """Mutable: the tokens of a stream so far."""
+    """Counts the tokens of a stream. Mutable."""
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices
         self._num_prompt = self._num_output = 0
 
     def begin(self, num_prompt_tokens: int) -> None:
-        """num_prompt_tokens: once for each choice."""
+        """num_prompt_tokens: the prompt's tokens times the number of choices."""
         self._num_prompt = num_prompt_tokens // self._num_choices
 
     def add(self, num_tokens: int) -> None:
@@ -256,11 +259,11 @@ class RunningUsage:
 
 
 class Timings(Json, frozen=True, kw_only=True):
-    """Seconds on the scheduler's clock, and what happened on the way.
+    """How a call's prompts went. Seconds are on the scheduler's clock.
 
-    The three phases follow one another: waiting; from the first launch to the first token; from
-    there to the end. device_s and energy_j: the requests' shares of the steps that they were in,
-    where energy can be read. prefix_differs_at: see `Finished`; of the prompt that took longest.
+    Three phases follow one another: queued, until the first launch; prefill, until the first token;
+    decode, until the end. device_s, energy_j: the prompts' shares of their steps, where energy can
+    be read. prefix_differs_at: see `Finished`; of the prompt that took longest.
     """
 
     queued_s: float
@@ -275,7 +278,7 @@ class Timings(Json, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ends: list[Finished]) -> Self:
-        """The phases of the prompt that took longest, and the sums of what is counted."""
+        """Return the phases of the prompt that took longest, and the sums of all counts."""
         costs = [end.cost for end in ends if end.cost]
         longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
         return cls(

@@ -21,7 +21,8 @@ from minisgl.errors import InvalidRequest
 
 
 def only(*values: Any, why: str) -> Meta:
-    """Marks a field that is accepted only as null or one of `values`: they change nothing."""
+    """Mark a field that must be null or one of `values`, which change nothing. why: the reason, or
+    what to do instead."""
     description = f"Only {_listed(values)}: {why}."
     return Meta(description=description, extra={"only": values, "why": why})
 
@@ -31,7 +32,7 @@ def _listed(values: tuple[Any, ...]) -> str:
 
 
 def ignored(why: str) -> Meta:
-    """Marks a field that is accepted with any value and changes nothing."""
+    """Mark a field whose values are all accepted and change nothing. why: its description."""
     return Meta(description=why, extra={"ignored": True})
 
 

@@ -1,4 +1,4 @@
-"""The fields that give an answer its form: OpenAI's, and those of other servers' clients."""
+"""The fields that set the form of an answer: OpenAI's, and those of other servers' clients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class StructuredFields(Json, frozen=True, kw_only=True):
     ] = None
 
     def structured(self) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        """Return the option of `SamplingParams`, and its names in this request by name.
+        """Return `SamplingParams.structured_outputs`, or None, and the request's names of its
+        fields, by their names there.
 
         Raises InvalidRequest if more than one is given, or one without its value.
         """
@@ -104,7 +105,10 @@ def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[st
 
 
 def rename(error: RequestError, names: Mapping[str, str]) -> None:
-    """Let an error name the request's field instead of the workers'. names: those by these."""
+    """Change an error so that it names the request's field.
+
+    names: the request's names by the names that the workers use.
+    """
     param = error.param or ""
     for old, new in names.items():
         if param == old or param.startswith(f"{old}."):
@@ -115,7 +119,7 @@ def rename(error: RequestError, names: Mapping[str, str]) -> None:
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Let the refusals within name the request's fields. names: those by the other names."""
+    """`rename` the RequestErrors that the block raises."""
     try:
         yield
     except RequestError as error:
@@ -124,7 +128,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def in_turn(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """The names by `first`, changed by `second`."""
+    """Return `first` with its names replaced by those that `second` has for them."""
     changed = {}
     for old, new in first.items():
         error = InvalidRequest("", param=new)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
@@ -38,14 +37,13 @@ class TokenizeRequest(Json, frozen=True, kw_only=True):
 
     @property
     def encoded(self) -> Prompt:
-        """What is encoded. Raises InvalidRequest."""
+        """The prompt that is encoded. Raises InvalidRequest."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give exactly one of prompt and messages", param="prompt")
         if self.prompt is not None:
-            of_chats = ("tools", "chat_template_kwargs", "add_generation_prompt")
-            for name in (*of_chats, "continue_final_message"):
+            for name in _OF_CHATS:
                 if getattr(self, name) is not None:
-                    raise InvalidRequest(f"{name} is for messages", param=name)
+                    raise InvalidRequest(f"{name} goes with messages, not with prompt", param=name)
             return TextPrompt(text=self.prompt)
         if self.add_special_tokens:
             raise InvalidRequest(
@@ -61,6 +59,11 @@ class TokenizeRequest(Json, frozen=True, kw_only=True):
         )
         chat.refuse_unsupported()
         return chat.split_prompt
+
+
+_OF_CHATS: Final = (
+    "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
 
 
 class Tokenized(Json, frozen=True, kw_only=True):
@@ -104,7 +107,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         answer = Tokenized(
             count=len(ids), max_model_len=frontend.context_length, tokens=ids, token_strs=names
         )
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        return body.response(answer)
 
     @routes.post("/detokenize", **operation(DetokenizeRequest, Detokenized))
     async def detokenize(request: Request) -> Response:
@@ -113,8 +116,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         model.check(asked.model)
         ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
         text = await frontend.round_trips.decode(ids)
-        return Response(
-            msgspec.json.encode(Detokenized(prompt=text)), media_type="application/json"
-        )
+        return body.response(Detokenized(prompt=text))
 
     return routes

@@ -1,4 +1,4 @@
-"""Tools and tool calls as OpenAI's chat completions have them."""
+"""Tools, the choice among them, and tool calls, in the form of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True, om
     ] = None
 
     def for_template(self, path: str) -> dict[str, Any]:
-        """The tool for `ChatPrompt`. Raises InvalidRequest for parameters that are too deep."""
+        """Return the tool for `ChatPrompt`. Raises InvalidRequest if its schema is too deep."""
         parameters = self.function.parameters or {"type": "object", "properties": {}}
         if num_levels(parameters, MAX_DEPTH) > MAX_DEPTH:
             param = f"{path}.function.parameters"
@@ -59,7 +59,7 @@ class ChosenTool(Json, tag_field="type", tag="function", frozen=True, kw_only=Tr
 
 
 class AllowedTools(Json, frozen=True, kw_only=True):
-    """The tools that the prompt offers, of those in the request."""
+    """The tools of the request that the prompt offers."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenTool], Meta(min_length=1)]
@@ -69,7 +69,7 @@ class AllowedChoice(Json, tag_field="type", tag="allowed_tools", frozen=True, kw
     allowed_tools: AllowedTools
 
     def of(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Those of `tools` that are allowed. Raises InvalidRequest for one that is not there."""
+        """Return the allowed ones of `tools`. Raises InvalidRequest if one is not in `tools`."""
         names = {tool.function.name for tool in tools}
         allowed = [tool.function.name for tool in self.allowed_tools.tools]
         if unknown := [name for name in allowed if name not in names]:
@@ -106,12 +106,12 @@ class CallDelta(Json, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def tools_of(values: Sequence[Any]) -> list[Tool]:
-    """Tools in the form of chat completions. Raises InvalidRequest, which names the wrong one."""
+    """Decode tools in the form of chat completions. Raises InvalidRequest with the index."""
     return [tool_of(value, f"tools[{index}]") for index, value in enumerate(values)]
 
 
 def tool_of(value: Any, path: str) -> Tool:
-    """A tool in the form of chat completions. Raises InvalidRequest."""
+    """Decode a tool in the form of chat completions. Raises InvalidRequest."""
     try:
         return msgspec.convert(value, Tool)
     except msgspec.ValidationError as error:
@@ -119,7 +119,7 @@ def tool_of(value: Any, path: str) -> Tool:
 
 
 def tool_choice_of(value: Any) -> ToolChoice | None:
-    """A choice in the form of chat completions. Raises InvalidRequest."""
+    """Decode a choice in the form of chat completions. Raises InvalidRequest."""
     try:
         choice: ToolChoice | None = msgspec.convert(value, ToolChoice | None)
     except msgspec.ValidationError as error:
@@ -128,7 +128,7 @@ def tool_choice_of(value: Any) -> ToolChoice | None:
 
 
 def new_call_id() -> str:
-    """Nine letters and digits: Mistral's templates take no other ids."""
+    """Return nine letters and digits: Mistral's templates take no other ids."""
     return secrets.token_hex(5)[:9]
 
 
@@ -151,10 +151,8 @@ def call_goes_on(index: int, arguments: str) -> CallDelta:
 
 
 def call_input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call for an API that shows them as an object.
-
-    If the model wrote no JSON object, `arguments` in it has the text.
-    """
+    """Return the arguments of a call as an object: the JSON object that the model wrote, or else
+    {"arguments": its text}."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

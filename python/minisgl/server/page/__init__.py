@@ -1,8 +1,8 @@
 """The web pages: at `/` a chat with the model in the browser, at `/docs` the API's schema.
 
-They are static files, clients of the HTTP API like any other: nothing is generated, and nothing is
-fetched from elsewhere. The policy in `_HEADERS` lets it run no other script and reach no other
-host, whatever a model writes.
+They are static files and clients of the HTTP API like any other. Nothing is generated, and nothing
+is fetched from another host. Whatever a model writes, the policy in `_HEADERS` lets the pages run
+no other script and reach no other host.
 
 What it does not know: requests, models, the engine. Read next: static/main.js, static/docs.js.
 """
@@ -36,7 +36,7 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked again at each visit, answered 304
+    "Cache-Control": "no-cache",  # the browser asks at each visit, and is answered with 304
     "Vary": "Accept-Encoding",
 }
 

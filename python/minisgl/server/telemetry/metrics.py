@@ -1,8 +1,8 @@
 """GET /metrics: the page for Prometheus.
 
-The official client library writes the page from counters that others keep: the API process's own
-(`minisgl.server.telemetry.observe`) and each rank's last report (`minisgl.scheduler.meter`), which
-is at most a second old while there is work. docs/observability.md explains every metric.
+The official client library writes the page from the API process's counters
+(`minisgl.server.telemetry.observe`) and from each rank's last report (`minisgl.scheduler.meter`),
+which is at most a second old while there is work. docs/observability.md explains every metric.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None = None) 
 
 
 class MetricsPage(Collector):
-    """Frozen once built; what it reads changes."""
+    """The metrics of a server, as Prometheus's client library collects them."""
 
     def __init__(self, observer: Observer, model: str, keys: KeyRing | None = None) -> None:
         self._observer = observer
@@ -64,17 +64,19 @@ class MetricsPage(Collector):
         ProcessCollector(registry=self._registry)  # of the API process
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The page in a format that the Accept header allows, and its content type."""
+        """Return the page in a format that the Accept header allows, and its content type."""
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # what the library makes of a version that is no number
+        except (TypeError, ValueError):  # the header names a version that is no number
             encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         observer = self._observer
         info = GaugeMetricFamily(
-            "minisgl_build_info", "Always 1; the labels tell", labels=["version", "model"]
+            "minisgl_build_info",
+            "Always 1; its labels are the version and the model",
+            labels=["version", "model"],
         )
         info.add_metric([__version__, self._model], 1)
         yield info
@@ -90,12 +92,10 @@ class MetricsPage(Collector):
         )
         yield GaugeMetricFamily(
             "minisgl_oldest_token_age_seconds",
-            "Since the last text of the open request that has waited longest for some",
+            "Time since the last text, of the open request where it is longest",
             observer.oldest_token_age_s,
         )
-        yield _counts(
-            "minisgl_requests", "Requests that ended, by how they did", "reason", observer.ends
-        )
+        yield _counts("minisgl_requests", "Requests that ended, by reason", "reason", observer.ends)
         yield CounterMetricFamily(
             "minisgl_restarts", "Starts of the engine after a failure", observer.num_restarts
         )
@@ -107,7 +107,7 @@ class MetricsPage(Collector):
             yield CounterMetricFamily(
                 "minisgl_energy_joules", "Energy of the requests that ended", joules
             )
-        yield _counts("minisgl_errors", "Errors told to clients", "code", observer.errors)
+        yield _counts("minisgl_errors", "Errors that clients got", "code", observer.errors)
         if self._keys:
             yield from _of_keys(self._keys)
         for name, help_, histogram in (
@@ -124,7 +124,7 @@ class MetricsPage(Collector):
 
     def _of_ranks(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
-            "minisgl_requests_running", "Requests that are computed", labels=["rank"]
+            "minisgl_requests_running", "Requests that are running", labels=["rank"]
         )
         waiting = GaugeMetricFamily(
             "minisgl_requests_waiting", "Requests in the queue", labels=["rank"]

@@ -1,9 +1,9 @@
-"""What the API process knows of each request and of all of them: times, ends, errors.
+"""Counts the API process's requests: their times, ends and errors.
 
-Plain counters; `minisgl.server.telemetry.metrics` turns them into a Prometheus page on request.
-Times are what a client sees without the network: from handing the request to the tokenizer to the
-arrival of its text. The library's own histogram takes a lock and several calls per value: with one
-value per piece of text, it would be the costliest line of the API process.
+`minisgl.server.telemetry.metrics` makes a Prometheus page from these counters. Times are those that
+a client sees without the network: from handing the request to the tokenizer to the arrival of its
+text. Why not the histogram of Prometheus's library: it takes a lock and several calls per value,
+and there is a value for each piece of text.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Final
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import StatusReply
 from minisgl.server.telemetry.prefixes import PrefixWatch
-from minisgl.server.telemetry.tracing import Origin, Tracer
+from minisgl.server.telemetry.tracing import EndedPrompt, Origin, Tracer
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-# Seconds. Three to a decade: a quantile read from such a bucket is off by a factor of 2.5 at most.
+# Seconds, three bounds a decade: a quantile read from a bucket is wrong by a factor of 2.5 at most.
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SHORT: Final = _STEPS  # between two pieces of text
 LONG: Final = (*_STEPS, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # of a whole request
 
 
 class Histogram:
-    """Mutable. counts[i]: values above bounds[i - 1], up to and with bounds[i]; the last: more."""
+    """Mutable. counts[i]: the values in (bounds[i - 1], bounds[i]]; the last has no upper bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -56,7 +56,7 @@ class _Request:
 
 
 class Observer:
-    """Told of everything by the frontend, with the time on `time.perf_counter`. Mutable.
+    """Counts what the frontend reports; times are on `time.perf_counter`. Mutable.
 
     log_requests: one log line for each request that ends. tracer: one span for each.
     cost: device seconds and joules of the requests that ended, None where no energy can be read.
@@ -86,9 +86,9 @@ class Observer:
 
     @property
     def oldest_token_age_s(self) -> float:
-        """Seconds since the last text of the open request that has waited longest for some.
+        """The longest time of an open request since its last text, or since it came if it has none.
 
-        A request without text has waited since it came. 0 if no request is open.
+        0 if no request is open.
         """
         waiting_since = (r.last_at or r.submitted_at for r in self._open.values())
         now = time.perf_counter()
@@ -103,7 +103,7 @@ class Observer:
                 self._noted[uid] = origin.request_id
 
     def text(self, uid: int, now: float) -> None:
-        """A piece of text; usually one token's."""
+        """Count a piece of text, usually one token's."""
         request = self._open[uid]
         if request.last_at:
             self.inter_token.observe(now - request.last_at)
@@ -130,47 +130,28 @@ class Observer:
         code: str | None = None,
         end: Finished | None = None,
     ) -> None:
-        """reason: one of `ends`. code: of the error, if it was one."""
+        """Count an end. reason: a key of `ends`. code: of the error, if the reason is one."""
         request = self._open.pop(uid)
         self.ends[reason] += 1
-        seconds = time.perf_counter() - request.submitted_at
-        first_text_s = request.first_at - request.submitted_at if request.first_at else None
-        if self._tracer:
-            self._tracer.ended(
-                request.origin,
-                uid,
-                request.sampling,
-                seconds=seconds,
-                first_text_s=first_text_s,
-                reason=reason,
-                code=code,
-                end=end,
-            )
-        if not self._log_requests:
+        if not (self._tracer or self._log_requests):
             return
-        log_fields(
-            logger,
-            "request",
-            id=request.origin.request_id,
+        prompt = EndedPrompt(
+            origin=request.origin,
             uid=uid,
+            sampling=request.sampling,
+            seconds=time.perf_counter() - request.submitted_at,
+            first_text_s=request.first_at - request.submitted_at if request.first_at else None,
             reason=reason,
             code=code,
-            key=request.origin.key and request.origin.key.name,
-            ttft_ms=first_text_s and _ms(first_text_s),
-            total_ms=_ms(seconds),
-            queued_ms=end and _ms(end.queued_s),
-            prefill_ms=end and _ms(end.prefill_s),
-            decode_ms=end and _ms(end.decode_s),
-            prompt_tokens=end and end.num_prompt_tokens,
-            cached_tokens=end and end.num_cached_tokens,
-            output_tokens=end and end.num_output_tokens,
-            chunks=end and end.num_chunks,
-            retractions=end and end.num_retractions,
-            **_cost_fields(end),
+            end=end,
         )
+        if self._tracer:
+            self._tracer.ended(prompt)
+        if self._log_requests:
+            _log(prompt)
 
     def answered(self, code: str) -> None:
-        """A client was told of an error."""
+        """Count an error that a client got. code: of the error."""
         self.errors[code] += 1
 
     def close(self) -> None:
@@ -181,18 +162,42 @@ class Observer:
     # --- request ids of a profile ----------------------------------------------------------------
 
     def note_ids(self) -> None:
-        """Keep the ids of what is open, and of what comes until `noted_ids`."""
+        """Keep the ids of the open requests, and of those that come until `noted_ids`."""
         opened = {uid: request.origin.request_id for uid, request in self._open.items()}
         self._noted = (self._noted or {}) | opened  # some rank's profile may run already
 
     def noted_ids(self) -> dict[int, str]:
-        """X-Request-Id by uid."""
+        """Return the kept X-Request-Ids by uid, and keep no more."""
         noted, self._noted = self._noted or {}, None
         return noted
 
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
+
+
+def _log(prompt: EndedPrompt) -> None:
+    origin, end = prompt.origin, prompt.end
+    log_fields(
+        logger,
+        "request",
+        id=origin.request_id,
+        uid=prompt.uid,
+        reason=prompt.reason,
+        code=prompt.code,
+        key=origin.key and origin.key.name,
+        ttft_ms=prompt.first_text_s and _ms(prompt.first_text_s),
+        total_ms=_ms(prompt.seconds),
+        queued_ms=end and _ms(end.queued_s),
+        prefill_ms=end and _ms(end.prefill_s),
+        decode_ms=end and _ms(end.decode_s),
+        prompt_tokens=end and end.num_prompt_tokens,
+        cached_tokens=end and end.num_cached_tokens,
+        output_tokens=end and end.num_output_tokens,
+        chunks=end and end.num_chunks,
+        retractions=end and end.num_retractions,
+        **_cost_fields(end),
+    )
 
 
 def _cost_fields(end: Finished | None) -> dict[str, float]:

@@ -1,9 +1,8 @@
-"""A span for each prompt, with its phases as children, to an OpenTelemetry collector.
+"""Sends a span for each prompt, with its phases as children, to an OpenTelemetry collector.
 
-Names are those of the semantic conventions for generative AI; what these have no name for begins
-with `minisgl.`. A span is made when its prompt has ended, with the times that were: until then a
-request costs nothing. The SDK queues spans and a thread of its own sends them; a collector that
-is slow or gone costs spans, never a request.
+Attributes have the names of the semantic conventions for generative AI, or begin with `minisgl.`. A
+span is made when its prompt has ended, so a running request costs nothing. The SDK queues spans,
+and its thread sends them. If the collector is slow or gone, spans are lost and requests go on.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from minisgl.core import Finished, SamplingParams
-from minisgl.server.telemetry.tracing import Origin
+from minisgl.server.telemetry.tracing import EndedPrompt
 from minisgl.utils.logger import get_logger
 from minisgl.version import __version__
 
 logger = get_logger(__name__)
 
 EXPORT_TIMEOUT_S: Final = 5.0  # of one batch with its retries; the SDK's own is 10
-CLOSE_S: Final = 2.0  # what the last spans may add to a shutdown; a worker has 5 to end
+CLOSE_S: Final = 2.0  # the last spans may delay a shutdown by this; a worker has 5 to end
 
-_OPERATIONS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_TEXT_PATHS: Final = ("/v1/completions", "/generate", "/api/generate")
+"""Paths of prompts without messages; the operation of all others is a chat."""
 
 
 class OtlpTracer:
     """A `minisgl.server.telemetry.tracing.Tracer`. Honours the environment's OTEL_* variables."""
 
     def __init__(self, endpoint: str, model: str) -> None:
-        # It logs every failure with a traceback; `_Exporter` says it once.
+        # The SDK logs every failure with a traceback; `_Exporter` logs the first one.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         ours = Resource({SERVICE_NAME: "minisgl", SERVICE_VERSION: __version__})
         self._provider = TracerProvider(
@@ -57,24 +56,14 @@ class OtlpTracer:
         self._propagator = TraceContextTextMapPropagator()
         self._model = model
 
-    def ended(
-        self,
-        origin: Origin,
-        uid: int,
-        sampling: SamplingParams,
-        *,
-        seconds: float,
-        first_text_s: float | None,
-        reason: str,
-        code: str | None,
-        end: Finished | None,
-    ) -> None:
+    def ended(self, prompt: EndedPrompt) -> None:
+        origin, sampling, code, end = prompt.origin, prompt.sampling, prompt.code, prompt.end
         try:
             carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
             parent = self._propagator.extract({k: v for k, v in carrier.items() if v is not None})
-            operation = _OPERATIONS.get(origin.path, "generate_content")
+            operation = "text_completion" if origin.path in _TEXT_PATHS else "chat"
             now = time.time_ns()
-            start = now - round(seconds * 1e9)
+            start = now - round(prompt.seconds * 1e9)
             attributes: dict[str, AttributeValue | None] = {
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "minisgl",
@@ -86,11 +75,11 @@ class OtlpTracer:
                 "gen_ai.request.top_k": sampling.top_k or None,
                 "gen_ai.request.seed": sampling.seed,
                 "gen_ai.request.stop_sequences": sampling.stop or None,
-                "gen_ai.response.time_to_first_chunk": first_text_s,
-                "gen_ai.response.finish_reasons": None if reason == "error" else [reason],
+                "gen_ai.response.time_to_first_chunk": prompt.first_text_s,
+                "gen_ai.response.finish_reasons": None if code else [prompt.reason],
                 "error.type": code,
                 "minisgl.request_id": origin.request_id,
-                "minisgl.uid": uid,
+                "minisgl.uid": prompt.uid,
             }
             if end is not None:
                 attributes |= {
@@ -110,8 +99,8 @@ class OtlpTracer:
             if code is not None:
                 span.set_status(StatusCode.ERROR, code)
             if end is not None:
-                # The scheduler's phases follow one another and end with the request, up to the way
-                # of its last text; its clock is another one, so they are laid out from the end.
+                # The scheduler's clock is another one, so only the lengths of its phases are known.
+                # They follow one another, and the last one ends with the request.
                 phases = {"queued": end.queued_s, "prefill": end.prefill_s, "decode": end.decode_s}
                 at = max(now - round(sum(phases.values()) * 1e9), start)
                 inside = set_span_in_context(span)
@@ -120,8 +109,8 @@ class OtlpTracer:
                     at = min(at + round(phase_s * 1e9), now)
                     child.end(at)
             span.end(now)
-        except Exception:  # a request that was served must not fail for its span
-            logger.exception("OTLP: no span of request %d", uid)
+        except Exception:  # the request was served, and must not fail because of its span
+            logger.exception("OTLP: no span of request %d", prompt.uid)
 
     def close(self) -> None:
         # The SDK's shutdown waits for as long as exports and their retries take.
@@ -133,7 +122,7 @@ class OtlpTracer:
 
 
 class _Exporter(SpanExporter):
-    """Says once when spans begin to be lost, and once when they arrive again. Mutable."""
+    """Logs when spans begin to be lost, and when they arrive again. Mutable."""
 
     def __init__(self, endpoint: str) -> None:
         self._inner = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Names clients whose prompts defeat the prefix cache by what they begin with.
+"""Logs the clients whose prompts begin differently each time, so that the prefix cache has nothing.
 
 An agent that writes the time, or an id, into the first lines of its prompt makes the server compute
-all of it again at each turn. Only the client can change that, so the log says who it is.
+the whole prompt again at each turn. Only the client can change that, so the log names it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 EARLY: Final = 200
-"""Tokens. A prompt that differs before them from every cached one reuses next to nothing."""
+"""Tokens. A prompt that differs from all cached ones before this position reuses almost nothing."""
 LONG: Final = 1000
-"""Tokens. Shorter prompts cost too little to speak of."""
+"""Tokens. Shorter prompts cost little."""
 IN_A_ROW: Final = 8
 AGAIN_S: Final = 3600.0
-"""Between two log lines about one client."""
+"""The least time between two log lines about one client."""
 MAX_CLIENTS: Final = 10_000
 
 
 class PrefixWatch:
-    """Mutable: for each client, how many long prompts in a row differed early, and the time of the
-    last log line. Those seen longest ago are forgotten first."""
+    """Counts, for each client, the long prompts in a row that differed early. Mutable: it keeps
+    (count, time of the last log line) of `MAX_CLIENTS` clients, those seen last."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, tuple[int, float | None]] = OrderedDict()
 
     def finished(self, client: str, end: Finished, now: float) -> None:
-        """now: seconds. A prompt of at least `LONG` tokens counts; one that differs late, or not at
-        all, ends the row."""
+        """Count a prompt of at least `LONG` tokens; one that differs late, or not at all, sets the
+        count to 0. now: seconds."""
         if end.num_prompt_tokens < LONG:
             return
         count, logged_at = self._clients.pop(client, (0, None))

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 
 from minisgl.errors import EngineError, MinisglError
 from minisgl.message import ProfileReply
+from minisgl.server import body
 from minisgl.server.api.schema import ErrorObject
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Frontend
@@ -29,7 +30,7 @@ class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer of /stop_profile when a rank failed; the other ranks' traces need `requests`."""
+    """The answer of /stop_profile when a rank failed. requests: for the other ranks' traces."""
 
     error: ErrorObject
     requests: dict[int, str] = {}
@@ -46,7 +47,7 @@ def router(frontend: Frontend) -> APIRouter:
             frontend.observer.note_ids()
         if error := _failure(replies):
             raise error
-        return Response(b'{"status":"profiling"}', media_type="application/json")
+        return body.response({"status": "profiling"})
 
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
@@ -54,21 +55,20 @@ def router(frontend: Frontend) -> APIRouter:
         replies = await frontend.round_trips.profile("stop", STOP_TIMEOUT_S)
         requests = frontend.observer.noted_ids()
         if error := _failure(replies):
-            status, body = error_body(error)
-            frontend.observer.answered(body.error.code)
-            answer = ProfileFailed(error=body.error, requests=requests)
-            return Response(msgspec.json.encode(answer), status, media_type="application/json")
+            status, failed = error_body(error)
+            frontend.observer.answered(failed.error.code)
+            return body.response(ProfileFailed(error=failed.error, requests=requests), status)
         traces = [reply.trace or "" for reply in replies]
         profile = ProfileAnswer(
             trace=traces[0], traces=traces, num_steps=replies[0].num_steps, requests=requests
         )
-        return Response(msgspec.json.encode(profile), media_type="application/json")
+        return body.response(profile)
 
     return routes
 
 
 def _failure(replies: list[ProfileReply]) -> MinisglError | None:
-    """None if no rank failed; the conflict if all ranks report the same one; else an error with
+    """Return None if no rank failed, the error if all ranks report the same 4xx, else an error with
     the report of each rank."""
     failed = replies[0].failed
     if all(reply.failed == failed for reply in replies) and (not failed or failed.status < 500):

@@ -1,7 +1,7 @@
-"""What a router needs of a server: GET /replica, and the prefixes of a prompt.
+"""Answers a router: GET /replica is the server's state, and a header asks for a prompt's prefixes.
 
-A request to any endpoint of a model with the header `X-Minisgl-Prefix: PAGE_SIZE` is not answered
-by the model: the answer is `PromptHashes`, what the router looks the prompt up by.
+A request to an endpoint of the model with the header `X-Minisgl-Prefix: PAGE_SIZE` is answered with
+the prompt's `PromptHashes`, by which the router finds cached prefixes. The model does not run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from minisgl.errors import InvalidRequest
 from minisgl.kvcache.prefix_hashes import prompt_hashes
 from minisgl.message import Prompt, ids_from_bytes
 from minisgl.message.replica import PromptHashes, ReplicaState
+from minisgl.server import body
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.keys import Key, KeyRing
@@ -30,7 +31,7 @@ TIMEOUT_S: Final = 30.0
 """A step of a long prompt on a CPU takes seconds."""
 
 FRESH_S: Final = 0.2
-"""Answers are made no more often: the state of so long ago is returned instead."""
+"""For so long after a state was made, it is returned again."""
 
 MAX_PAGE_SIZE: Final = 65_536
 
@@ -58,9 +59,9 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIR
             made_at = time.monotonic()
         asker: Key | None = request.scope.get("api_key")
         uses = [use for key in keys or () if key.num_requests and (use := key.use())]
-        told = uses if asker is None or asker.is_admin else None
-        whole = msgspec.structs.replace(made, keys=told)
-        return Response(msgspec.json.encode(whole), media_type="application/json")
+        visible = uses if asker is None or asker.is_admin else None
+        whole = msgspec.structs.replace(made, keys=visible)
+        return body.response(whole)
 
     return routes
 
@@ -68,7 +69,10 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIR
 async def prefix_answer(
     request: Request, frontend: Frontend, prompts: Sequence[Prompt], namespace: str
 ) -> Response:
-    """Return the hashes of the first of `prompts`. Raises RequestError, EngineError."""
+    """Return the hashes of the first prompt, and the number of tokens of all.
+
+    Raises RequestError, EngineError.
+    """
     asked = request.headers[PREFIX_HEADER]
     if not asked.isdecimal() or not 1 <= int(asked[:6]) <= MAX_PAGE_SIZE or len(asked) > 5:
         raise InvalidRequest(
@@ -84,4 +88,4 @@ async def prefix_answer(
         hashes=hashes.astype("<u8").tobytes(),
         key=key.use() if key else None,
     )
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return body.response(answer)

@@ -1,4 +1,4 @@
-"""The door to OpenTelemetry: nothing of it is imported unless ``--otlp-endpoint`` asks for it."""
+"""The interface to OpenTelemetry, which is imported only for ``--otlp-endpoint``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a prompt comes from. path: the endpoint; trace*: the headers of W3C Trace Context. key:
-    the API key, if the server has keys. address: the client's."""
+    """The HTTP request of a prompt. path: the endpoint. traceparent, tracestate: the headers of W3C
+    Trace Context. key: the API key, if the server has keys. address: the client's."""
 
     request_id: str = ""
     path: str = ""
@@ -33,30 +33,36 @@ class Origin:
         return f"API key {self.key.name!r}" if self.key else self.address
 
 
-class Tracer(Protocol):
-    """Is told of each prompt once, when it has ended. Never raises, never waits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedPrompt:
+    """A prompt that ends now.
 
-    def ended(
-        self,
-        origin: Origin,
-        uid: int,
-        sampling: SamplingParams,
-        *,
-        seconds: float,
-        first_text_s: float | None,
-        reason: str,
-        code: str | None,
-        end: Finished | None,
-    ) -> None:
-        """It ended now and was submitted `seconds` ago, its first text came `first_text_s` after
-        that. reason, code and end: as for `Observer.ended`."""
+    seconds: since its submission. first_text_s: from its submission to its first text; None if it
+    had none. reason: one of `Observer.ends`. code: of the error, if the reason is one. end: what
+    the scheduler says of it, unless it was aborted or failed.
+    """
+
+    origin: Origin
+    uid: int
+    sampling: SamplingParams
+    seconds: float
+    first_text_s: float | None
+    reason: str
+    code: str | None
+    end: Finished | None
+
+
+class Tracer(Protocol):
+    """Records each prompt once, when it ends. Never raises, never waits."""
+
+    def ended(self, prompt: EndedPrompt) -> None: ...
 
     def close(self) -> None:
-        """Send what is left, in bounded time."""
+        """Send the last spans, in bounded time."""
 
 
 def create_tracer(endpoint: str, model: str) -> Tracer:
-    """A tracer that exports to `endpoint`, a collector's URL; without a path, to `/v1/traces`.
+    """Return a tracer for a collector's URL, or for its `/v1/traces` if the URL has no path.
 
     Raises ConfigError if OpenTelemetry is not installed.
     """

@@ -1,7 +1,7 @@
-"""GET /xray/events: what the engine does, live, for the page's X-ray.
+"""GET /xray/events: the engine's steps, requests and pages as they change, for the page's X-ray.
 
-Server-sent events whose data are `minisgl.scheduler.xray.Frame`s. The engine makes frames only
-while somebody watches (`minisgl.server.watchers`).
+The data of each event is a `minisgl.scheduler.xray.Frame`. The engine makes frames only while an
+X-ray is open (`minisgl.server.watchers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def router(frontend: Frontend) -> APIRouter:
 
     @routes.get("/xray/events")
     async def events() -> StreamingResponse:
-        """What the engine does, as server-sent events, about ten in a second."""
+        """The engine's steps, requests and pages as server-sent events, about ten a second."""
         if frontend.failure:
             raise frontend.failure
 

@@ -15,7 +15,7 @@ const FINISHED = {
   abort: "The server ended this answer.",
 };
 
-/** actions: {regenerate, edit, keep, retry, give}, each called with the node; give also with the results. */
+/** Show an answer. actions: {regenerate, edit, keep, give}, each called with the node; give also with the results. */
 export function answerView(node, actions) {
   const thinking = h("details", { class: "thinking", hidden: true }, h("summary"), h("div"));
   const text = h("div", { class: "markdown" });
@@ -95,7 +95,7 @@ export function answerView(node, actions) {
     set(note, { hidden: !said, class: node.error ? "note error" : "note" });
     note.replaceChildren(said || "");
     if (node.error)
-      note.append(h("button", { type: "button", onclick: () => actions.retry(node) }, icon("retry"), "Try again"));
+      note.append(h("button", { type: "button", onclick: () => actions.regenerate(node) }, icon("retry"), "Try again"));
     showStats();
   }
 

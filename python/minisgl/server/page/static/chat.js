@@ -50,7 +50,7 @@ export class Chat {
     await this.answer(node);
   }
 
-  /** Answer `question`, a message of the user: each setting and each choice makes a sibling. */
+  /** Answer `question`, a message of the user. Each setting and each of its answers is a sibling. */
   async answer(question) {
     const { n, compare, sampling, second } = this.settings;
     const group = n > 1 || compare ? crypto.randomUUID() : undefined;
@@ -169,14 +169,14 @@ export class Chat {
     field.focus();
   }
 
-  /** Send what the user says that the calls of `node` returned, and let the model go on. */
+  /** Send the results that the user wrote for the calls of `node`, and let the model go on. */
   giveResults(node, results) {
     if (this.isRunning) return;
     const content = results.map((one) => one.content).join("\n\n");
     this.answer(tree.add(this.conversation, node.id, { role: "tool", content, results }));
   }
 
-  /** Let the user give other results than those of `node`. */
+  /** Let the user change the results of `node`. */
   editResults(node) {
     if (this.isRunning) return;
     const { element } = this.view(node);
@@ -221,7 +221,6 @@ export class Chat {
         regenerate: (one) => this.regenerate(one),
         edit: (one) => this.edit(one),
         keep: (one) => this.keep(one),
-        retry: (one) => this.regenerate(one),
         give: (one, results) => this.giveResults(one, results),
         editResults: (one) => this.editResults(one),
       };
@@ -244,7 +243,7 @@ export class Chat {
     );
   }
 
-  /** Show `node` again with the next frame. */
+  /** Draw `node` again in the next frame. */
   touch(node) {
     this.dirty.add(node);
     this.frame ||= requestAnimationFrame(() => this.flush());

@@ -1,4 +1,4 @@
-// The HTTP API, as this page uses it. Paths are relative, so a proxy may put the server in a folder.
+// A client of the HTTP API. Paths are relative, so that a proxy may put the server below a folder.
 
 export class ApiError extends Error {
   /** status: of HTTP; 0 if the server could not be reached or the connection was lost. */

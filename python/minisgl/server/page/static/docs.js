@@ -1,5 +1,6 @@
-// The page at /docs: the server's own schema, to read and to try, without the internet.
+// The page at /docs: shows the server's schema, and sends requests from forms.
 
+import { headers as headersOf } from "./client.js";
 import { $, announce, h, set } from "./dom.js";
 import { loadSettings } from "./store.js";
 
@@ -13,12 +14,12 @@ const EXAMPLES = {
 };
 
 const { key, theme } = loadSettings();
-const headers = key ? { Authorization: `Bearer ${key}` } : {};
+const headers = headersOf(key);
 if (theme) document.documentElement.dataset.theme = theme;
 
 const nameOf = (ref) => ref.split("/").at(-1);
 
-/** Say a JSON schema's type in a line. */
+/** Return a JSON schema's type in words. */
 function typeOf(schema) {
   if (schema.$ref) return nameOf(schema.$ref);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
@@ -31,7 +32,7 @@ function typeOf(schema) {
   return `${schema.type ?? "anything"}${range}`;
 }
 
-/** The names in a schema of other records. */
+/** Return the names of the records that a schema refers to. */
 function refsOf(schema) {
   return JSON.stringify(schema).match(/#\/components\/schemas\/\w+/g)?.map(nameOf) ?? [];
 }

@@ -1,4 +1,4 @@
-// Elements without HTML strings: what is written by a model never passes a parser here.
+// Makes elements without HTML strings, so that a model's text is never parsed as HTML here.
 
 /** Return a new element. `props`: attributes, `on…` listeners, `class`, `text`. */
 export function h(tag, props = {}, ...children) {

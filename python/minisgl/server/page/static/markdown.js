@@ -1,7 +1,7 @@
-// From a model's Markdown to elements: parsed, sanitised, then code and formulas are set.
+// Turns a model's Markdown into elements: parses, sanitises, then sets code and formulas.
 //
-// While an answer streams, only the blocks whose source has changed are made again. Raw HTML is shown
-// as text and images become links, so an answer makes the browser fetch nothing.
+// While an answer streams, only blocks whose source has changed are made again. Raw HTML is shown as
+// text and images become links, so that an answer cannot make the browser fetch anything.
 
 import { Marked } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
@@ -68,7 +68,7 @@ const marked = new Marked({
 });
 marked.use({ extensions: [blockMath, inlineMath] });
 
-/** Show `text` in `element`, which is this function's alone. isLast: no more text will come. */
+/** Show `text` in `element`, which nothing else may change. isLast: no more text will come. */
 export function render(element, text, isLast) {
   const tokens = marked.lexer(text).filter((token) => token.type !== "space");
   const sources = (element.sources ??= []);

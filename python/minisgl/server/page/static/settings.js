@@ -1,4 +1,4 @@
-// The settings: kept in the browser, sent with each request. An empty field is the server's default.
+// The settings: the browser keeps them, and each request has them. An empty field leaves the server's default.
 
 import { $, h } from "./dom.js";
 

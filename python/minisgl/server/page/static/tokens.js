@@ -1,4 +1,4 @@
-// The tokens of an answer: a shade for each one's probability, on hover the alternatives.
+// Shows the tokens of an answer: a token's shade is its probability; the pointer shows its alternatives.
 
 import { h } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Tools by hand: what the model calls, and the results that the user writes in its tool's place.
+// Shows the model's calls of tools, and a form in which the user writes their results.
 
 import { h, iconButton } from "./dom.js";
 

@@ -44,7 +44,7 @@ export function path(conversation) {
   return found;
 }
 
-/** Return the messages above and including `node`, as the API wants them. */
+/** Return the messages down to `node`, as fields of a request. */
 export function messagesTo(conversation, node) {
   const byId = new Map(conversation.nodes.map((one) => [one.id, one]));
   const messages = [];
@@ -64,14 +64,14 @@ export function messagesTo(conversation, node) {
   return messages;
 }
 
-/** Split what a model wrote into its thinking and its answer. isOpen: it is still thinking. */
+/** Split a model's text into its thinking and its answer. */
 export function splitThinking(content) {
   const end = content.indexOf("</think>");
   const begins = /^\s*<think>/.exec(content);
-  if (end < 0 && !begins) return { thinking: "", text: content, isOpen: false };
+  if (end < 0 && !begins) return { thinking: "", text: content };
   const thinking = content.slice(begins?.[0].length ?? 0, end < 0 ? undefined : end);
   const text = end < 0 ? "" : content.slice(end + "</think>".length).trimStart();
-  return { thinking: thinking.trim(), text, isOpen: end < 0 };
+  return { thinking: thinking.trim(), text };
 }
 
 export function titleOf(conversation) {

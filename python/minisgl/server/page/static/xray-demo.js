@@ -6,7 +6,7 @@ export const COUNT = 8;
 const GAP_MS = 120;
 const SYSTEM = "You are a helpful assistant. Answer the questions of the user as well as you can.";
 
-/** Send them and wait for all answers, which nobody keeps. Throws ApiError if one fails. */
+/** Send them and wait for all answers, which are dropped. Throws ApiError if one fails. */
 export async function sendDemo(key, signal) {
   const model = await modelName(key);
   const ask = async (index) => {

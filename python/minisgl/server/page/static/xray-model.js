@@ -1,8 +1,8 @@
-// What the X-ray knows: a minute of frames, of steps, and of each request's life. No drawing here.
+// The X-ray's data: a minute of frames, of steps, and of the phases of each request.
 
 const KEPT_S = 60;
 const MAX_STEPS = 40_000;
-const STALL_S = 0.25; // without a row in a step for so long, a running request stood still
+const STALL_S = 0.25; // a running request without a row for so long has stood still
 
 const CACHE = ["page_map", "pages_per_cell", "tree", "texts", "num_nodes"];
 const STEP = ["step", "start", "settle", "receive", "plan", "launch", "wait", "commit", "send", "decodes", "prompt", "output", "rows"];
@@ -138,7 +138,7 @@ const time = (s) => (s < 0.9995 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(s 
 const times = (count) => (count === 1 ? "once" : `${count} times`);
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-/** Say where a request's time went. */
+/** Return a sentence about the times of a request. */
 export function sentenceOf(request, now) {
   const { accepted, launched, first, ended, spans } = request;
   const until = ended ?? now;

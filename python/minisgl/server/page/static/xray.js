@@ -1,4 +1,4 @@
-// The X-ray (`#xray`): reads the engine's frames while it is open, shows them, pauses and goes back.
+// The X-ray (`#xray`): reads the engine's frames while it is open, and shows now or an earlier time.
 
 import { headers, send } from "./client.js";
 import { h, iconButton, set } from "./dom.js";
@@ -44,7 +44,7 @@ export class XRay {
     this.reading = null;
   }
 
-  /** Read frames until `signal`; a lost connection is made again. */
+  /** Read frames until `signal` aborts. Connects again after a lost connection. */
   async read(signal) {
     while (!signal.aborted) {
       try {
@@ -162,7 +162,7 @@ export class XRay {
       : "nothing is cached yet";
   }
 
-  /** Say what the pointer, or the arrow keys, are on in the prefix tree. */
+  /** Describe the node of the prefix tree that the pointer or the arrow keys have chosen. */
   showNode(frame, nodes) {
     const { point } = this;
     const hit = ({ left, right, top, bottom }) => point.x >= left && point.x < right && point.y >= top && point.y < bottom;
@@ -187,7 +187,7 @@ export class XRay {
         : "No request runs. Ask something in the chat, or send requests from here, and watch.";
   }
 
-  /** Send requests whose answers are only watched; they end when the X-ray is left. */
+  /** Send requests for the X-ray to show. They end when it is closed. */
   async demo() {
     set(this.demoButton, { disabled: true });
     this.pause(null);
