@@ -24,6 +24,8 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from minisgl.benchmark.report import write_json
+
 ROOT: Final = Path(__file__).parents[1]
 EXAMPLES: Final = 200
 """Examples of a round. Within a round hypothesis does not draw a case twice."""
@@ -156,7 +158,7 @@ def main(argv: list[str]) -> int:
         rows.append(explore(name, args.seconds, args.seed))
         print(json.dumps(rows[-1], indent=1), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        write_json(args.json, {"rows": rows})
     return int(any(row["finding"] for row in rows))
 
 
