@@ -10,9 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,12 +27,11 @@ from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import scrape
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.startup import wait_for_url
+from minisgl.benchmark.startup import running_server
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError
 
-STOP_S = 20.0
 MEMORY_EVERY_S = 0.05
 REPORT_S = 0.2  # an engine reports when its work ends; so long it may be on its way
 NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
@@ -61,28 +57,17 @@ class LocalServer:
 @contextlib.contextmanager
 def local_server(variant: Variant, model: str | None) -> Iterator[LocalServer]:
     """A server on a free port, warm; gone on exit. Raises ConfigError if it does not start."""
-    command = [sys.executable, "-m", "minisgl", "--port", "0", "--log-level", "warning"]
-    command += [*(["--model", model] if model else []), *variant.flags]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variant.environment}
-    )
-    done = threading.Event()
-    try:
-        server = LocalServer(wait_for_url(process))
-        assert process.stdout is not None
-        # Somebody must read on, or the pipe fills and the server waits.
-        threading.Thread(target=process.stdout.read, daemon=True).start()
+    flags = ["--log-level", "warning", *(["--model", model] if model else []), *variant.flags]
+    environment = {**os.environ, **variant.environment}
+    with running_server(*flags, environment=environment) as (url, process):
+        server, done = LocalServer(url), threading.Event()
         threading.Thread(target=_watch, args=(process.pid, server, done), daemon=True).start()
-        warm_up = workloads.random_requests(4, (64, 64), (8, 8), 1000, seed=2**31)
-        run_sharded(Target(url=server.url), warm_up.sessions, concurrency=2, processes=1)
-        yield server
-    finally:
-        done.set()
-        process.send_signal(signal.SIGTERM)
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            warm_up = workloads.random_requests(4, (64, 64), (8, 8), 1000, seed=2**31)
+            run_sharded(Target(url=url), warm_up.sessions, concurrency=2, processes=1)
+            yield server
+        finally:
+            done.set()
 
 
 def _watch(pid: int, server: LocalServer, done: threading.Event) -> None:

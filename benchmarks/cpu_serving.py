@@ -6,7 +6,6 @@ that computes without a pause.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,11 +18,10 @@ import numpy as np
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.startup import wait_for_url
+from minisgl.benchmark.startup import running_server
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Session, Turn
 
-STOP_S: Final = 60.0
 PROMPT: Final = 8  # tokens
 
 
@@ -54,14 +52,8 @@ class Served:
 def served(folder: Path, values: dict[str, Any], output: int) -> Iterator[Served]:
     write_checkpoint(folder, values, weights=False)
     flags = ("--model", str(folder), "--dummy-weight", "--device", "cpu", "--num-pages", "512")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "minisgl", "--port", "0", *flags], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield Served(wait_for_url(process), values["vocab_size"], output)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=STOP_S)
+    with running_server(*flags) as (url, _):
+        yield Served(url, values["vocab_size"], output)
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,12 +16,10 @@ from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server
 from minisgl.benchmark.lengths import Workload
 from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.startup import wait_for_url
+from minisgl.benchmark.startup import running_server
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Session, Turn
 from minisgl.utils.http import http_client
-
-STOP_TIMEOUT_S = 60.0
 
 
 class ServerWorker:
@@ -84,15 +80,7 @@ def server_worker(
     environment: Mapping[str, str], folder: Path, flags: Sequence[str], num_clients: int
 ) -> Iterator[ServerWorker]:
     """Start the server of the checkout that PYTHONPATH names. Raises ConfigError if it ends."""
-    process = subprocess.Popen(
-        # -P: the folder where this runs must not hide the checkout's package.
-        [sys.executable, "-P", "-m", "minisgl", "--port", "0", "--model", str(folder), *flags],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield ServerWorker(process, wait_for_url(process), num_clients)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=STOP_TIMEOUT_S)
+    # -P: the folder where this runs must not hide the checkout's package.
+    flags = ("--model", str(folder), *flags)
+    with running_server(*flags, environment=environment, python=("-P",)) as (url, process):
+        yield ServerWorker(process, url, num_clients)

@@ -97,7 +97,7 @@ class Simulation:
                 self.decode_s[event.uid].append(self._settled_decode_s)
 
     def pong(self, seq: int) -> None:
-        raise AssertionError("nobody pings")
+        raise AssertionError("a simulation has no pings")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ import psutil
 
 from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.startup import running_server
 from minisgl.errors import EngineError
 
 SETTLE_S = 4.5
@@ -45,8 +46,11 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     load = machine_load()
     with ExitStack() as stack:
-        servers = [stack.enter_context(running_server()) for _ in range(2)]
-        for url, _ in servers:
+        env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other spin
+        servers = list[Server]()
+        for _ in range(2):
+            url, process = stack.enter_context(running_server(environment=env))
+            servers.append((url, psutil.Process(process.pid)))
             stack.enter_context(streams(url, args.streams))
         time.sleep(SETTLE_S)
         pairs = []
@@ -74,25 +78,6 @@ def main(argv: Sequence[str]) -> int:
 
 Server = tuple[str, psutil.Process]
 """Its address and its process."""
-
-
-@contextmanager
-def running_server() -> Iterator[Server]:
-    """Start `minisgl serve` on a free port. Yields its address and its process."""
-    command = [sys.executable, "-m", "minisgl", "serve", "--port", "0"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other spin
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
-        assert child.stdout
-        try:
-            for line in child.stdout:
-                if found := re.search(r"Serving \S+ on (http://\S+)", line):
-                    break
-            else:
-                raise EngineError(f"the server ended with {child.wait()} before it served")
-            threading.Thread(target=child.stdout.read, daemon=True).start()
-            yield found[1], psutil.Process(child.pid)
-        finally:
-            child.terminate()
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import httpx
 
+from minisgl.benchmark.report import write_json
 from own_server import START_S, Server, full_disk, leftovers, shared_memory, small_disk, wait_until
 
 FAULTS: Final = (
@@ -248,10 +249,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     result = run(args.rounds, args.seed, args.tp, not args.no_restart)
-    found = json.dumps(as_json(result), indent=1)
-    print(found)
+    print(json.dumps(as_json(result), indent=1))
     if args.json:
-        args.json.write_text(found + "\n")
+        write_json(args.json, as_json(result))
     return int(bool(result.problems))
 
 

@@ -10,7 +10,8 @@ serve    each line starts a server (or ends with 0); lines with --tp need GPUs a
 gpu, install, parse   its commands are parsed; they need GPUs, make an environment, or need files
 
 In what is run, the built-in model stands for any other one, and a free port for 1919. All commands
-of all blocks are parsed: names and flags must exist. --list prints the blocks and runs nothing.
+of all blocks are parsed: names and flags must exist. So must commands, scripts and links in the
+text (`check_prose.py`). --list prints the blocks and runs nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
+import check_prose
 from minisgl.builtin import model_path
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -277,6 +279,10 @@ def main() -> int:
         except (ValueError, subprocess.TimeoutExpired) as error:
             failed += 1
             print(error, file=sys.stderr)
+    for path in [] if args.files else check_prose.documents():
+        for fault in check_prose.faults(path, parse):
+            failed += 1
+            print(fault, file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minisgl.benchmark.report import write_json
 from own_server import Server
 
 ROWS: Final = 16
@@ -143,11 +143,9 @@ def summary(alone: list[float], beside: list[float], steps: list[float]) -> dict
     }
     bound = 2 * found["alone"]["p99_ms"] + found["steps_of_flood"]["p99_ms"]
     return {
-        "command": "python scripts/fair_keys.py",
         "requests": len(beside),
         "max_running_requests": ROWS,
         "heavy_clients": CLIENTS,
-        "cores": os.cpu_count(),
         **found,
         "bound_ms": round(bound, 2),
         "holds": found["beside_flood"]["p99_ms"] <= bound,
@@ -161,10 +159,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     found = measure(args.rounds, args.count)
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if args.json:
-        args.json.write_text(text + "\n")
+        write_json(args.json, found)
     return int(not found["holds"])
 
 

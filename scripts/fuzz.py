@@ -22,6 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from minisgl.benchmark.report import write_json
+
 ROOT: Final = Path(__file__).parents[1]
 CORPUS: Final = ROOT / "tests/fuzz"
 FOUND: Final = ROOT / "build/fuzz"
@@ -110,7 +112,7 @@ def main(argv: list[str]) -> int:
         rows.append(fuzz(target, args.seconds))
         print(json.dumps(rows[-1], indent=1), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        write_json(args.json, {"rows": rows})
     return int(any(row["finding"] for row in rows))
 
 

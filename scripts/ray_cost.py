@@ -10,7 +10,8 @@ streams as much: seconds of CPU, so that a busy machine says the same as a quiet
 The ingress adds the time of proxy and Ingress, and what the servers' processes but the engine take
 beyond what they take when asked directly. The empty application takes the time of proxy and Empty:
 it streams as many pieces of the same size, at the pace of the servers' answers in the same round.
-What the processes take while nobody asks is measured before and after each batch, and taken off.
+What the processes take while no request runs is measured before and after each batch, and
+subtracted.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import psutil
 
+from minisgl.benchmark.report import write_json
 from own_server import START_S, Server, leftovers, shared_memory, wait_until
 
 ROWS: Final = 8
@@ -289,10 +290,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     result = run(args.seconds, args.seed)
-    found = json.dumps(as_json(result), indent=1)
-    print(found)
+    print(json.dumps(as_json(result), indent=1))
     if args.json:
-        args.json.write_text(found + "\n")
+        write_json(args.json, as_json(result))
     return int(bool(result.problems))
 
 

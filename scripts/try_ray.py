@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,6 +26,7 @@ import ray
 from ray import serve
 
 import try_clients
+from minisgl.benchmark.report import write_json
 from minisgl.deploy import app, ray_app
 from ray_cost import cost
 from try_replicas import END_S, QUESTION, START_S, Clients, free_port
@@ -106,24 +106,12 @@ def autoscale(port: int) -> dict[str, Any]:
     """A queue adds a replica, and its end takes it away again."""
     ray_app.UP_DELAY_S, ray_app.DOWN_DELAY_S, ray_app.LOOK_BACK_S = 1.0, 5.0, 5.0
     ingress = deploy(1, port, max_replicas=2, wait_s=0.5, max_running_requests=2, num_pages=4096)
-    clients, ended = Clients(ingress), threading.Event()
-
-    def ask_on(index: int) -> None:
-        while not ended.is_set():
-            clients.ask(index, 300)
-
-    threads = [threading.Thread(target=ask_on, args=(index,)) for index in range(12)]
+    clients = Clients(ingress)
     seconds: dict[str, Any] = {}
     began = time.monotonic()
-    try:
-        for thread in threads:
-            thread.start()
+    with clients.keep_asking(12, max_tokens=300):
         _wait_for(ingress, 2)
         seconds["two_after_s"] = round(time.monotonic() - began, 1)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join(END_S)
     began = time.monotonic()
     _wait_for(ingress, 1)
     seconds["one_after_s"] = round(time.monotonic() - began, 1)
@@ -169,18 +157,10 @@ def _all_up(ingress: Any) -> bool:
 
 
 def upgrade(ingress: Any, replicas: int, num_clients: int = 4) -> dict[str, Any]:
-    clients, ended = Clients(ingress), threading.Event()
-
-    def ask_on(index: int) -> None:
-        while not ended.is_set():
-            clients.ask(index, 40)
-
-    threads = [threading.Thread(target=ask_on, args=(index,)) for index in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    before = set(addresses(ingress))
-    began = time.monotonic()
-    try:
+    clients = Clients(ingress)
+    with clients.keep_asking(num_clients, max_tokens=40):
+        before = set(addresses(ingress))
+        began = time.monotonic()
         deploy(replicas, ingress.port, max_queued_requests=1000)
         while before & set(addresses(ingress)) or not _all_up(ingress):
             if time.monotonic() - began > START_S:
@@ -188,10 +168,6 @@ def upgrade(ingress: Any, replicas: int, num_clients: int = 4) -> dict[str, Any]
             time.sleep(0.2)
         seconds = time.monotonic() - began
         time.sleep(2)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join(END_S)
     return {
         "ends": dict(clients.ends), "errors": sorted(set(clients.errors))[:3],
         "seconds": round(seconds, 1),
@@ -233,7 +209,7 @@ def main() -> int:
         serve.shutdown()
         ray.shutdown()
         if args.json:
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            write_json(args.json, result)
     failed = set()
     if killed := result.get("kill"):
         ends = Counter(killed["ends"])

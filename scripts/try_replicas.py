@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -23,11 +24,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import openai
+
+from minisgl.benchmark.report import write_json
 
 START_S: Final = 120.0
 END_S: Final = 60.0
@@ -137,6 +141,25 @@ class Clients:
         with self._lock:
             self.ends[end] += 1
 
+    @contextlib.contextmanager
+    def keep_asking(self, num: int, max_tokens: int) -> Iterator[None]:
+        """Keep so many streams open. Each one that has begun ends before the block does."""
+        ended = threading.Event()
+
+        def ask_on(index: int) -> None:
+            while not ended.is_set():
+                self.ask(index, max_tokens)
+
+        threads = [threading.Thread(target=ask_on, args=(index,)) for index in range(num)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(END_S)
+
     def join(self) -> int:
         """Return how many have no end in time."""
         deadline = time.monotonic() + END_S
@@ -177,25 +200,15 @@ def _open_at(router: Process, server: Process) -> int:
 
 
 def upgrade(servers: list[Process], router: Process, num_clients: int = 4) -> dict[str, Any]:
-    clients, ended = Clients(router), threading.Event()
-
-    def ask_on(index: int) -> None:
-        while not ended.is_set():
-            clients.ask(index, 40)
-
-    threads = [threading.Thread(target=ask_on, args=(index,)) for index in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    for server in servers:
+    clients = Clients(router)
+    with clients.keep_asking(num_clients, max_tokens=40):
+        for server in servers:
+            time.sleep(2)
+            server.process.send_signal(signal.SIGTERM)
+            server.process.wait(END_S)
+            server.start()
+            server.wait_ready()
         time.sleep(2)
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(END_S)
-        server.start()
-        server.wait_ready()
-    time.sleep(2)
-    ended.set()
-    for thread in threads:
-        thread.join(END_S)
     return {"ends": dict(clients.ends), "errors": sorted(set(clients.errors))[:3]}
 
 
@@ -226,7 +239,7 @@ def main() -> int:
                 process.end()
     print(json.dumps(result, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.json, result)
     killed, ends = result["kill"], Counter(result["kill"]["ends"])
     failures = ends["error before"] + ends["error within"]
     is_good = not killed["without_an_end"] and not ends["error before"]

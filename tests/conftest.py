@@ -17,6 +17,7 @@ import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 
@@ -25,6 +26,9 @@ import pytest
 import torch
 
 from helpers.endless import save_endless
+
+if TYPE_CHECKING:
+    from helpers.running_server import RunningServer
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -40,6 +44,18 @@ _waits.connect = _waits.read = _waits.write = _waits.pool = 60.0
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model whose answers outlast a test."""
     return save_endless(tmp_path_factory.mktemp("m") / "endless")
+
+
+@pytest.fixture(scope="session")
+def builtin(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
+    """A whole server with the built-in model, for tests that only ask it: its start takes 3 s of
+    CPU time. Others asked it before, so its prefix cache is not empty."""
+    from helpers.running_server import RunningServer
+
+    server = RunningServer(tmp_path_factory.mktemp("builtin"))
+    assert server.url
+    yield server
+    server.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,9 +36,9 @@ from minisgl.scheduler.meter import LoopMeter, StepRecord
 from minisgl.scheduler.report import StepLog
 from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
 
-PACKAGES = {
-    name: package for package in ("minisgl.benchmark", "benchmarks") for name in benchmarks(package)
-}
+LISTS = {package: benchmarks(package) for package in ("benchmarks", "minisgl.benchmark")}
+LINES = {name: line for lines in LISTS.values() for name, line in lines.items()}
+PACKAGES = {name: package for package, lines in LISTS.items() for name in lines}
 
 
 def main(argv: list[str]) -> int:
@@ -567,7 +567,7 @@ def test_every_benchmark_and_flag_has_help(
     command = "minisgl" if name == "replay" else command_of(PACKAGES[name])
     assert f"usage: {command} {name} " in capsys.readouterr().out
     (parser,) = parsers
-    assert parser.description == benchmarks(PACKAGES[name])[name]
+    assert parser.description == LINES[name]
     assert [action.dest for action in parser._actions if not action.help] == []
 
 

@@ -196,15 +196,17 @@ def longest(
 @pytest.mark.parametrize("name", GROUPS)
 @pytest.mark.parametrize("seed", range(15))
 def test_random_operations(name: str, seed: int) -> None:
+    run_operations(random.Random(seed), GROUPS[name], num_operations=250)
+
+
+def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_operations: int) -> None:
     """Requests start, compute, leave and fail. The oracle says which ids each page has, by group,
     and so whether a request was given pages with its own tokens, and where it may resume."""
-    rng = random.Random(seed)
-    groups = GROUPS[name]
     cache = make(*groups)
     wrote: list[dict[int, tuple[tuple[int, ...], int]]] = [{} for _ in groups]  # (ids, step)
     running: list[Req] = []
     step = uid = 0
-    for _ in range(250):
+    for _ in range(num_operations):
         step += 1
         roll = rng.random()
         if roll < 0.35 and len(running) < 3:

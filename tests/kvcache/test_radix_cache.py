@@ -133,14 +133,17 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
 @pytest.mark.parametrize("page_size", [1, 3])
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations(seed: int, page_size: int) -> None:
+    run_operations(random.Random(seed), page_size, num_operations=300)
+
+
+def run_operations(rng: random.Random, page_size: int, num_operations: int) -> None:
     """The oracle: each page-aligned prefix that a namespace holds, with its page."""
-    rng = random.Random(seed)
     cache = make(page_size)
     Prefix = tuple[str | int, ...]  # the namespace, then ids
     held: dict[Prefix, int] = {}
     locked: list[tuple[object, Prefix]] = []
     next_page = 0
-    for _ in range(300):
+    for _ in range(num_operations):
         values = [rng.randrange(3) for _ in range(page_size * rng.randint(0, 6))]
         namespace = rng.choice(["", "", "a", "b"])
         match rng.random():

@@ -78,7 +78,12 @@ def wrapped(kind: str) -> PreTrainedConfig:
         text = {**SIZES, "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9}
         vision = {"pos_emb_height": 4, "pos_emb_width": 4}
         vision |= {name: VISION[name] for name in VISION if name != "image_size"}
-        return MuseGlimmerConfig(text_config={**text, "pad_token_id": 0}, vision_config=vision)
+        return MuseGlimmerConfig(
+            text_config={**text, "pad_token_id": 0},
+            vision_config=vision,
+            out_hidden_size=16,
+            projector_hidden_size=16,
+        )
     if kind == "lfm2":
         text = {**SIZES, **HYBRID_CASES["lfm2"][1], "model_type": kind}
         return Lfm2VlConfig(text_config=text, vision_config=LFM2_VISION)

@@ -44,14 +44,6 @@ def tab(browser: Any) -> Iterator[Any]:
     assert not wrong
 
 
-@pytest.fixture(scope="session")
-def builtin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    server = RunningServer(tmp_path_factory.mktemp("sockets"))
-    assert server.url
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """Starts a server of the test's own, with these flags. All end with the test."""

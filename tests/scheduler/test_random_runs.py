@@ -315,8 +315,7 @@ def check_prompt_logprobs(case: Case, events: Sequence[Event], *, whole: bool) -
     assert tops == [[(i, 0.0)] * 2 for i in range(1, len(logprobs) + 1)]
 
 
-def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
-    rng = random.Random(seed)
+def run_once(rng: random.Random, *, fail: bool, grouped: bool = False) -> None:
     config = random_config(rng)
     if grouped:
         config = random_groups(rng, config)
@@ -377,7 +376,7 @@ def run_seed(seed: int, *, fail: bool, grouped: bool = False) -> None:
 def test_random_runs(shard: int) -> None:
     for seed in range(shard, NUM_SEEDS, SHARDS):
         try:
-            run_seed(seed, fail=False)
+            run_once(random.Random(seed), fail=False)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -387,7 +386,7 @@ def test_random_runs(shard: int) -> None:
 def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
     for seed in range(10_000 + shard, 10_200, 4):
         try:
-            run_seed(seed, fail=True, grouped=grouped)
+            run_once(random.Random(seed), fail=True, grouped=grouped)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -396,6 +395,6 @@ def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
 def test_random_runs_with_window_and_state_groups(shard: int) -> None:
     for seed in range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS):
         try:
-            run_seed(seed, fail=False, grouped=True)
+            run_once(random.Random(seed), fail=False, grouped=True)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

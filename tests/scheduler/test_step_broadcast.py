@@ -95,18 +95,19 @@ def recorder(config: SchedulerConfig = CONFIG) -> Recorder:
     )
 
 
-def random_turns(seed: int) -> list[list[SchedulerMsg]]:
+def random_turns(
+    rng: random.Random, num_turns: int, *, has_shares: bool
+) -> list[list[SchedulerMsg]]:
     """Requests with common beginnings, aborts, stops, and turns with nothing."""
-    rng = random.Random(seed)
     stem = [rng.randrange(4, VOCAB) for _ in range(40)]
     turns: list[list[SchedulerMsg]] = []
     num = 0
-    for _ in range(60):
+    for _ in range(num_turns):
         turn: list[SchedulerMsg] = []
         for _ in range(rng.choice((0, 0, 1, 3))):
             ids = stem[: rng.randrange(1, 40)] + [rng.randrange(4, VOCAB)] * rng.randrange(3)
             sampling = SamplingParams(max_tokens=rng.randrange(1, 24), seed=rng.randrange(99))
-            share = (rng.randrange(50), rng.choice((1, 2))) if seed % 2 else (0, 0)
+            share = (rng.randrange(50), rng.choice((1, 2))) if has_shares else (0, 0)
             turn.append(UserMsg(uid=num, ids=ids_to_bytes(ids), sampling=sampling, share=share))
             num += 1
         if num and rng.random() < 0.2:
@@ -120,13 +121,19 @@ def random_turns(seed: int) -> list[list[SchedulerMsg]]:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("seed", range(5))
 def test_all_ranks_plan_the_same(seed: int, overlap: bool) -> None:
+    turns = random_turns(random.Random(seed), num_turns=60, has_shares=seed % 2 == 1)
+    assert run_ranks(turns, overlap=overlap) > 50
+
+
+def run_ranks(turns: Sequence[Sequence[SchedulerMsg]], *, overlap: bool) -> int:
+    """Let three ranks play the turns, and compare their plans. Returns how many steps they took."""
     wires = [Wire(), Wire()]
     executors = [recorder() for _ in range(3)]
     outbox, theirs = ListOutbox(), ListOutbox()
 
     def lead() -> None:
         scheduler = Scheduler(CONFIG)
-        leader = Leader(Script(random_turns(seed), scheduler), executors[0], wires, check_every=1)
+        leader = Leader(Script(turns, scheduler), executors[0], wires, check_every=1)
         run(scheduler, leader, SourceInbox(leader), outbox, overlap=overlap)
 
     def follow(rank: int) -> None:
@@ -143,10 +150,10 @@ def test_all_ranks_plan_the_same(seed: int, overlap: bool) -> None:
         [dataclasses.asdict(plan) | {"token_ids": plan.token_ids.tolist()} for plan in ran.plans]
         for ran in executors
     )
-    assert len(ours) > 50
     assert others == [ours, ours]
     # The same ends, but for the times in them.
     assert [type(event) for event in theirs.events] == [type(event) for event in outbox.events]
+    return len(ours)
 
 
 # --- when they differ ----------------------------------------------------------------------------
@@ -199,7 +206,8 @@ def test_plans_that_differ_between_checks_are_noticed_a_turn_later() -> None:
 
     def lead() -> None:
         scheduler = Scheduler(CONFIG)
-        leader = Leader(Script(random_turns(1)[:30], scheduler), executors[0], [wire])
+        turns = random_turns(random.Random(1), num_turns=30, has_shares=True)
+        leader = Leader(Script(turns, scheduler), executors[0], [wire])
         run(scheduler, leader, SourceInbox(leader), ListOutbox())
 
     lead()

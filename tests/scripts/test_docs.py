@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def docs() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "check_docs.py")))
+def docs() -> Iterator[SimpleNamespace]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        yield SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "check_docs.py")))
 
 
 def test_every_documented_command_exists(docs: SimpleNamespace) -> None:
@@ -22,6 +25,31 @@ def test_every_documented_command_exists(docs: SimpleNamespace) -> None:
         docs.check(block)
     kinds = [block.kind for block in found]
     assert min(kinds.count(kind) for kind in ("run", "server", "serve")) >= 2
+
+
+def test_commands_scripts_and_links_in_the_text_exist(docs: SimpleNamespace) -> None:
+    prose = docs.check_prose
+    found = [fault for page in prose.documents() for fault in prose.faults(page, docs.parse)]
+    assert not found, "\n".join(found)
+    assert sum(len(prose.commands(page)) for page in prose.documents()) > 60
+
+
+def test_faults_of_a_text(docs: SimpleNamespace) -> None:
+    text = """
+Run `minisgl bench ofline`, `minisgl serve --no-such-flag`, `minisgl bench compare A.json B.json`
+or `python -m benchmarks stub --port N`; see [x](no.md), [y](api.md#none) and scripts/none.py.
+"""
+    page = ROOT / "docs" / "page.md"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path, **options: text)
+        found = list(docs.check_prose.faults(page, docs.parse))
+    assert [fault.split(": ")[1] for fault in found] == [
+        "minisgl bench ofline",
+        "minisgl serve --no-such-flag",
+        "there is no scripts/none.py",
+        "there is no no.md",
+        "api.md has no heading for #none",
+    ]
 
 
 @pytest.mark.parametrize(

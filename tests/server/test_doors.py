@@ -16,16 +16,8 @@ from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    server = RunningServer(tmp_path_factory.mktemp("s"), "--num-pages", "64")
-    yield server
-    server.process.terminate()
-    server.process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+def claude(builtin: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=builtin.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -63,7 +55,6 @@ def test_an_answer_that_is_begun_goes_on_as_it_would_have(claude: anthropic.Anth
 
 
 def test_max_tokens_beyond_the_context_are_lowered(claude: anthropic.Anthropic) -> None:
-    """The pool has 1,024 tokens."""
     message = claude.messages.create(
         **asked("Count to a thousand."),
         max_tokens=20_000,
@@ -72,8 +63,8 @@ def test_max_tokens_beyond_the_context_are_lowered(claude: anthropic.Anthropic) 
     assert message.stop_reason in ("end_turn", "model_context_window_exceeded")
 
 
-def test_responses(server: RunningServer) -> None:
-    with server.client() as client:
+def test_responses(builtin: RunningServer) -> None:
+    with builtin.client() as client:
         greedy: Any = {"model": MODEL, "temperature": 0.0, "max_output_tokens": 30}
         first = client.responses.create(input="What is 12 + 30?", **greedy)
         second = client.responses.create(
@@ -94,23 +85,23 @@ def test_responses(server: RunningServer) -> None:
             assert stream.get_final_response().output_text == first.output_text
 
 
-def test_tokens(server: RunningServer) -> None:
-    with httpx.Client(base_url=server.url) as http:
+def test_tokens(builtin: RunningServer) -> None:
+    with httpx.Client(base_url=builtin.url) as http:
         text = "Hé 42 \U0001f600"
         encoded = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
         assert encoded["count"] == len(encoded["tokens"]) == len(encoded["token_strs"])
-        assert encoded["max_model_len"] == 1024
+        assert encoded["max_model_len"] == 2048
         assert http.post("/detokenize", json={"tokens": encoded["tokens"]}).json()["prompt"] == text
         chat = {"messages": [{"role": "user", "content": "Hi"}]}
         ids = http.post("/tokenize", json=chat).json()["tokens"]
         shown = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
         assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         [entry] = http.get("/v1/models").json()["data"]
-        assert entry["context_length"] == 1024
+        assert entry["context_length"] == 2048
 
 
-def test_ollama(server: RunningServer) -> None:
-    with ollama.Client(host=server.url) as llama, server.client() as client:
+def test_ollama(builtin: RunningServer) -> None:
+    with ollama.Client(host=builtin.url) as llama, builtin.client() as client:
         question: Any = [{"role": "user", "content": "What is 12 + 30?"}]
         options = {"temperature": 0.0, "num_predict": 30}
         whole = llama.chat(MODEL, question, options=options).message.content

@@ -68,11 +68,9 @@ def test_ready_names_what_is_stopped_and_health_is_the_process(tmp_path: Path) -
         server.close()
 
 
-@pytest.mark.parametrize("flags", [(), ("--tp", "2")])
-def test_workers_that_are_continued_in_time_go_on(
-    flags: tuple[str, ...], endless: Path, tmp_path: Path
-) -> None:
-    flags = (*endless_flags(endless), *flags)
+def test_workers_that_are_continued_in_time_go_on(endless: Path, tmp_path: Path) -> None:
+    """With two ranks there is every kind of worker."""
+    flags = (*endless_flags(endless), "--tp", "2")
     server = RunningServer(tmp_path, *flags, "--hang-timeout", "6")
     try:
         with server.client() as client:

@@ -9,7 +9,6 @@ import itertools
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -61,8 +60,7 @@ def said(client: openai.OpenAI, number: int, times: list[float]) -> str:
     return text
 
 
-def test_streams_go_on_beside_hostile_schemas(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, "--num-pages", "512")
+def test_streams_go_on_beside_hostile_schemas(builtin: RunningServer) -> None:
     stop = threading.Event()
     bodies = {
         name: json.dumps({"prompt": "a", "structured_outputs": option}).encode()
@@ -72,19 +70,19 @@ def test_streams_go_on_beside_hostile_schemas(tmp_path: Path) -> None:
     times: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
 
     def stream(number: int) -> None:
-        with server.client() as client:
+        with builtin.client() as client:
             while not stop.is_set():
                 times[number].append(float("nan"))  # no gap between two streams
                 texts[number].append(said(client, number, times[number]))
 
     try:
-        with server.client() as client:
+        with builtin.client() as client:
             alone = [said(client, number, []) for number in range(NUM_STREAMS)]
         threads = [threading.Thread(target=stream, args=(n,)) for n in range(NUM_STREAMS)]
         for thread in threads:
             thread.start()
-        server.wait_open(NUM_STREAMS)
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        builtin.wait_open(NUM_STREAMS)
+        with httpx.Client(base_url=builtin.url, timeout=60) as http:
             for name, body in bodies.items():
                 start = time.monotonic()
                 answer = http.post("/v1/completions", content=body, headers=JSON)
@@ -102,7 +100,6 @@ def test_streams_go_on_beside_hostile_schemas(tmp_path: Path) -> None:
             assert set(texts[number]) == {expected}
     finally:
         stop.set()
-        server.close()
 
 
 JSON = {"content-type": "application/json"}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +27,22 @@ SCHEMA = {
 QUESTION: Any = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def received(script: str, package: str, builtin: RunningServer) -> dict[str, Any]:
+    """What the script printed; it fails where the client does."""
     if NODE is None:
         pytest.skip("node is not installed (apt-get install nodejs npm)")
-    server = RunningServer(tmp_path_factory.mktemp("s"), "--num-pages", "64")
-    yield server
-    server.close()
-
-
-def received(script: str, package: str, server: RunningServer) -> dict[str, Any]:
-    """What the script printed; it fails where the client does."""
     if not (FOLDER / "node_modules" / package).is_dir():
         pytest.skip(f"{package} is not installed (npm install --prefix tests/server/node)")
-    command = [str(NODE), str(FOLDER / script), server.url, MODEL]
+    command = [str(NODE), str(FOLDER / script), builtin.url, MODEL]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert ended.returncode == 0, ended.stderr
     answers: dict[str, Any] = json.loads(ended.stdout)
     return answers
 
 
-def test_openai(server: RunningServer) -> None:
-    node = received("openai.mjs", "openai", server)
-    with server.client() as client:
+def test_openai(builtin: RunningServer) -> None:
+    node = received("openai.mjs", "openai", builtin)
+    with builtin.client() as client:
         asked: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 40}
         whole = client.chat.completions.create(**asked, temperature=0, logprobs=True)
         assert node["text"] == whole.choices[0].message.content
@@ -74,9 +66,9 @@ def test_openai(server: RunningServer) -> None:
     }
 
 
-def test_anthropic(server: RunningServer) -> None:
-    node = received("anthropic.mjs", "@anthropic-ai/sdk", server)
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+def test_anthropic(builtin: RunningServer) -> None:
+    node = received("anthropic.mjs", "@anthropic-ai/sdk", builtin)
+    with anthropic.Anthropic(base_url=builtin.url, api_key="none", max_retries=0) as client:
         asked: Any = {"model": MODEL, "messages": QUESTION, "system": "Be brief."}
         whole = client.messages.create(**asked, max_tokens=40, extra_body={"temperature": 0})
         assert whole.content[0].type == "text"

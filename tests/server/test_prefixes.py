@@ -58,19 +58,13 @@ def test_one_that_differs_late_ends_the_row(log: pytest.LogCaptureFixture) -> No
     assert not log.messages
 
 
-def test_a_server_says_where_prompts_differ_and_who_sends_them(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    server = RunningServer(tmp_path_factory.mktemp("server"))
-    try:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
-            found = []
-            for turn in range(IN_A_ROW + 1):
-                ids = [300, 301, 302, 310 + turn, *([400, 401] * 600)]
-                body = {"input_ids": ids, "max_tokens": 1}
-                found.append(http.post("/generate", json=body).json()["timings"])
-        assert [timings["prefix_differs_at"] for timings in found] == [None, *[3] * IN_A_ROW]
-        assert {timings["num_cached_tokens"] for timings in found} == {0}
-        server.wait_for("(127.0.0.1: the last 8 prompts .* at token 3)", "err")
-    finally:
-        server.close()
+def test_a_server_says_where_prompts_differ_and_who_sends_them(builtin: RunningServer) -> None:
+    with httpx.Client(base_url=builtin.url, timeout=60) as http:
+        found = []
+        for turn in range(IN_A_ROW + 1):
+            ids = [300, 301, 302, 310 + turn, *([400, 401] * 600)]
+            body = {"input_ids": ids, "max_tokens": 1, "cache_salt": "prefixes"}
+            found.append(http.post("/generate", json=body).json()["timings"])
+    assert [timings["prefix_differs_at"] for timings in found] == [None, *[3] * IN_A_ROW]
+    assert {timings["num_cached_tokens"] for timings in found} == {0}
+    builtin.wait_for("(127.0.0.1: the last 8 prompts .* at token 3)", "err")

@@ -133,6 +133,15 @@ def test_prompts_of_every_form_agree(client: openai.OpenAI, server: RunningServe
     assert [choice.text for choice in both.choices] == [generated["text"]] * 2
 
 
+def test_a_small_pool_bounds_the_context(server: RunningServer) -> None:
+    [entry] = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+    encoded = httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=60).json()
+    assert entry["context_length"] == encoded["max_model_len"] == 1024
+    body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 20_000}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60).json()
+    assert answer["stop_reason"] in ("end_turn", "model_context_window_exceeded")
+
+
 def test_an_aborted_stream_gives_its_pages_back(
     client: openai.OpenAI, server: RunningServer
 ) -> None:
@@ -282,9 +291,8 @@ def test_a_variable_that_is_wrong(tmp_path: Path, flags: tuple[str, ...]) -> Non
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
-def test_an_attention_backend_of_another_device(launch: Any, flags: tuple[str, ...]) -> None:
-    server = launch("--device", "cpu", "--attn", "fa,triton", *flags)
+def test_an_attention_backend_of_another_device(launch: Any) -> None:
+    server = launch("--device", "cpu", "--attn", "fa,triton", "--dry-run")
     assert server.ended(150) == 1
     told = "the engine could not start: attention backend 'fa,triton' is for a GPU; on a CPU choose"
     assert told in server.output["err"]
@@ -315,8 +323,9 @@ def test_a_tokenizer_that_is_broken(
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
-@pytest.mark.parametrize("broken", ["cut off", "of another model"])
+@pytest.mark.parametrize(
+    ("broken", "flags"), [("cut off", POOL), ("of another model", ("--dry-run",))]
+)
 def test_weights_that_are_broken(
     launch: Any, tmp_path_factory: pytest.TempPathFactory, broken: str, flags: tuple[str, ...]
 ) -> None:
@@ -351,25 +360,28 @@ def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPa
     assert "its weights are PyTorch pickles" in server.output["err"]
 
 
+REFUSING = """{% if messages[0].content == "Hi" %}{{ raise_exception('roles must alternate') }}
+{% endif %}{{ messages[7].content.upper() }}"""
+
+
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("template", "faults"),
     [
-        ("{% for m in messages %}{{ m.content }", "chat template"),
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[7].content.upper() }}", "chat template"),
+        ("{% for m in messages %}{{ m.content }", {"Hi": "chat template"}),
+        (REFUSING, {"Hi": "roles must alternate", "No": "chat template"}),
     ],
 )
 def test_a_broken_template_costs_the_chat_only(
-    launch: Any, tmp_path_factory: pytest.TempPathFactory, template: str, says: str
+    launch: Any, tmp_path_factory: pytest.TempPathFactory, template: str, faults: dict[str, str]
 ) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
     (folder / "chat_template.jinja").write_text(template)
     server = launch("--model", str(folder), *POOL)
     with server.client() as client:
-        for _ in range(2):
+        for text, says in [*faults.items()] * 2:
             with pytest.raises(openai.BadRequestError, match=says):
-                client.chat.completions.create(**ask("Hi") | {"model": "model"})
+                client.chat.completions.create(**ask(text) | {"model": "model"})
         answer = client.completions.create(model="model", prompt="a", max_tokens=1)
         assert answer.usage is not None
 
@@ -440,13 +452,17 @@ def test_a_closed_terminal_ends_it(launch: Any) -> None:
     assert_nothing_left(server, family)
 
 
-def test_nohup_outlives_a_closed_terminal(launch: Any) -> None:
+def test_nohup_outlives_a_closed_terminal_and_nothing_outlives_a_killed_server(launch: Any) -> None:
+    """One test, for one start of a server."""
     with hangups(signal.SIG_IGN):
         server = launch(*POOL)
     with server.client() as client:
         os.killpg(server.process.pid, signal.SIGHUP)
         assert client.chat.completions.create(**ask("What is a radix cache?", max_tokens=4)).usage
     assert server.process.poll() is None
+    family = server.family()
+    server.process.kill()
+    assert_nothing_left(server, family)
 
 
 @pytest.mark.parametrize("worker", ["engine", "tokenizer-0", "detokenizer"])
@@ -460,12 +476,4 @@ def test_a_killed_worker_ends_the_server(launch: Any, worker: str, endless: Path
             list(stream)
     assert server.ended() == 1
     assert f"the {worker} process was killed by signal 9" in server.output["err"]
-    assert_nothing_left(server, family)
-
-
-def test_nothing_outlives_a_killed_server(launch: Any) -> None:
-    server = launch(*POOL)
-    assert server.url
-    family = server.family()
-    server.process.kill()
     assert_nothing_left(server, family)

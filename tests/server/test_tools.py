@@ -153,47 +153,41 @@ def test_wrong_tools(fields: dict[str, Any], param: str, http: httpx.Client) -> 
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_real_server_makes_the_calls(tmp_path_factory: pytest.TempPathFactory) -> None:
-    server = RunningServer(tmp_path_factory.mktemp("s"), "--num-pages", "96")
-    try:
-        with server.client() as client:
-            asked: Any = {
-                "model": "minisgl-builtin",
-                "messages": [{"role": "user", "content": "Weather in Rome for 2 days?"}],
-                "tools": TOOLS,
-                "max_tokens": 300,
-                "seed": 1,
-            }
-            named = {"type": "function", "function": {"name": "weather"}}
-            for choice in ("required", named):
-                for parallel in (True, False):
-                    wish = {"tool_choice": choice, "parallel_tool_calls": parallel}
-                    answer = client.chat.completions.create(**asked, **wish)
-                    message = shown(answer)
-                    if message["finish_reason"] == "length":  # a small model may call for ever
-                        assert choice == "required"
-                        assert parallel
-                        message["calls"].pop()
-                    else:
-                        assert message["finish_reason"] == "tool_calls"
-                        assert message["content"] == ""
-                    assert len(message["calls"]) == 1 or (choice == "required" and parallel)
-                    for name, arguments in message["calls"]:
-                        jsonschema.validate(
-                            json.loads(arguments), SCHEMA if name == "weather" else {}
-                        )
-                    stream = client.chat.completions.create(**asked, **wish, stream=True)
-                    streamed = summed(stream)
-                    assert streamed["calls"][: len(message["calls"])] == message["calls"]
-            other = {"type": "function", "function": {"name": "other"}}
-            with pytest.raises(openai.BadRequestError, match="none of tools"):
-                client.chat.completions.create(**asked, tool_choice=other)
-            follow_up = [
-                *asked["messages"],
-                answer.choices[0].message.model_dump(exclude_none=True),
-                {"role": "tool", "tool_call_id": "x", "content": "sunny"},
-            ]
-            again = client.chat.completions.create(**{**asked, "messages": follow_up})
-            assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
-    finally:
-        server.close()
+def test_a_real_server_makes_the_calls(builtin: RunningServer) -> None:
+    with builtin.client() as client:
+        asked: Any = {
+            "model": "minisgl-builtin",
+            "messages": [{"role": "user", "content": "Weather in Rome for 2 days?"}],
+            "tools": TOOLS,
+            "max_tokens": 300,
+            "seed": 1,
+        }
+        named = {"type": "function", "function": {"name": "weather"}}
+        for choice in ("required", named):
+            for parallel in (True, False):
+                wish = {"tool_choice": choice, "parallel_tool_calls": parallel}
+                answer = client.chat.completions.create(**asked, **wish)
+                message = shown(answer)
+                if message["finish_reason"] == "length":  # a small model may call for ever
+                    assert choice == "required"
+                    assert parallel
+                    message["calls"].pop()
+                else:
+                    assert message["finish_reason"] == "tool_calls"
+                    assert message["content"] == ""
+                assert len(message["calls"]) == 1 or (choice == "required" and parallel)
+                for name, arguments in message["calls"]:
+                    jsonschema.validate(json.loads(arguments), SCHEMA if name == "weather" else {})
+                stream = client.chat.completions.create(**asked, **wish, stream=True)
+                streamed = summed(stream)
+                assert streamed["calls"][: len(message["calls"])] == message["calls"]
+        other = {"type": "function", "function": {"name": "other"}}
+        with pytest.raises(openai.BadRequestError, match="none of tools"):
+            client.chat.completions.create(**asked, tool_choice=other)
+        follow_up = [
+            *asked["messages"],
+            answer.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": "x", "content": "sunny"},
+        ]
+        again = client.chat.completions.create(**{**asked, "messages": follow_up})
+        assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")

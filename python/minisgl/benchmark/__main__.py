@@ -27,19 +27,27 @@ def benchmarks(package: str = PACKAGE) -> dict[str, str]:
 
     The modules are parsed and not imported, because importing torch takes seconds.
     """
-    found = {}
-    for path in sorted(Path(importlib.import_module(package).__path__[0]).glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        if "main" in functions and path.stem != "__main__":
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+    lines = {path.stem: _first_line(path) for path in sorted(_folder(package).glob("*.py"))}
+    return {name: line for name, line in lines.items() if line is not None}
+
+
+def _folder(package: str) -> Path:
+    return Path(importlib.import_module(package).__path__[0])
+
+
+def _first_line(path: Path) -> str | None:
+    """Return the first docstring line of a benchmark, or None if the file is none."""
+    if path.stem == "__main__" or not path.is_file():
+        return None
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return (ast.get_docstring(tree) or "").partition("\n")[0] if "main" in functions else None
 
 
 def main(argv: list[str], package: str = PACKAGE) -> int:
     """Run the benchmark that argv[0] names, or list the benchmarks. Returns the exit status."""
     try:
-        status = _run(argv, benchmarks(package), package)
+        status = _run(argv, package)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -49,9 +57,10 @@ def main(argv: list[str], package: str = PACKAGE) -> int:
         return 1
 
 
-def _run(argv: list[str], found: dict[str, str], package: str) -> int:
+def _run(argv: list[str], package: str) -> int:
     command = command_of(package)
-    if argv and argv[0] in found:
+    name = argv[0] if argv and argv[0].isidentifier() else ""
+    if name and _first_line(_folder(package) / f"{name}.py") is not None:
         if argv[0] == "replay":
             command = "minisgl"  # a command of its own
         try:
@@ -72,7 +81,7 @@ def _run(argv: list[str], found: dict[str, str], package: str) -> int:
     if not is_known:
         print(f"there is no benchmark {argv[0]!r}\n", file=sys.stderr)
     print(f"{command} NAME [--help], where NAME is one of\n")
-    for name, line in found.items():
+    for name, line in benchmarks(package).items():
         print(f"  {name:<20} {line}")
     return 0 if is_known else 2
 

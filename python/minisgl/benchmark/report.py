@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
             continue
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", _program(), *map(_portable, sys.argv[1:])]),
+        "command": " ".join(["python", *_program(), *map(_portable, sys.argv[1:])]),
         "commit": _commit(),
         "python": platform.python_version(),
         "cpu": _cpu_name(),
@@ -88,11 +88,13 @@ def _portable(argument: str) -> str:
     return Path(argument).name if argument.startswith("/") else argument
 
 
-def _program() -> str:
-    """Return what follows `python -m`: `minisgl.benchmark` or `benchmarks`."""
+def _program() -> list[str]:
+    """Return what follows `python`: a file of scripts/, or a package that runs benchmarks."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None and sys.argv[0].endswith(".py"):
+        return [f"scripts/{Path(sys.argv[0]).name}"]
     name = spec.name.removesuffix(".__main__") if spec else ""
-    return name if name == "benchmarks" else "minisgl.benchmark"
+    return ["-m", name if name == "benchmarks" else "minisgl.benchmark"]
 
 
 def _commit() -> str | None:

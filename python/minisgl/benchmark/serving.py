@@ -10,14 +10,10 @@ greedy. The median ITL of batchN is the time of a decode step of N rows.
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +28,9 @@ from minisgl.benchmark.lengths import lengths_of, ordinary_ids
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES, shape_of
 from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.startup import first_token, start_parts, wait_for_url
+from minisgl.benchmark.startup import first_token, running_server, start_parts
 from minisgl.benchmark.summary import Slo, summarize
 from minisgl.benchmark.workload import Session, Turn
-
-STOP_TIMEOUT_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,8 +63,10 @@ def main(argv: Sequence[str]) -> int:
         starts = result["starts"] = []
         rows = result["rows"] = []
         for index in range(args.starts):
-            with _server(flags) as (url, start):
-                start["first_token_s"] = first_token(url, start.pop("began"))
+            began = time.perf_counter()
+            with running_server(*flags) as (url, _):
+                start = {"ready_s": time.perf_counter() - began}
+                start["first_token_s"] = first_token(url, began)
                 seconds = {key: round(value, 2) for key, value in start.items()}
                 starts.append(seconds | {"part_s": start_parts(url)})
                 print(f"start {index}: {starts[-1]}")
@@ -83,21 +79,6 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         write_json(args.json, result)
     return 0
-
-
-@contextmanager
-def _server(flags: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the URL of a server and {began, ready_s}. It ends with the block."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "minisgl", "--port", "0", *flags], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        url = wait_for_url(process)
-        yield url, {"began": began, "ready_s": time.perf_counter() - began}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=STOP_TIMEOUT_S)
 
 
 def _sessions(

@@ -7,11 +7,13 @@ may compile kernels, so it is reported alone.
 from __future__ import annotations
 
 import re
-import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
@@ -53,21 +55,38 @@ def _start_once(flags: list[str]) -> dict[str, Any]:
     """Return the seconds from the command until the server is ready (ready_s) and until its first
     token (first_token_s), and the server's own times of its start (part_s)."""
     start = time.perf_counter()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "minisgl", "--port", "0", "--log-level", "error", *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        url = wait_for_url(server)
+    with running_server("--log-level", "error", *flags) as (url, server):
         ready_s = time.perf_counter() - start
         first_token_s = first_token(url, start)
         parts = start_parts(url)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        exit_code = server.wait(timeout=TIMEOUT_S)
-    assert exit_code == 0, f"the server ended with exit code {exit_code}"
+    assert server.returncode == 0, f"the server ended with exit code {server.returncode}"
     return {"ready_s": ready_s, "first_token_s": first_token_s, "part_s": parts}
+
+
+@contextmanager
+def running_server(
+    *flags: str, environment: Mapping[str, str] | None = None, python: Sequence[str] = ()
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Start `minisgl serve` on a free port. Yields its address and its process, which ends with the
+    block: by SIGTERM, or else it is killed and subprocess.TimeoutExpired is raised.
+
+    python: flags of the interpreter. Raises ConfigError if the server does not start.
+    """
+    command = [sys.executable, *python, "-m", "minisgl", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        try:
+            url = wait_for_url(server)
+            # A full pipe would block the server.
+            threading.Thread(target=server.stdout.read, daemon=True).start()
+            yield url, server
+        finally:
+            server.terminate()
+            try:
+                server.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                raise
 
 
 def wait_for_url(server: subprocess.Popen[str]) -> str:
