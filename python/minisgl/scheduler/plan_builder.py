@@ -36,6 +36,9 @@ class RowNeeds:
         if sampling.changes_logits:
             self.with_options.add(row)
 
+    def __bool__(self) -> bool:
+        return bool(self.late or self.with_logprobs or self.tops or self.with_options)
+
     def discard(self, row: int) -> None:
         """Forget a row, whose request leaves it."""
         for rows in (self.late, self.with_logprobs, self.with_options):
@@ -45,7 +48,6 @@ class RowNeeds:
 
 class PlanBuilder:
     """Lists that grow row by row. Short-lived and mutable; `Planner` appends decodes itself.
-    Attributes that are named as a field of `Plan` become that field.
 
     unfinished: running requests with more than one token left to compute, in order. with_chunk:
     uids that have a chunk in this step. is_full: no waiting request may start in this step.
@@ -94,24 +96,35 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         decode_ids = np.array(self.decode_ids, np.int32)
-        needs = self._needs
-        top_rows = self._samples_of(needs.tops.keys())
-        counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
-        mine = vars(self)
-        return Plan(
-            **{name: mine[name] for name in Plan.__slots__ if name in mine},
+        plan = Plan(
+            step=self.step,
+            uids=self.uids,
+            table_idxs=self.table_idxs,
+            starts=self.starts,
+            ends=self.ends,
             token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
             num_decodes=len(self.decode_ids),
-            late_rows=self._samples_of(needs.late),
-            logprob_rows=self._samples_of(needs.with_logprobs),
-            top_rows=top_rows,
-            num_top=max(counts, default=0),
-            option_rows=self._samples_of(needs.with_options),
+            sample_rows=self.sample_rows,
+            output_idxs=self.output_idxs,
+            scored=self.scored,
+            histories=self.histories,
+            new_pages=self.new_pages,
+            stored=self.stored,
+            begins=self.begins,
         )
+        if self._needs:
+            self._add_needs(plan, self._needs)
+        return plan
+
+    def _add_needs(self, plan: Plan, needs: RowNeeds) -> None:
+        plan.late_rows = self._samples_of(needs.late)
+        plan.logprob_rows = self._samples_of(needs.with_logprobs)
+        plan.top_rows = self._samples_of(needs.tops.keys())
+        counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in plan.top_rows]
+        plan.num_top = max(counts, default=0)
+        plan.option_rows = self._samples_of(needs.with_options)
 
     def _samples_of(self, table_idxs: Set[int]) -> list[int]:
         """Return the indices into `sample_rows` of these requests' rows."""
-        if not table_idxs:
-            return []
         rows = enumerate(self.sample_rows)
         return [index for index, row in rows if self.table_idxs[row] in table_idxs]
