@@ -48,6 +48,7 @@ class RowNeeds:
 
 class PlanBuilder:
     """Lists that grow row by row. Short-lived and mutable; `Planner` appends decodes itself.
+    Attributes that are named as a field of `Plan` become that field.
 
     unfinished: running requests with more than one token left to compute, in order. with_chunk:
     uids that have a chunk in this step. is_full: no waiting request may start in this step.
@@ -96,35 +97,25 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         decode_ids = np.array(self.decode_ids, np.int32)
+        mine = vars(self)
         plan = Plan(
-            step=self.step,
-            uids=self.uids,
-            table_idxs=self.table_idxs,
-            starts=self.starts,
-            ends=self.ends,
+            **{name: mine[name] for name in _FIELDS},
             token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
             num_decodes=len(self.decode_ids),
-            sample_rows=self.sample_rows,
-            output_idxs=self.output_idxs,
-            scored=self.scored,
-            histories=self.histories,
-            new_pages=self.new_pages,
-            stored=self.stored,
-            begins=self.begins,
         )
-        if self._needs:
-            self._add_needs(plan, self._needs)
+        if needs := self._needs:
+            plan.late_rows = self._samples_of(needs.late)
+            plan.logprob_rows = self._samples_of(needs.with_logprobs)
+            plan.top_rows = top_rows = self._samples_of(needs.tops.keys())
+            counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
+            plan.num_top = max(counts, default=0)
+            plan.option_rows = self._samples_of(needs.with_options)
         return plan
-
-    def _add_needs(self, plan: Plan, needs: RowNeeds) -> None:
-        plan.late_rows = self._samples_of(needs.late)
-        plan.logprob_rows = self._samples_of(needs.with_logprobs)
-        plan.top_rows = self._samples_of(needs.tops.keys())
-        counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in plan.top_rows]
-        plan.num_top = max(counts, default=0)
-        plan.option_rows = self._samples_of(needs.with_options)
 
     def _samples_of(self, table_idxs: Set[int]) -> list[int]:
         """Return the indices into `sample_rows` of these requests' rows."""
         rows = enumerate(self.sample_rows)
         return [index for index, row in rows if self.table_idxs[row] in table_idxs]
+
+
+_FIELDS = [name for name in Plan.__slots__ if name in vars(PlanBuilder(0, RowNeeds()))]
