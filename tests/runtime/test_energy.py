@@ -73,6 +73,25 @@ def test_a_slow_meter_holds_up_no_caller() -> None:
     power.idle()
 
 
+def test_a_slow_meter_is_read_seldom() -> None:
+    ends: list[float] = []
+    enough = threading.Event()
+
+    def joules() -> float:
+        time.sleep(0.001)
+        ends.append(time.perf_counter())
+        if len(ends) == 6:
+            enough.set()
+        return ends[-1]
+
+    power = PowerMeter(joules, every_s=0.001)
+    power.busy()
+    assert enough.wait(60)
+    power.idle()
+    # Pairs of readings that take 2 ms or more, and between two pairs 100 times as long.
+    assert min(ends[2] - ends[1], ends[4] - ends[3]) > 0.2
+
+
 def test_power_is_unknown_after_the_meter_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     def joules() -> float:
         raise OSError("the driver is gone")

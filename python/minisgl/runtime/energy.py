@@ -20,12 +20,15 @@ logger = get_logger(__name__)
 READ_EVERY_S: Final = 0.1
 """NVML's counter changes some 20 times a second, and a reading takes some 5 ms on an H200."""
 
+READ_SHARE: Final = 0.01
+"""The most of the time that readings take, since a driver that reads may hold up a launch."""
+
 Meter = Callable[[], float]
 """Returns joules since some time in the past."""
 
 
 class PowerMeter:
-    """Reads a meter in a thread while the device is busy. Mutable.
+    """Reads a meter in a thread while the device is busy, for `READ_SHARE` of the time. Mutable.
 
     A reading of NVML in the engine's loop held up running streams: the ITL p99 of 64 streams was
     15.6 ms instead of 3.3.
@@ -35,6 +38,7 @@ class PowerMeter:
         self._joules, self._every_s = joules, every_s
         self._busy = threading.Event()
         self._watts: float | None = 0.0
+        self._last_s = 0.0  # the last reading
         self._read_first = threading.Event()
         threading.Thread(target=self._run, name="power", daemon=True).start()
         self._read_first.wait()
@@ -48,7 +52,7 @@ class PowerMeter:
         self._busy.clear()
 
     def watts(self) -> float | None:
-        """Return the power in the last interval between two readings of a busy device.
+        """Return the power between the last two readings of a device that was busy at both.
 
         None after the meter has failed; a warning says so.
         """
@@ -56,14 +60,14 @@ class PowerMeter:
 
     def _run(self) -> None:
         try:
-            self._watts = self._next(self._read())[1]
+            self._watts, reading_s = self._measure()
             self._read_first.set()
             while self._busy.wait():
-                last = self._read()
-                while True:
-                    last, watts = self._next(last)
-                    if not self._busy.is_set():
-                        break  # the device was idle in a part of the interval
+                time.sleep(max(self._last_s + reading_s / READ_SHARE - time.perf_counter(), 0))
+                if not self._busy.is_set():
+                    continue
+                watts, reading_s = self._measure()
+                if self._busy.is_set():  # else the device was idle in a part of the interval
                     self._watts = watts
         except Exception as error:  # of a driver or a file: requests go on without it
             self._watts = None
@@ -71,14 +75,15 @@ class PowerMeter:
         finally:
             self._read_first.set()
 
-    def _next(self, last: tuple[float, float]) -> tuple[tuple[float, float], float]:
-        """Wait for an interval. Returns (the reading at its end, its mean power)."""
+    def _measure(self) -> tuple[float, float]:
+        """Read twice. Returns the mean power between, and the seconds that both readings took."""
+        began_s = time.perf_counter()
+        joules, read_s = self._joules(), time.perf_counter()
         time.sleep(self._every_s)
-        now = self._read()
-        return now, (now[0] - last[0]) / (now[1] - last[1])
-
-    def _read(self) -> tuple[float, float]:
-        return self._joules(), time.perf_counter()
+        again_s = time.perf_counter()
+        more, self._last_s = self._joules(), time.perf_counter()
+        watts = (more - joules) / (self._last_s - read_s)
+        return watts, read_s - began_s + self._last_s - again_s
 
 
 def rapl_meter(folder: Path) -> Meter | None:

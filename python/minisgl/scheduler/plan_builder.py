@@ -36,6 +36,9 @@ class RowNeeds:
         if sampling.changes_logits:
             self.with_options.add(row)
 
+    def __bool__(self) -> bool:
+        return bool(self.late or self.with_logprobs or self.tops or self.with_options)
+
     def discard(self, row: int) -> None:
         """Forget a row, whose request leaves it."""
         for rows in (self.late, self.with_logprobs, self.with_options):
@@ -94,24 +97,25 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         decode_ids = np.array(self.decode_ids, np.int32)
-        needs = self._needs
-        top_rows = self._samples_of(needs.tops.keys())
-        counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
         mine = vars(self)
-        return Plan(
-            **{name: mine[name] for name in Plan.__slots__ if name in mine},
+        plan = Plan(
+            **{name: mine[name] for name in _FIELDS},
             token_ids=np.concatenate([decode_ids, *self.chunks]) if self.chunks else decode_ids,
             num_decodes=len(self.decode_ids),
-            late_rows=self._samples_of(needs.late),
-            logprob_rows=self._samples_of(needs.with_logprobs),
-            top_rows=top_rows,
-            num_top=max(counts, default=0),
-            option_rows=self._samples_of(needs.with_options),
         )
+        if needs := self._needs:
+            plan.late_rows = self._samples_of(needs.late)
+            plan.logprob_rows = self._samples_of(needs.with_logprobs)
+            plan.top_rows = top_rows = self._samples_of(needs.tops.keys())
+            counts = [needs.tops[self.table_idxs[self.sample_rows[index]]] for index in top_rows]
+            plan.num_top = max(counts, default=0)
+            plan.option_rows = self._samples_of(needs.with_options)
+        return plan
 
     def _samples_of(self, table_idxs: Set[int]) -> list[int]:
         """Return the indices into `sample_rows` of these requests' rows."""
-        if not table_idxs:
-            return []
         rows = enumerate(self.sample_rows)
         return [index for index, row in rows if self.table_idxs[row] in table_idxs]
+
+
+_FIELDS = [name for name in Plan.__slots__ if name in vars(PlanBuilder(0, RowNeeds()))]

@@ -94,14 +94,17 @@ struct Product {
       constexpr int M = decltype(count)::value;
       VF totals[2][M][NV] = {};
       for (int64_t from = 0; from < inputs; from += block) {
-        const uint8_t* const at[2] = {bytes<K>(weight, panel[0], from),
-                                      bytes<K>(weight, panel[1], from)};
         typename K::Sum sums[2][M][NV] = {};
+        const int64_t last = std::min(from + block, inputs);
         const int share[2] = {m - begin, num_rows};
-        const Ahead asked[2] = {ahead<K>(weight, panel[0], from, share, end - begin),
-                                ahead<K>(weight, panel[1], from, share, end - begin)};
-        add_steps<K>(at, asked, x + m * inputs + from, inputs, std::min(block, inputs - from) / 2,
-                     sums);
+        for (int64_t now = from, until; now < last; now = until) {
+          until = now < turn<K>() ? std::min(last, turn<K>()) : last;
+          const uint8_t* const at[2] = {bytes<K>(weight, panel[0], now),
+                                        bytes<K>(weight, panel[1], now)};
+          const Ahead asked[2] = {ahead<K>(weight, panel[0], now, share, end - begin),
+                                  ahead<K>(weight, panel[1], now, share, end - begin)};
+          add_steps<K>(at, asked, x + m * inputs + now, inputs, (until - now) / 2, sums);
+        }
         for (int p = 0; p < 2; p++) finish(panel[p], from / block, m, M, sums[p], totals[p]);
       }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
@@ -140,15 +143,24 @@ struct Product {
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
 
+  // The input from which on AHEAD lies behind the panel.
+  template <class K>
+  int64_t turn() const {
+    return std::max<int64_t>(inputs - AHEAD / K::FETCH_BYTES * 2 * K::STEPS, 0);
+  }
+
   // The memory to prefetch for a tile of share[1] of `all` rows, which begins share[0] rows after
-  // the first. If it is the only tile, these are the weights that it multiplies next. Of several
-  // tiles, each prefetches its share of the next item's weights: those of this item were prefetched
-  // during the item before.
+  // the first. One tile prefetches the weights that come next: the panel behind its own is read at
+  // the same time, unless there is a gate. Of several tiles, which find these in a cache, each
+  // prefetches its share of the next item's weights.
   template <class K>
   Ahead ahead(const uint8_t* weight, int64_t panel, int64_t from, const int (&share)[2],
               int all) const {
-    if (share[1] == all) return {bytes<K>(weight, panel, from) + AHEAD, K::FETCH_BYTES};
     const int64_t next = panel + (gate ? 1 : 2);
+    if (share[1] == all) {
+      if (from < turn<K>()) return {bytes<K>(weight, panel, from) + AHEAD, K::FETCH_BYTES};
+      return {bytes<K>(weight, next, from - turn<K>()), K::FETCH_BYTES};
+    }
     const int64_t first = (share[0] * inputs + share[1] * from) / all;
     return {bytes<K>(weight, next, first), K::FETCH_BYTES * share[1] / all};
   }

@@ -5,9 +5,10 @@
 // sleeps. libgomp spins for 2 to 5 us where a process has more threads than cores, as an engine has.
 //
 // The caller waits for workers that have begun, and not for those that got no core: all work is taken
-// from counters, so the threads that are there do it. Where a worker loses its core to another process
-// in the middle of its work, spinning would only use up its share of the cores: for some calls workers
-// then sleep early, so that they are woken with a fresh share.
+// from counters, so the threads that are there do it. Where workers keep losing their cores to another
+// process in the middle of their work, spinning would only use up their share of the cores: for some
+// calls workers then sleep early, so that they are woken with a fresh share. A server's own processes
+// take a core for a moment in each step; waking workers in each call would cost more than that.
 #pragma once
 
 #include <algorithm>
@@ -56,9 +57,11 @@ class Workers {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds SPIN{50};  // as long as a wake
   static constexpr std::chrono::microseconds CROWDED_SPIN{5};
   static constexpr std::chrono::milliseconds LATE{2};  // longer than items, as long as a turn of others
+  static constexpr int LATE_SHARE = 10;  // of the time: what waking workers in each call takes
   static constexpr int CROWDED_CALLS = 1000;           // some steps
   static constexpr int CLOSED = 1 << 30;
 
@@ -68,12 +71,15 @@ class Workers {
       workers.gate_.fetch_or(CLOSED);
       const auto all_left = [&] { return workers.gate_.load() == CLOSED; };
       if (workers.spin_until(all_left)) return;
-      const auto start = std::chrono::steady_clock::now();
+      const auto start = Clock::now();
       std::unique_lock<std::mutex> lock(workers.mutex_);
       workers.waits_ = true;
       workers.left_.wait(lock, all_left);
       workers.waits_ = false;
-      if (std::chrono::steady_clock::now() - start > LATE) workers.num_crowded_ = CROWDED_CALLS;
+      const auto end = Clock::now();
+      if (end - start <= LATE) return;
+      if ((end - start) * LATE_SHARE > end - workers.last_late_) workers.num_crowded_ = CROWDED_CALLS;
+      workers.last_late_ = end;
     }
   };
 
@@ -102,7 +108,7 @@ class Workers {
   // Whether `is_true` became true in time.
   template <class F>
   bool spin_until(F is_true) const {
-    const auto end = std::chrono::steady_clock::now() + (num_crowded_ > 0 ? CROWDED_SPIN : SPIN);
+    const auto end = Clock::now() + (num_crowded_ > 0 ? CROWDED_SPIN : SPIN);
     do {
       for (int i = 0; i < 8; i++) {
         if (is_true()) return true;
@@ -112,7 +118,7 @@ class Workers {
         asm volatile("isb");
 #endif
       }
-    } while (std::chrono::steady_clock::now() < end);
+    } while (Clock::now() < end);
     return is_true();
   }
 
@@ -134,6 +140,7 @@ class Workers {
   alignas(64) std::atomic<uint32_t> call_{0};
   alignas(64) std::atomic<int> gate_{CLOSED};  // how many workers are in the call, and CLOSED after it
   std::atomic<int> num_asleep_{0}, num_crowded_{0};
+  Clock::time_point last_late_{};
   std::atomic<bool> stop_{false}, waits_{false};
   std::mutex mutex_;
   std::condition_variable wake_, left_;
