@@ -206,5 +206,5 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         writer.add_uint16("split.count", 2)
 
     write(path, "qwen3", change=split)
-    with pytest.raises(ConfigError, match="one of 2 parts"):
+    with pytest.raises(ConfigError, match="one of 2 parts by its metadata"):
         gguf_folder(path)

@@ -1,4 +1,4 @@
-"""The weights of a GGUF file under the names of a Hugging Face checkpoint.
+"""The weights of a GGUF file under the names that our layers declare.
 
 Experts are one stack for each of gate, up and down in the file. `minisgl.models.gguf_changes` has
 what else differs.
@@ -6,114 +6,80 @@ what else differs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from minisgl.models.gguf_changes import change_of
+from minisgl.models.gguf_changes import change_of, parts_of
+from minisgl.models.gguf_names import GLOBAL, OF_EXPERTS, STACKED, names_of
 from minisgl.models.gguf_tensors import Dequantised, Stack, mx_blocks, mx_scales
 from minisgl.models.weight import Checkpoint
-from minisgl.utils.gguf import WEIGHTS, open_gguf
-from minisgl.utils.gguf_config import ROPE_FREQS, is_mxfp4
+from minisgl.utils.gguf import open_weights
+from minisgl.utils.gguf_values import is_mxfp4
 
 if TYPE_CHECKING:
+    from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
-
-GLOBAL: Final = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-OF_LAYER: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-}
-SANDWICH: Final = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-QWEN35: Final = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-OF_ARCHITECTURE: Final[dict[str, dict[str, str]]] = {
-    "gemma2": SANDWICH,
-    "gemma3": SANDWICH,
-    "gpt-oss": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "mlp.router",
-    },
-    "qwen35": QWEN35,
-    "qwen35moe": QWEN35,
-}
-"""What differs from `OF_LAYER`."""
-WHOLE: Final = {
-    "attn_sinks.weight": "self_attn.sinks",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-}
-"""Tensors of a layer with another last part of the name."""
-OF_EXPERTS: Final = {
-    "ffn_gate_exps": "gate_proj",
-    "ffn_up_exps": "up_proj",
-    "ffn_down_exps": "down_proj",
-}
-"""[E, O, I] in the file, a tensor for each expert here."""
-STACKED: Final = ("gpt-oss",)
-"""Architectures whose checkpoints have one tensor for all experts."""
 
 
 class GgufCheckpoint(Checkpoint):
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Raises ConfigError and CheckpointError as `open_gguf`."""
-        self.folder = folder
-        reader = open_gguf(folder / WEIGHTS)
-        arch = reader.fields["general.architecture"].contents()
-        of_layer = {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
-        predicting = reader.fields.get(f"{arch}.nextn_predict_layers")
+        """Raises ConfigError and CheckpointError as `open_weights`."""
+        self.folder, self._config = folder, config
+        fields, tensors = open_weights(folder)
+        self._arch = arch = fields["general.architecture"].contents()
+        self._of_layer, self._routed = names_of(arch), _routed(config)
+        predicting = fields.get(f"{arch}.nextn_predict_layers")
         count = predicting.contents() if predicting else 0
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
         self._file_of = {}
-        experts: dict[str, dict[str, Any]] = {}
-        for tensor in reader.tensors:
+        stacks: dict[str, dict[str, Any]] = {}
+        for tensor in tensors:
             layer, part = _place(tensor.name)
-            kind, _, suffix = part.partition(".")
-            if tensor.name == ROPE_FREQS or layer in unread:
+            if tensor.name.startswith("rope_") or layer in unread:
                 continue  # in config.json; of a layer that predicts several tokens
-            if kind in OF_EXPERTS and arch in STACKED:
-                experts.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
-            elif kind in OF_EXPERTS:
-                for index, data in enumerate(tensor.data):
-                    name = f"{layer}mlp.experts.{index}.{OF_EXPERTS[kind]}.{suffix}"
-                    self._file_of[name] = Dequantised(data, tensor.tensor_type)
+            if part.partition(".")[0] in OF_EXPERTS and arch in STACKED:
+                stacks.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
             else:
-                name = f"{(of_layer if layer else GLOBAL).get(kind, kind)}.{suffix}"
-                self._file_of[layer + WHOLE.get(part, name)] = Dequantised(
-                    tensor.data, tensor.tensor_type, change_of(arch, kind, config)
-                )
-        for prefix, tensors in experts.items():
-            self._file_of |= {prefix + name: stack for name, stack in _stacks(tensors).items()}
+                self._file_of |= self._named(layer, part, tensor)
+        for prefix, parts in stacks.items():
+            self._file_of |= {prefix + name: stack for name, stack in _stacks(parts).items()}
         self.names = set(self._file_of)
+
+    def _named(self, layer: str, part: str, tensor: Any) -> Iterator[tuple[str, Dequantised]]:
+        """The tensors that one of the file is."""
+        kind, _, suffix = part.rpartition(".") if "." in part else (part, "", "weight")
+        names = self._routed.get(layer)
+        if whole := self._of_layer.get(part):
+            data = Dequantised(
+                tensor.data, tensor.tensor_type, change_of(self._arch, kind, self._config)
+            )
+            yield layer + whole, data
+        elif names and kind in OF_EXPERTS:
+            pattern: str = getattr(names, OF_EXPERTS[kind])
+            for index, data in enumerate(tensor.data):
+                yield pattern.format(index), Dequantised(data, tensor.tensor_type)
+        elif names and kind == "ffn_gate_up_exps":
+            yield names.all_gate_up, Dequantised(tensor.data, tensor.tensor_type)
+        else:
+            known = self._of_layer if layer else GLOBAL
+            if names:
+                router = names.router.removeprefix(layer).removesuffix(".weight")
+                known = {**known, "ffn_gate_inp": router, "exp_probs_b": router}
+                suffix = "e_score_correction_bias" if kind == "exp_probs_b" else suffix
+            for own, rows in parts_of(self._arch, kind, len(tensor.data), self._config):
+                change = change_of(self._arch, own, self._config)
+                data = Dequantised(tensor.data[rows], tensor.tensor_type, change)
+                yield f"{layer}{known.get(own, own)}.{suffix}", data
+
+
+def _routed(config: ModelConfig) -> dict[str, ExpertNames]:
+    """The names of each layer's router and experts, by the layer's prefix."""
+    moe = config.family.spec(config).moe
+    if moe is None:
+        return {}
+    found = [moe.names(index) for index, sparse in enumerate(moe.is_sparse) if sparse]
+    return {".".join(names.router.split(".", 3)[:3]) + ".": names for names in found}
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -20,7 +20,8 @@ def resolve_checkpoint(
     source: Literal["huggingface", "modelscope"] = "huggingface",
     weights: bool = True,
 ) -> Path:
-    """Return the local folder of `model`: a folder, a GGUF file or the id of a model to download.
+    """Return the local folder of `model`: a folder, a GGUF file or the id of a model to download,
+    which may name a GGUF file (ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf).
 
     With `weights=False` a download has only the text files (config and tokenizer), which is all
     that `--dummy-weight` needs. Raises ConfigError if there is no such folder or id or if it cannot
@@ -42,6 +43,11 @@ def resolve_checkpoint(
                 raise ConfigError(
                     f"{model} is a file; a model is a folder with a config.json, or a .gguf file"
                 )
+            if source == "huggingface" and (":" in model or model.endswith(".gguf")):
+                from minisgl.utils.hub_gguf import named_gguf
+
+                if (named := named_gguf(model)) and (made := _gguf_of(*named)):
+                    return made
             if not _MODEL_ID.fullmatch(model):
                 raise ConfigError(
                     f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B"
@@ -49,6 +55,9 @@ def resolve_checkpoint(
             from minisgl.utils.hub import download
 
             folder = Path(download(model, source, weights=weights))
+            has_weights = not weights or any(folder.glob("*.safetensors"))
+            if source == "huggingface" and not has_weights and (made := _gguf_of(model, "")):
+                return made
         has_config = (folder / "config.json").is_file()
     except OSError as error:  # a folder that this user may not enter
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
@@ -60,6 +69,15 @@ def resolve_checkpoint(
             f"(config.json, *.safetensors, tokenizer files){other_format(folder)}"
         )
     return folder
+
+
+def _gguf_of(repo: str, choice: str) -> Path | None:
+    """The folder of a repository's GGUF file; None where it has none. See `download_gguf`."""
+    from minisgl.utils.gguf import gguf_folder
+    from minisgl.utils.hub_gguf import download_gguf
+
+    path = download_gguf(repo, choice)
+    return gguf_folder(path) if path else None
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

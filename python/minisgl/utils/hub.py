@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
 from minisgl.errors import ConfigError
@@ -25,8 +27,18 @@ def download(model: str, source: Literal["huggingface", "modelscope"], *, weight
 
 
 def _from_huggingface(model: str, patterns: list[str]) -> str:
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(model):
+        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+    return str(folder)
+
+
+@contextmanager
+def hub_errors(model: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into ConfigError, which says what to do."""
     import httpx
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors
 
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     hints = (
@@ -43,14 +55,13 @@ def _from_huggingface(model: str, patterns: list[str]) -> str:
         ),
     )
     try:
-        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+        yield
     except ImportError as error:  # of httpx, which has no SOCKS without one more package
         raise unusable_proxy(error) from error
     except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
         otherwise = f"{type(error).__name__}: {error}; starting again goes on from here"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error
-    return str(folder)
 
 
 def _from_modelscope(model: str, patterns: list[str]) -> str:
