@@ -154,7 +154,10 @@ def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, asked: [*files])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(minisgl.utils.gguf, "gguf_folder", lambda path: path)
+    monkeypatch.setattr(minisgl.utils.gguf, "gguf_folder", lambda path: folder / f"{path.name}.d")
+    for name in files:
+        (folder / f"{Path(name).name}.d").mkdir()
+        (folder / f"{Path(name).name}.d" / "config.json").touch()
     return taken
 
 
@@ -180,7 +183,7 @@ def test_a_gguf_file_of_the_hub(
 ) -> None:
     taken = _hub(monkeypatch, tmp_path, "org/m-GGUF", *FILES)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    assert resolve_checkpoint(model) == tmp_path / takes[0]
+    assert resolve_checkpoint(model) == tmp_path / f"{Path(takes[0]).name}.d"
     assert tuple(taken) == takes
 
 

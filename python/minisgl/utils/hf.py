@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError, ConfigError
 
 _LFS_POINTER: Final = b"version https://git-lfs"
-_MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
 def resolve_checkpoint(
@@ -43,21 +41,9 @@ def resolve_checkpoint(
                 raise ConfigError(
                     f"{model} is a file; a model is a folder with a config.json, or a .gguf file"
                 )
-            if source == "huggingface" and (":" in model or model.endswith(".gguf")):
-                from minisgl.utils.hub_gguf import named_gguf
+            from minisgl.utils.hub import downloaded
 
-                if (named := named_gguf(model)) and (made := _gguf_of(*named)):
-                    return made
-            if not _MODEL_ID.fullmatch(model):
-                raise ConfigError(
-                    f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B"
-                )
-            from minisgl.utils.hub import download
-
-            folder = Path(download(model, source, weights=weights))
-            has_weights = not weights or any(folder.glob("*.safetensors"))
-            if source == "huggingface" and not has_weights and (made := _gguf_of(model, "")):
-                return made
+            folder = downloaded(model, source, weights=weights)
         has_config = (folder / "config.json").is_file()
     except OSError as error:  # a folder that this user may not enter
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
@@ -69,15 +55,6 @@ def resolve_checkpoint(
             f"(config.json, *.safetensors, tokenizer files){other_format(folder)}"
         )
     return folder
-
-
-def _gguf_of(repo: str, choice: str) -> Path | None:
-    """The folder of a repository's GGUF file; None where it has none. See `download_gguf`."""
-    from minisgl.utils.gguf import gguf_folder
-    from minisgl.utils.hub_gguf import download_gguf
-
-    path = download_gguf(repo, choice)
-    return gguf_folder(path) if path else None
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

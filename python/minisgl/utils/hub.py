@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, Literal
 
 from minisgl.errors import ConfigError
 from minisgl.utils.http import unusable_proxy
 
+_MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES: Final = ["*.safetensors"]
 # Copies of the weights in other formats, which some repositories keep beside those that load.
 _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 
 
-def download(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> str:
+def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> Path:
     """Download the model with this id and return its folder. weights: also the weight files.
 
-    Raises ConfigError if there is no such id, if its licence must be accepted first, or if it
-    cannot be reached.
+    On Hugging Face an id may name a GGUF file, as `named_gguf` says; the usual one is taken where a
+    repository has no other weights. Raises ConfigError if there is no such id, if its licence must
+    be accepted first, or if it cannot be reached.
     """
+    has_ggufs = source == "huggingface"
+    if has_ggufs and (":" in model or model.endswith(".gguf")):
+        from minisgl.utils.hub_gguf import named_gguf
+
+        if (named := named_gguf(model)) and (made := _of_gguf(*named)):
+            return made
+    if not _MODEL_ID.fullmatch(model):
+        raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
-    fetch = _from_huggingface if source == "huggingface" else _from_modelscope
-    return fetch(model, patterns)
+    folder = Path((_from_huggingface if has_ggufs else _from_modelscope)(model, patterns))
+    is_without = weights and not any(folder.glob("*.safetensors"))
+    return (_of_gguf(model, "") if has_ggufs and is_without else None) or folder
+
+
+def _of_gguf(repo: str, choice: str) -> Path | None:
+    from minisgl.utils.gguf import gguf_folder
+    from minisgl.utils.hub_gguf import download_gguf
+
+    path = download_gguf(repo, choice)
+    return gguf_folder(path) if path else None
 
 
 def _from_huggingface(model: str, patterns: list[str]) -> str:

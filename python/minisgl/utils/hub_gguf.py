@@ -31,8 +31,8 @@ def download_gguf(repo: str, choice: str) -> Path | None:
     where it is; its first part, if it is in parts. choice: "" takes the usual file, and returns
     None where there is none.
 
-    With HF_HUB_OFFLINE set, it is one of the cache. Raises ConfigError as `download`, and where no
-    file or several fit.
+    With HF_HUB_OFFLINE set, it is one of the cache. Raises ConfigError as `downloaded`, and where
+    no file or several fit.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
