@@ -22,6 +22,8 @@ from minisgl.utils.gguf_splits import SPLITS
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens, in llama.cpp's numbering."""
+PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 that keep the space behind them; the others swallow it."""
 
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -44,7 +46,13 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
             "checkpoint that the file was made from, whose weights are *.safetensors"
         )
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    is_phi3 = (values.get("general.architecture"), model) == ("phi3", "llama")
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, rstrip=is_phi3 and token not in PHI3_PLAIN)
+            for token in special
+        ]
+    )
     own = [token for token, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
     named = {
