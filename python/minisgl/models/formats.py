@@ -25,6 +25,12 @@ def read_stored(
 ) -> Formats:
     """modelopt: the path of that file. quantization: the format to make. Raises ConfigError."""
     values = config.values.get("quantization_config")
+    if isinstance(values, Mapping) and values.get("quant_method") == "gguf":
+        from minisgl.models.gguf_formats import GgufFormats, has_mxfp4
+
+        if not quantization:
+            return GgufFormats.read(values)
+        values = values if has_mxfp4(values) else None  # others are dequantised, and made anew
     if quantization:
         from minisgl.quantization.online_formats import OnlineFormats
 

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from minisgl.models.gguf_changes import change_of
-from minisgl.models.gguf_tensors import Dequantised, Stack, mx_blocks, mx_scales
+from minisgl.models.gguf_tensors import Blocks, Dequantised, Stack, mx_blocks, mx_scales
 from minisgl.models.weight import Checkpoint
+from minisgl.quantization.gguf import BLOCKS
+from minisgl.quantization.gguf_blocks import LAYOUTS
 from minisgl.utils.gguf import WEIGHTS, open_gguf
 from minisgl.utils.gguf_config import ROPE_FREQS, is_mxfp4
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+    from minisgl.models.gguf_tensors import Change
 
 GLOBAL: Final = {
     "token_embd": "model.embed_tokens",
@@ -89,7 +92,6 @@ class GgufCheckpoint(Checkpoint):
         self.folder = folder
         reader = open_gguf(folder / WEIGHTS)
         arch = reader.fields["general.architecture"].contents()
-        of_layer = {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
         predicting = reader.fields.get(f"{arch}.nextn_predict_layers")
         count = predicting.contents() if predicting else 0
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
@@ -97,23 +99,37 @@ class GgufCheckpoint(Checkpoint):
         experts: dict[str, dict[str, Any]] = {}
         for tensor in reader.tensors:
             layer, part = _place(tensor.name)
-            kind, _, suffix = part.partition(".")
+            kind = part.partition(".")[0]
+            name = matrix_name(arch, tensor.name)
             if tensor.name == ROPE_FREQS or layer in unread:
                 continue  # in config.json; of a layer that predicts several tokens
             if kind in OF_EXPERTS and arch in STACKED:
                 experts.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
             elif kind in OF_EXPERTS:
                 for index, data in enumerate(tensor.data):
-                    name = f"{layer}mlp.experts.{index}.{OF_EXPERTS[kind]}.{suffix}"
-                    self._file_of[name] = Dequantised(data, tensor.tensor_type)
+                    of_expert = name.replace(".experts.", f".experts.{index}.")
+                    self._add(of_expert, data, tensor.tensor_type)
             else:
-                name = f"{(of_layer if layer else GLOBAL).get(kind, kind)}.{suffix}"
-                self._file_of[layer + WHOLE.get(part, name)] = Dequantised(
-                    tensor.data, tensor.tensor_type, change_of(arch, kind, config)
-                )
+                change = change_of(arch, kind, config)
+                self._add(name, tensor.data, tensor.tensor_type, change)
         for prefix, tensors in experts.items():
             self._file_of |= {prefix + name: stack for name, stack in _stacks(tensors).items()}
         self.names = set(self._file_of)
+
+    def _add(self, name: str, data: Any, kind: Any, change: Change | None = None) -> None:
+        self._file_of[name] = Dequantised(data, kind, change)
+        if kind.name in LAYOUTS:
+            self._file_of[name + BLOCKS] = Blocks(data, change)
+
+
+def matrix_name(arch: str, name: str) -> str:
+    """The checkpoint's name of a file's tensor; of a stack of experts, without their number."""
+    layer, part = _place(name)
+    kind, _, suffix = part.partition(".")
+    if kind in OF_EXPERTS:
+        return f"{layer}mlp.experts.{OF_EXPERTS[kind]}.{suffix}"
+    of_layer = {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
+    return layer + WHOLE.get(part, f"{(of_layer if layer else GLOBAL).get(kind, kind)}.{suffix}")
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PLUS_ONE: Final = ("gemma2", "gemma3", "qwen35", "qwen35moe")
 """Architectures whose files have 1 + the weight of each norm, but for the gated one."""
 
+OF_COLUMNS: Final = ("ssm_out",)
+"""Kinds of tensors whose columns are reordered, which blocks along a row do not survive."""
+
 
 def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
     """kind: of the tensor, such as attn_q. Returns None where nothing is changed.

@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +24,10 @@ logger = get_logger(__name__)
 
 WEIGHTS: Final = "model.gguf"
 """The link's name."""
-VERSION: Final = 2
+VERSION: Final = 3
 """Of what is written into a folder; raise it with every change."""
+
+PLAIN: Final = ("F32", "F16", "BF16", "F64")
 
 
 def gguf_folder(path: Path) -> Path:
@@ -42,7 +45,8 @@ def gguf_folder(path: Path) -> Path:
         from minisgl.utils.gguf_tokenizer import tokenizer_files
 
         values = {name: field.contents() for name, field in reader.fields.items()}
-        files = {"config.json": json.dumps(config_of(reader, values, path), indent=1)}
+        config = config_of(reader, values, path) | _types(reader, values)
+        files = {"config.json": json.dumps(config, indent=1)}
         files |= tokenizer_files(values, path)
     except ConfigError:
         raise
@@ -63,8 +67,21 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
+def _types(reader: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`quantization_config`: the formats' names of the matrices that are quantised."""
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    quantised = {
+        name: kind for name, kind in types.items() if name.endswith(".weight") and kind not in PLAIN
+    }
+    if not quantised:
+        return {}
+    section = {"quant_method": "gguf", "arch": values["general.architecture"], "types": quantised}
+    return {"quantization_config": section}
+
+
 def open_gguf(path: Path) -> Any:
-    """A gguf.GGUFReader, memory-mapped. Raises as `gguf_folder`."""
+    """A gguf.GGUFReader, memory-mapped. Writing into its arrays, which torch asks for, would not
+    change the file. Raises as `gguf_folder`."""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -73,7 +90,7 @@ def open_gguf(path: Path) -> Any:
         ) from None
     try:
         check_header(path)
-        return GGUFReader(path)
+        return GGUFReader(path, "c")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

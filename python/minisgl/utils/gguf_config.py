@@ -145,15 +145,12 @@ def _query_scale(file: _File, largest: int) -> int:
 
 
 def _gpt_oss(file: _File) -> dict[str, Any]:
-    config = {
+    return {
         "intermediate_size": file.get("expert_feed_forward_length"),
         "num_local_experts": file.get("expert_count"),
         "num_experts_per_tok": file.get("expert_used_count"),
         "sliding_window": file.get("attention.sliding_window"),
     }
-    if is_mxfp4(file.tensors["blk.0.ffn_gate_exps.weight"]):
-        config["quantization_config"] = {"quant_method": "mxfp4"}
-    return config
 
 
 def _qwen35(file: _File) -> dict[str, Any]:
