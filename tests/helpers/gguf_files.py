@@ -256,7 +256,8 @@ def write(
 
 def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray[Any, Any], kind: Kind) -> None:
     is_plain = kind == Kind.MXFP4 and "_exps.weight" not in name  # as llama.cpp's converter does
-    if values.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in name or is_plain:
+    is_plain |= values.ndim == 1 or "ffn_gate_inp" in name or "conv1d" in name
+    if kind == Kind.F32 or is_plain:
         writer.add_tensor(name, values)
     elif kind == Kind.F16:
         writer.add_tensor(name, values.astype(np.float16))

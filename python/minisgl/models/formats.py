@@ -12,7 +12,7 @@ from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.models.config import Fields
 from minisgl.models.spec import Family
-from minisgl.quantization import Formats
+from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 
 
@@ -25,6 +25,12 @@ def read_stored(
 ) -> Formats:
     """modelopt: the path of that file. quantization: the format to make. Raises ConfigError."""
     values = config.values.get("quantization_config")
+    if isinstance(values, Mapping) and values.get("quant_method") == "gguf":
+        from minisgl.models.gguf_formats import has_mxfp4
+
+        if not quantization:
+            return UNQUANTISED  # until the whole config is known, which names the tensors
+        values = values if has_mxfp4(values) else None  # others are dequantised, and made anew
     if quantization:
         from minisgl.quantization.online_formats import OnlineFormats
 

@@ -63,6 +63,11 @@ def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
     return OF_MAMBA.get(kind)
 
 
+def reorders_columns(arch: str, kind: str) -> bool:
+    """Whether `change_of` does, which blocks along a row do not survive."""
+    return kind == "ssm_out" and arch in ("qwen35", "qwen35moe")
+
+
 OF_MAMBA: Final[dict[str, Change]] = {
     "ssm_a": lambda numbers: (-numbers).log().flatten(),
     "ssm_d": torch.flatten,

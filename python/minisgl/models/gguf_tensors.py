@@ -68,6 +68,28 @@ class Dequantised:
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
+class Blocks:
+    """The blocks of a matrix as they are, uint8 [O, bytes]."""
+
+    def __init__(self, data: Any, change: Change | None) -> None:
+        """change: of the order of rows."""
+        self._data, self._change = data, change
+
+    def get_slice(self, name: str) -> Blocks:
+        return self
+
+    def get_dtype(self) -> str:
+        return "U8"
+
+    def get_shape(self) -> list[int]:
+        return list(self._data.shape)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """A view of the mapped file, unless the rows are reordered."""
+        rows = torch.from_numpy(self._data)
+        return (self._change(rows) if self._change else rows)[index]
+
+
 class Bytes:
     """Bytes of the blocks of a stack [E, O, blocks, bytes], rearranged when indexed."""
 

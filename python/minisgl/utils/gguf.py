@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +25,9 @@ logger = get_logger(__name__)
 
 WEIGHTS: Final = "model.gguf"
 """The link's name; other parts are 2.gguf and so on."""
-VERSION: Final = 3
+VERSION: Final = 4
 """Of what is written into a folder; raise it with every change."""
+PLAIN: Final = ("F32", "F16", "BF16", "F64")
 
 
 def gguf_folder(path: Path) -> Path:
@@ -49,7 +51,8 @@ def gguf_folder(path: Path) -> Path:
         values = {name: field.contents() for name, field in readers[0].fields.items()}
         tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         check_parts(path, len(parts), values, len(tensors))
-        files = {"config.json": json.dumps(config_of(values, tensors, path), indent=1)}
+        config = config_of(values, tensors, path) | _types(values, tensors)
+        files = {"config.json": json.dumps(config, indent=1)}
         files |= tokenizer_files(values, path)
     except MinisglError:
         raise
@@ -69,6 +72,18 @@ def gguf_folder(path: Path) -> Path:
         shutil.rmtree(made)
     logger.info("%s: its config and tokenizer are in %s", path.name, folder)
     return folder
+
+
+def _types(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """`quantization_config`: the formats' names of the matrices that are quantised."""
+    types = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    quantised = {
+        name: kind for name, kind in types.items() if name.endswith(".weight") and kind not in PLAIN
+    }
+    if not quantised:
+        return {}
+    section = {"quant_method": "gguf", "arch": values["general.architecture"], "types": quantised}
+    return {"quantization_config": section}
 
 
 def open_weights(folder: Path) -> tuple[Any, list[Any]]:

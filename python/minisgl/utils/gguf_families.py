@@ -16,7 +16,7 @@ from minisgl.utils.gguf_hybrids import (
     nemotron_h,
     qwen35,
 )
-from minisgl.utils.gguf_values import GgufValues, experts, is_mxfp4, layer_types, per_layer, shared
+from minisgl.utils.gguf_values import GgufValues, experts, layer_types, per_layer, shared
 
 Fields = dict[str, Any]
 GEMMA2_27B, GEMMA3_27B = 46, 62
@@ -131,15 +131,12 @@ def _gemma4(file: GgufValues) -> Fields:
 
 
 def _gpt_oss(file: GgufValues) -> Fields:
-    fields = {
+    return {
         "intermediate_size": file.get("expert_feed_forward_length"),
         "num_local_experts": file.get("expert_count"),
         "num_experts_per_tok": file.get("expert_used_count"),
         "sliding_window": file.get("attention.sliding_window"),
     }
-    if is_mxfp4(file.tensors["blk.0.ffn_gate_exps.weight"]):
-        fields["quantization_config"] = {"quant_method": "mxfp4"}
-    return fields
 
 
 def _phi3(file: GgufValues) -> Fields:

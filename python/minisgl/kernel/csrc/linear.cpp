@@ -92,7 +92,7 @@ void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorVie
     for (int64_t m = 0; m < product.rows; m++) {
       float y = dot(data<bf16>(weight) + o * inputs, rows + m * inputs, inputs);
       if (bias) y += load_first(data<bf16>(*bias) + o, 1)[0];
-      store_first(data<bf16>(out) + m * product.outputs + o, splat(y), 1);
+      store_first(data<bf16>(out) + m * out.stride(0) + o, splat(y), 1);
     }
 }
 

@@ -49,8 +49,8 @@ struct Product {
           const tvm::ffi::Optional<TensorView>& bias, int64_t gate, const TensorView& out)
       : x(x), out(out), bias(bias), gate(Gate(gate)), rows(out.size(0)), inputs(inputs),
         outputs(outputs) {
-    CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && is_packed(out),
-          "linear: x and out must be matrices, packed");
+    CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && (out.stride(1) == 1 || out.size(1) == 1),
+          "linear: x must be a matrix, packed, and out one of packed rows");
     CHECK(x.dtype().code == kDLBfloat && x.dtype() == out.dtype() &&
               (!bias || (*bias).dtype() == x.dtype()),
           "linear: x, bias and out must be bfloat16");
@@ -158,7 +158,7 @@ struct Product {
   }
 
   void store(const Tile& tile) const {
-    store_tile(tile, bias ? data<bf16>(*bias) : nullptr, gate, data<bf16>(out), out.size(1));
+    store_tile(tile, bias ? data<bf16>(*bias) : nullptr, gate, data<bf16>(out), out.stride(0));
   }
 };
 
