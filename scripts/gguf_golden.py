@@ -26,12 +26,12 @@ SOURCE = Path(sys.argv[1])
 sys.path[:0] = [str(SOURCE / "gguf-py"), str(SOURCE)]
 
 import gguf  # noqa: E402 # the converter's own
-import llama_cpp  # noqa: E402
-import transformers  # noqa: E402
-from conversion import get_model_class  # noqa: E402
-from conversion.base import ModelBase, ModelType, get_model_architecture  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-from tokenizers.models import BPE  # noqa: E402
+import llama_cpp  # noqa: E402 # behind it
+import transformers  # noqa: E402 # behind it
+from conversion import get_model_class  # noqa: E402 # behind it
+from conversion.base import ModelBase, ModelType, get_model_architecture  # noqa: E402 # behind it
+from tokenizers import Tokenizer  # noqa: E402 # behind it
+from tokenizers.models import BPE  # noqa: E402 # behind it
 
 VOCAB: Final = 96
 TOKENS: Final = ["<unk>", "<s>", "</s>", *map(chr, range(33, 29 + VOCAB)), "ab"]
