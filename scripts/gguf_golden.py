@@ -26,12 +26,12 @@ SOURCE = Path(sys.argv[1])
 sys.path[:0] = [str(SOURCE / "gguf-py"), str(SOURCE)]
 
 import gguf  # noqa: E402 # the converter's own
-import llama_cpp  # noqa: E402
-import transformers  # noqa: E402
-from conversion import get_model_class  # noqa: E402
-from conversion.base import ModelBase, ModelType, get_model_architecture  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-from tokenizers.models import BPE  # noqa: E402
+import llama_cpp  # noqa: E402 # behind it
+import transformers  # noqa: E402 # behind it
+from conversion import get_model_class  # noqa: E402 # behind it
+from conversion.base import ModelBase, ModelType, get_model_architecture  # noqa: E402 # behind it
+from tokenizers import Tokenizer  # noqa: E402 # behind it
+from tokenizers.models import BPE  # noqa: E402 # behind it
 
 VOCAB: Final = 96
 TOKENS: Final = ["<unk>", "<s>", "</s>", *map(chr, range(33, 29 + VOCAB)), "ab"]
@@ -287,6 +287,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 4,
         },
     ),
+    "qwen3vl": ("Qwen3Config", {"head_dim": 16}),
     "minimax-m2": ("MiniMaxM2Config", {**LOCAL, "head_dim": 16, "rope_parameters": PARTLY}),
 }
 LETTERS = {LINEAR: "M", FULL: "*", "mlp": "-", "moe": "E"}
@@ -310,6 +311,11 @@ def as_released(name: str, config: dict[str, Any]) -> dict[str, Any]:
     extra = {
         "cohere2": {"rotary_pct": 1.0},
         "glm": {"seq_length": 128},
+        "qwen3vl": {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "vision_config": {"deepstack_visual_indexes": [0]},
+            "rope_parameters": {**THETA, "rope_type": "default", "mrope_section": [3, 3, 2]},
+        },
         "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
     }
     return {**config, **extra.get(name, {})}

@@ -13,7 +13,6 @@ from minisgl.models.mamba2 import MambaSpec, SideBlock, SidePlace
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.scaled_view import ScaledView
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import refuse_quantised
 
 if TYPE_CHECKING:
     from minisgl.models.config import Fields, ModelConfig
@@ -100,7 +99,6 @@ NAMES = {
 
 
 def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    refuse_quantised(config, "multiplies its tensors while they are read")
     fields = config.fields
 
     def numbers(name: str, count: int) -> list[float]:

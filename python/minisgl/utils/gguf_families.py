@@ -249,6 +249,7 @@ FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
     "qwen3": ("Qwen3ForCausalLM", _plain),
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen_moe),
+    "qwen3vl": ("Qwen3ForCausalLM", _plain),
     "qwen3next": ("Qwen3_5MoeForCausalLM", qwen35),
     "qwen35": ("Qwen3_5ForCausalLM", qwen35),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", qwen35),
