@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +44,7 @@ def gguf_folder(path: Path) -> Path:
         from minisgl.utils.gguf_tokenizer import tokenizer_files
 
         values = {name: field.contents() for name, field in reader.fields.items()}
-        config = config_of(reader, values, path) | _types(reader, values)
+        config = config_of(reader, values, path) | stored_types(reader)
         files = {"config.json": json.dumps(config, indent=1)}
         files |= tokenizer_files(values, path)
     except ConfigError:
@@ -67,7 +66,7 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
-def _types(reader: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def stored_types(reader: Any) -> dict[str, Any]:
     """`quantization_config`: the formats' names of the matrices that are quantised."""
     types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     quantised = {
@@ -75,8 +74,8 @@ def _types(reader: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not quantised:
         return {}
-    section = {"quant_method": "gguf", "arch": values["general.architecture"], "types": quantised}
-    return {"quantization_config": section}
+    arch = reader.fields["general.architecture"].contents()
+    return {"quantization_config": {"quant_method": "gguf", "arch": arch, "types": quantised}}
 
 
 def open_gguf(path: Path) -> Any:
