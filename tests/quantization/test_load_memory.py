@@ -145,7 +145,11 @@ def gguf_folder(plain: dict[str, Tensor], folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "quantization"),
     [
-        ("plain", ""), ("plain", "fp8"), ("plain", "int8"), ("plain", "int4"), ("gptq", ""),
+        ("plain", ""),
+        ("plain", "fp8"),
+        ("plain", "int8"),
+        ("plain", "int4"),
+        ("gptq", ""),
         ("gguf", ""),
     ],
 )

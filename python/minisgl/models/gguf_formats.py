@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from minisgl.models.gguf import STACKED, matrix_name
 from minisgl.models.gguf_changes import OF_COLUMNS
@@ -19,8 +19,6 @@ from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Tar
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-METHOD: Final = "gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
