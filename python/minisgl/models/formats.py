@@ -25,7 +25,7 @@ def read_stored(
 ) -> Formats:
     """modelopt: the path of that file. quantization: the format to make. Raises ConfigError."""
     values = config.values.get("quantization_config")
-    if isinstance(values, Mapping) and values.get("quant_method") == "gguf":
+    if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
         from minisgl.models.gguf_formats import has_mxfp4
 
         if not quantization:

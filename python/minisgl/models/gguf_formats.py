@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from minisgl.models.gguf_changes import reorders_columns
 from minisgl.models.gguf_names import STACKED
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 logger = get_logger(__name__)
-
-METHOD: Final = "gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

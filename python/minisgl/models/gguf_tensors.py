@@ -5,6 +5,7 @@ Each is memory-mapped. Axes: E experts, O outputs, I inputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -86,7 +87,9 @@ class Blocks:
 
     def __getitem__(self, index: Index) -> Tensor:
         """A view of the mapped file, unless the rows are reordered."""
-        rows = torch.from_numpy(self._data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mapping is read-only, and so are its users
+            rows = torch.from_numpy(self._data)
         return (self._change(rows) if self._change else rows)[index]
 
 

@@ -8,7 +8,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, cast
@@ -38,7 +38,7 @@ class FileTypes:
     """The weight class of a file. types: llama.cpp's name of each quantised matrix's format, by
     module. reordered: modules whose columns are in another order than the file's."""
 
-    types: Mapping[str, str] = field(hash=False)
+    types: Mapping[str, str]
     reordered: frozenset[str] = frozenset()
 
     def __call__(

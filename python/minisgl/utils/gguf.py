@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +50,7 @@ def gguf_folder(path: Path) -> Path:
         values = {name: field.contents() for name, field in readers[0].fields.items()}
         tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         check_parts(path, len(parts), values, len(tensors))
-        config = config_of(values, tensors, path) | _types(values, tensors)
+        config = config_of(values, tensors, path) | stored_types(values["general.architecture"], tensors)
         files = {"config.json": json.dumps(config, indent=1)}
         files |= tokenizer_files(values, path)
     except MinisglError:
@@ -74,7 +73,7 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
-def _types(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """`quantization_config`: the formats' names of the matrices that are quantised."""
     types = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
     quantised = {
@@ -82,8 +81,7 @@ def _types(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, A
     }
     if not quantised:
         return {}
-    section = {"quant_method": "gguf", "arch": values["general.architecture"], "types": quantised}
-    return {"quantization_config": section}
+    return {"quantization_config": {"quant_method": "gguf", "arch": arch, "types": quantised}}
 
 
 def open_weights(folder: Path) -> tuple[Any, list[Any]]:

@@ -35,10 +35,14 @@ struct Entries {
     return bit_cast<VF>(bytes(data<uint8_t>(tensor) + i) << 23) * 0.5f;
   }
   static INLINE VU bytes(const uint8_t* p) {
+#if defined(__AVX512F__)  // GCC 12 widens in several steps
+    return (VU)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
     typedef uint8_t VB __attribute__((vector_size(W)));
     VB v;
     std::memcpy(&v, p, sizeof(v));
     return __builtin_convertvector(v, VU);
+#endif
   }
 };
 
@@ -66,13 +70,14 @@ struct Scales {
   }
 };
 
-// Rows of inputs as int16, with a scale and the sum of each block, and PADDING rows.
+// Rows of inputs as int16, with a scale and the sum of each block [blocks, rows], and PADDING rows.
 struct IntRows {
   std::vector<int16_t> numbers;
   std::vector<float> scales, sums;
+  int64_t stride;  // rows
   IntRows(const bf16* x, int64_t rows, int64_t inputs, int64_t block, int64_t num_threads)
       : numbers((rows + PADDING) * inputs), scales((rows + PADDING) * ((inputs + block - 1) / block)),
-        sums(scales.size()) {
+        sums(scales.size()), stride(rows + PADDING) {
     const int64_t blocks = (inputs + block - 1) / block;
     if (rows * inputs <= 32768) num_threads = 1;
     each_item(rows * blocks, num_threads, [&](int64_t i) {
@@ -93,8 +98,9 @@ struct IntRows {
         total += whole;
         store_until(numbers.data() + at, j, n, whole);
       });
-      scales[i] = scale + sum(finite);  // NaN where an input is infinite or NaN
-      sums[i] = sum(__builtin_convertvector(total, VF)) * scale;
+      const int64_t to = i % blocks * stride + i / blocks;
+      scales[to] = scale + sum(finite);  // NaN where an input is infinite or NaN
+      sums[to] = sum(__builtin_convertvector(total, VF)) * scale;
     });
   }
 };
@@ -105,33 +111,62 @@ struct Weight {
   int64_t group;  // inputs of a scale
 };
 
+// The scales and offsets of a panel's blocks, of which `per` have one group, as floats.
+void spread(const Scales& all, int64_t panel, int64_t blocks, int64_t per, float* scales,
+            float* offsets) {
+  const Scales source = all;  // a copy: what is written cannot change it
+  for (int64_t b = 0, group = 0; b < blocks; group++) {
+    VF scale[NV], offset[NV] = {};
+    for (int v = 0; v < NV; v++) {
+      scale[v] = source.scale(panel, group, v * W);
+      if (offsets) offset[v] = source.offset(panel, group, v * W, scale[v]);
+    }
+    for (int64_t end = std::min(b + per, blocks); b < end; b++)
+      for (int v = 0; v < NV; v++) {
+        store(scales + b * PANEL + v * W, scale[v]);
+        if (offsets) store(offsets + b * PANEL + v * W, offset[v]);
+      }
+  }
+}
+
 // rows: inputs as K takes them; ints: the scales and sums of their blocks, or null.
 template <class K>
 void multiply(const Product& product, const Weight& weight, const typename K::X* rows,
               const IntRows* ints, int64_t block, int64_t num_threads) {
   constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
   const int64_t blocks = (product.inputs + block - 1) / block;
-  const auto finish = [&](int64_t panel, int64_t b, int m, int count,
-                          const typename K::Sum(*sums)[NV], VF(*totals)[NV]) {
-    const int64_t group = b * block / weight.group;
-    VF scales[NV];
-    for (int v = 0; v < NV; v++) scales[v] = weight.scales.scale(panel, group, v * W);
-    for (int i = 0; i < count; i++)
+  const int64_t per = std::min(std::max<int64_t>(weight.group / block, 1), blocks);
+  const bool has_offset = IS_INT && weight.scales.has_offset();
+  const auto start = [&](const int64_t (&panels)[2]) {
+    static thread_local std::vector<float> buffer;
+    const int64_t size = blocks * PANEL;
+    if (int64_t(buffer.size()) < 4 * size) buffer.resize(4 * size);
+    float* const at = buffer.data();
+    for (int p = 0; p < 2; p++)
+      spread(weight.scales, panels[p], blocks, per, at + p * size,
+             has_offset ? at + (2 + p) * size : nullptr);
+    const float* const of_rows = IS_INT ? ints->scales.data() : nullptr;
+    const float* const sums_of_rows = IS_INT ? ints->sums.data() : nullptr;
+    const int64_t stride = IS_INT ? ints->stride : 0;
+    return [=](int p, int64_t b, int m, int count, const typename K::Sum(*sums)[NV],
+               VF(*totals)[NV]) __attribute__((always_inline)) {
+      const float* const scales = at + p * size + b * PANEL;
       for (int v = 0; v < NV; v++) {
-        if constexpr (IS_INT) {
-          const VF sum = __builtin_convertvector(sums[i][v], VF);
-          totals[i][v] += sum * (scales[v] * ints->scales[(m + i) * blocks + b]);
-        } else {
-          totals[i][v] += sums[i][v] * scales[v];
+        const VF scale = load(scales + v * W);
+        const VF offset = has_offset ? load(scales + 2 * size + v * W) : VF{};
+        for (int i = 0; i < count; i++) {
+          if constexpr (IS_INT) {
+            const int64_t j = b * stride + m + i;
+            totals[i][v] += __builtin_convertvector(sums[i][v], VF) * (scale * of_rows[j]);
+            if (has_offset) totals[i][v] -= offset * sums_of_rows[j];
+          } else {
+            totals[i][v] += sums[i][v] * scale;
+          }
         }
       }
-    if (IS_INT && weight.scales.has_offset())
-      for (int v = 0; v < NV; v++) {
-        const VF offset = weight.scales.offset(panel, group, v * W, scales[v]);
-        for (int i = 0; i < count; i++) totals[i][v] -= offset * ints->sums[(m + i) * blocks + b];
-      }
+    };
   };
-  product.run<K, true>(weight.numbers, rows, block, num_threads, finish);
+  product.run<K, true>(weight.numbers, rows, block, num_threads, start);
 }
 
 // Input `input` of a panel's output `lane`, of integers.

@@ -63,12 +63,12 @@ struct Product {
   }
 
   // weight: panels of the kind K. x: rows as K takes them. `block`: how many inputs have a scale.
-  // finish(panel, block, m, count, sums, totals): adds `count` rows of sums [NV] over a block, from
-  // row m on, to totals [NV]. PADDED: see each_tile; then PADDING rows more than there are may
-  // be read and finished.
+  // start(panels) returns, for two panels, finish(p, block, m, count, sums, totals), which adds
+  // `count` rows of sums [NV] of panel p over a block, from row m on, to totals [NV]. PADDED: see
+  // each_tile; then PADDING rows more than there are may be read and finished.
   template <class K, bool PADDED, class F>
   void run(const uint8_t* weight, const typename K::X* x, int64_t block, int64_t num_threads,
-           F finish) const {
+           F start) const {
     const int64_t panels = outputs / PANEL, pairs = gate ? panels / 2 : (panels + 1) / 2;
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     if (outputs * inputs * rows < 65536) num_threads = 1;
@@ -76,6 +76,7 @@ struct Product {
       const int64_t pair = item / blocks, one = gate ? pair : 2 * pair;
       const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
       const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
+      const auto finish = start(panel);
       if constexpr (WIDENS_FIRST)
         if (end - begin > FEW)
           return widened<K>(weight, panel, x, begin, end, block, finish);
@@ -92,7 +93,7 @@ struct Product {
     each_tile<PADDED, TILE>(begin, end, [&](auto count, int m, int num_rows) {
       constexpr int M = decltype(count)::value;
       VF totals[2][M][NV] = {};
-      for (int64_t from = 0; from < inputs; from += block) {
+      for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
         const uint8_t* const at[2] = {bytes<K>(weight, panel[0], from),
                                       bytes<K>(weight, panel[1], from)};
         typename K::Sum sums[2][M][NV] = {};
@@ -101,7 +102,7 @@ struct Product {
                                 ahead<K>(weight, panel[1], from, share, end - begin)};
         add_steps<K>(at, asked, x + m * inputs + from, inputs, std::min(block, inputs - from) / 2,
                      sums);
-        for (int p = 0; p < 2; p++) finish(panel[p], from / block, m, M, sums[p], totals[p]);
+        for (int p = 0; p < 2; p++) finish(p, b, m, M, sums[p], totals[p]);
       }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
     });
@@ -134,7 +135,7 @@ struct Product {
               for (int v = 0; v < NV; v++) sums[m - begin + i][v] = tile[i][v];
           });
         }
-        finish(panel[p], from / block, begin, end - begin, sums, totals[p]);
+        finish(p, from / block, begin, end - begin, sums, totals[p]);
       }
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
