@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.core import SamplingParams
 from minisgl.core.args import Quantization
 from minisgl.llm import LLM
+from minisgl.utils.gguf import WEIGHTS, open_gguf, stored_types
 
 Generate = Callable[[torch.Tensor, int], None]
 """(prompts [B, T], output tokens of each), greedy."""
@@ -67,6 +68,25 @@ def ours(folder: Path, values: dict[str, Any]) -> Iterator[dict[str, Generate]]:
                 quantization=format.quantization,
             )  # fmt: skip
             engines[name] = partial(_generate, stack.enter_context(llm))
+        yield engines
+
+
+@contextmanager
+def of_files(
+    folder: Path, values: dict[str, Any], kinds: Iterable[str]
+) -> Iterator[dict[str, Generate]]:
+    """Ours with llama.cpp's files KIND.gguf, which have no tokenizer. folder: where they are."""
+    with ExitStack() as stack:
+        engines: dict[str, Generate] = {}
+        for kind in kinds:
+            checkpoint = folder / f"gguf-{kind}"
+            write_checkpoint(checkpoint, values, weights=False)
+            tensors = {tensor.name: tensor for tensor in open_gguf(folder / f"{kind}.gguf").tensors}
+            stored = stored_types("qwen3", tensors)
+            (checkpoint / "config.json").write_text(json.dumps({**values, **stored}))
+            (checkpoint / WEIGHTS).symlink_to(folder / f"{kind}.gguf")
+            llm = LLM(checkpoint, device="cpu", num_pages=512, progress=False)
+            engines[f"gguf {kind}"] = partial(_generate, stack.enter_context(llm))
         yield engines
 
 

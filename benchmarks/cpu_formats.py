@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from benchmarks.cpu_engines import Generate, ours, transformers_engine
+from benchmarks.cpu_engines import Generate, of_files, ours, transformers_engine
 from benchmarks.cpu_serving import PROMPT, Served, neighbour, served
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
@@ -40,6 +40,12 @@ PAIRS: Final = (
     ("bf16", "llama.cpp bf16"),
     ("int8", "llama.cpp q8_0"),
     ("int4", "llama.cpp q4_0"),
+    ("gguf q8_0", "llama.cpp q8_0"),
+    ("gguf q4_0", "llama.cpp q4_0"),
+    ("gguf q4_k_m", "llama.cpp q4_k_m"),
+    ("gguf q8_0", "int8"),
+    ("gguf q4_0", "int4"),
+    ("gguf q4_k_m", "int4"),
     ("bf16", "vllm"),
 )
 READ_BYTES: Final = 1 << 29
@@ -55,7 +61,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--output", type=natural, default=16, help="decode steps")
     parser.add_argument("--rounds", type=natural, default=3, help="rounds")
     parser.add_argument("--transformers", action="store_true", help="beside its `generate`")
-    parser.add_argument("--llama", action="store_true", help="beside llama.cpp (llama-cpp-python)")
+    parser.add_argument(
+        "--llama", action="store_true", help="beside llama.cpp (llama-cpp-python), and its files"
+    )
     parser.add_argument("--vllm", type=Path, help="beside vLLM's CPU build, of this folder")
     parser.add_argument(
         "--http", type=natural, nargs="*", default=[], help="a server's streams beside `LLM`"
@@ -71,10 +79,11 @@ def main(argv: list[str]) -> None:
         if args.transformers:
             engines["transformers"] = transformers_engine(values)
         if args.llama:
-            from benchmarks.llama_cpp import llama_engines
+            from benchmarks.llama_cpp import FILE_TYPES, llama_engines
 
             threads = torch.get_num_threads()
             engines |= stack.enter_context(llama_engines(folder, values, threads))
+            engines |= stack.enter_context(of_files(folder, values, FILE_TYPES))
         if args.vllm:
             from benchmarks.vllm_cpu import vllm_engine
 

@@ -24,6 +24,7 @@ MOST_SEQUENCES: Final = 32
 FILE_TYPES: Final = {
     "q8_0": api.LLAMA_FTYPE_MOSTLY_Q8_0,
     "q4_0": api.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q4_k_m": api.LLAMA_FTYPE_MOSTLY_Q4_K_M,
 }
 
 
@@ -152,14 +153,17 @@ class LlamaCpp:
 def llama_engines(
     folder: Path, values: dict[str, Any], num_threads: int
 ) -> Iterator[dict[str, LlamaCpp]]:
-    """bf16, q8_0 and q4_0, loaded. folder: for the files."""
+    """bf16 and `FILE_TYPES`, loaded. folder: has the files, or gets them."""
     plain = folder / "bf16.gguf"
-    write_random(plain, values)
+    if not plain.exists():
+        write_random(plain, values)
     engines: dict[str, LlamaCpp] = {"llama.cpp bf16": LlamaCpp(plain, num_threads)}
     try:
         for kind in FILE_TYPES:
-            quantise(plain, folder / f"{kind}.gguf", kind, num_threads)
-            engines[f"llama.cpp {kind}"] = LlamaCpp(folder / f"{kind}.gguf", num_threads)
+            path = folder / f"{kind}.gguf"
+            if not path.exists():
+                quantise(plain, path, kind, num_threads)
+            engines[f"llama.cpp {kind}"] = LlamaCpp(path, num_threads)
         yield engines
     finally:
         for engine in engines.values():

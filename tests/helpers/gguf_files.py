@@ -26,8 +26,8 @@ from transformers import (
 
 from helpers import text_checkpoints
 from helpers.model_harness import make_reference
-from minisgl.models.gguf import GLOBAL, OF_ARCHITECTURE, OF_EXPERTS, OF_LAYER, WHOLE
 from minisgl.models.gguf_changes import PLUS_ONE
+from minisgl.models.gguf_names import GLOBAL, OF_EXPERTS, names_of
 
 VOCAB = 512
 SIZES: dict[str, Any] = {
@@ -152,10 +152,16 @@ def taking_turns(name: str, values: np.ndarray[Any, Any], config: Any) -> np.nda
 Change = Callable[[gguf.GGUFWriter], None]
 
 
-def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = None) -> None:
-    """A file of a random model, with the tokenizer of `text_checkpoints`."""
+def write(
+    path: Path,
+    arch: str,
+    kind: Kind = Kind.F32,
+    change: Change | None = None,
+    tensors_of_a_part: int = 0,
+) -> None:
+    """A file of a random model, with the tokenizer of `text_checkpoints`; or its parts."""
     config: Any = CONFIGS[arch]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_of_a_part)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -199,12 +205,14 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
     if change:
         change(writer)
     tensors = make_reference(config).state_dict()
-    names = {new: old for old, new in GLOBAL.items()}
+    names = {new: old for old, new in GLOBAL.items() if old != "token_embd_norm"}
     for layer in range(config.num_hidden_layers):
         names |= {
             f"model.layers.{layer}.{new}": f"blk.{layer}.{old}"
-            for old, new in {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}.items()
+            for old, new in names_of(arch).items()
         }
+        router = "router" if arch == "gpt-oss" else "gate"
+        names[f"model.layers.{layer}.mlp.{router}"] = f"blk.{layer}.ffn_gate_inp"
     for name, tensor in tensors.items():
         module, _, suffix = name.rpartition(".")
         values = tensor.float().numpy()
@@ -218,9 +226,8 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
             values = taking_turns(name, values, config)
         if module.endswith("shared_expert_gate"):
             values = values.reshape(-1)
-        own = next((old for old, new in WHOLE.items() if name.endswith(f".{new}")), None)
-        if own:
-            add(writer, f"blk.{name.split('.')[2]}.{own}", values, kind)
+        if own := names.get(name):  # without a last part of its own
+            add(writer, own, values, kind)
             continue
         if arch == "llama" and module.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if "q_proj" in module else config.num_key_value_heads
@@ -249,7 +256,8 @@ def write(path: Path, arch: str, kind: Kind = Kind.F32, change: Change | None = 
 
 def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray[Any, Any], kind: Kind) -> None:
     is_plain = kind == Kind.MXFP4 and "_exps.weight" not in name  # as llama.cpp's converter does
-    if values.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in name or is_plain:
+    is_plain |= values.ndim == 1 or "ffn_gate_inp" in name or "conv1d" in name
+    if kind == Kind.F32 or is_plain:
         writer.add_tensor(name, values)
     elif kind == Kind.F16:
         writer.add_tensor(name, values.astype(np.float16))

@@ -12,6 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+import minisgl.utils.gguf
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models.weight import weight_files
 from minisgl.utils.hf import mending, resolve_checkpoint
@@ -127,6 +128,7 @@ def test_download_takes_only_what_is_used(
         return str(tmp_path)
 
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("org/name", weights=weights) == tmp_path
     assert asked["model"] == "org/name"
@@ -138,3 +140,72 @@ def test_modelscope_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ConfigError, match=r"pip install 'minisgl\[modelscope\]'"):
         resolve_checkpoint("org/name", source="modelscope")
+
+
+def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) -> list[str]:
+    """A hub with one repository, whose files are those of `folder`. Returns what is downloaded."""
+    taken: list[str] = []
+
+    def download(asked: str, name: str) -> str:
+        assert asked == repo
+        taken.append(name)
+        return str(folder / name)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, asked: [*files])
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(minisgl.utils.gguf, "gguf_folder", lambda path: folder / f"{path.name}.d")
+    for name in files:
+        (folder / f"{Path(name).name}.d").mkdir()
+        (folder / f"{Path(name).name}.d" / "config.json").touch()
+    return taken
+
+
+FILES = (
+    *("README.md", "mmproj-F16.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf", "m-Q8_0.gguf"),
+    *("BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "takes"),
+    [
+        ("org/m-GGUF:Q8_0", FILES[4:5]),
+        ("hf.co/org/m-GGUF:q4_k_m", FILES[2:3]),
+        ("https://huggingface.co/org/m-GGUF:UD-Q4_K_M", FILES[3:4]),
+        ("org/m-GGUF:BF16", FILES[5:]),
+        ("org/m-GGUF/BF16/m-BF16-00002-of-00002.gguf", FILES[5:]),
+        ("org/m-GGUF", FILES[2:3]),
+    ],
+)
+def test_a_gguf_file_of_the_hub(
+    model: str, takes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken = _hub(monkeypatch, tmp_path, "org/m-GGUF", *FILES)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    assert resolve_checkpoint(model) == tmp_path / f"{Path(takes[0]).name}.d"
+    assert tuple(taken) == takes
+
+
+def test_a_gguf_file_that_the_hub_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _hub(monkeypatch, tmp_path, "org/m", *FILES[:5])
+    for model, asked in (
+        ("org/m:Q2_K", "Q2_K"),
+        ("org/m/x.gguf", r"x\.gguf"),
+        ("org/m:K_M", "K_M"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"org/m has no GGUF files {asked}; name one"
+        ) as error:
+            resolve_checkpoint(model)
+        assert "m-Q8_0.gguf" in str(error.value)
+        assert "mmproj" not in str(error.value)
+
+
+def test_a_repository_without_weights_that_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _hub(monkeypatch, tmp_path, "org/m", "pytorch_model.bin")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        resolve_checkpoint("org/m")

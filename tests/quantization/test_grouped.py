@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GlmConfig, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig
+from transformers import (
+    FalconH1Config,
+    GlmConfig,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+)
 
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
@@ -273,3 +280,23 @@ def test_gptq_s_lists_choose_modules() -> None:
     modules = ["0.self_attn.q_proj", "0.self_attn.o_proj", "0.mlp.gate", "1.self_attn.q_proj"]
     found = [formats.of([f"model.layers.{name}"], "Linear").name for name in modules]
     assert found == ["int4, a scale for each group of 32", "", "", ""]
+
+
+FALCON = FalconH1Config(
+    **{**LARGE, "num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_n_groups": 2},
+    mamba_d_state=16, mamba_chunk_size=8, embedding_multiplier=5.6, lm_head_multiplier=0.6,
+    mlp_multipliers=[0.9, 0.6], key_multiplier=1.3, attention_in_multiplier=0.8,
+    attention_out_multiplier=0.9, ssm_multipliers=[0.7, 0.8, 0.5, 1.2, 0.9],
+    ssm_in_multiplier=1.2, ssm_out_multiplier=0.7,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors-zero", "compressed-tensors-8", "awq", "gptq"])
+def test_constants_multiply_the_scales(name: str, tmp_path: Path) -> None:
+    """Of Falcon-H1, whose plain tensors are multiplied while they are read."""
+    quantization, quantise = CASES[name]
+    save_both(FALCON, quantization, quantise, tmp_path)
+    logits, tokens = run(tmp_path / "quantised")
+    expected, theirs = run(tmp_path / "float32")
+    assert relative_error(logits, expected) <= TOLERANCE
+    assert tokens == theirs

@@ -13,8 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,6 +31,9 @@ MATRICES = {
     "mlp.up_proj": (INNER, SIZE),
     "mlp.down_proj": (SIZE, INNER),
 }
+OF_FILE = (
+    "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down",
+)  # fmt: skip
 LAYER_BYTES = 2 * sum(rows * columns for rows, columns in MATRICES.values())
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,6 +55,7 @@ from minisgl.distributed import SingleRank
 from minisgl.kernel.registry import create_ops
 from minisgl.models import load_model
 import minisgl.quantization.config, minisgl.quantization.online, minisgl.kernel.panels
+import minisgl.models.gguf_formats, gguf
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])
@@ -106,13 +113,45 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 whole[f"{prefix}.{norm}.weight"] = torch.ones(SIZE).bfloat16()
             whole |= {f"{prefix}.{name}": tensor.clone() for name, tensor in tensors.items()}
         save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-    return made
+    return {**made, "gguf": gguf_folder(plain, tmp_path_factory.mktemp("gguf"))}
+
+
+def gguf_folder(plain: dict[str, Tensor], folder: Path) -> Path:
+    """Of the same model: matrices in Q8_0, values and down projections in Q4_0."""
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    types = {}
+    for layer in range(LAYERS):
+        for name, old in zip(MATRICES, OF_FILE, strict=True):
+            kind = Kind.Q4_0 if old in ("attn_v", "ffn_down") else Kind.Q8_0
+            values = plain[f"{name}.weight"].float().numpy()
+            tensor = f"blk.{layer}.{old}.weight"
+            writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            types[tensor] = kind.name
+        for old in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{old}.weight", np.ones(SIZE, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(SIZE, np.float32))
+    for old in ("token_embd", "output"):
+        writer.add_tensor(f"{old}.weight", np.ones((VOCAB, SIZE), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    section = {"quant_method": "gguf", "arch": "llama", "types": types}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": section}))
+    return folder
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("kind", "quantization"),
-    [("plain", ""), ("plain", "fp8"), ("plain", "int8"), ("plain", "int4"), ("gptq", "")],
+    [
+        ("plain", ""),
+        ("plain", "fp8"),
+        ("plain", "int8"),
+        ("plain", "int4"),
+        ("gptq", ""),
+        ("gguf", ""),
+    ],
 )
 def test_loading_takes_the_model_and_a_layer(
     folders: dict[str, Path], kind: str, quantization: str

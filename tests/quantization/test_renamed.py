@@ -84,11 +84,41 @@ def test_logits_are_those_of_dequantised_weights(name: str, tmp_path: Path) -> N
         assert ours == tokens
 
 
-def test_falcon_h1_is_refused_by_name(tmp_path: Path) -> None:
-    """Its constant factors would have to multiply scales."""
+def fp8_rows(module: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = tensor.abs().amax(1, keepdim=True) / 448
+    numbers = (tensor / scale).to(FP8)
+    return {"weight": numbers, "weight_scale": scale}, numbers.float() * scale
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "falcon-h1-norm-after"])
+def test_constants_multiply_the_scales(name: str, tmp_path: Path) -> None:
+    quantization = compressed()
+    quantization["config_groups"]["group_0"]["weights"]["strategy"] = "channel"
+    tensors = save_both(case(name), quantization, fp8_rows, tmp_path)
+    assert any("in_proj.weight_scale" in each for each in tensors)
+    expected, tokens = run(tmp_path / "float32")
+    for logits, ours in (run(tmp_path / "quantised"), *run_ranks(tmp_path / "quantised")):
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
+
+
+def test_a_scale_of_rows_with_several_constants_is_refused(tmp_path: Path) -> None:
     save_both(case("falcon-h1"), modelopt(), fp8, tmp_path)
-    with pytest.raises(ConfigError, match="FalconH1ForCausalLM multiplies its tensors while they"):
+    with pytest.raises(ConfigError, match=r"in_proj\.weight_scale \[1\] has an entry for each 188"):
         run(tmp_path / "quantised")
+
+
+def test_a_scale_of_the_matrix(tmp_path: Path) -> None:
+    """Of all but the projection whose rows have several constants."""
+
+    def is_quantised(file_name: str, tensor: Tensor) -> bool:
+        return is_linear(file_name, tensor) and "in_proj" not in file_name
+
+    save_both(case("falcon-h1"), modelopt("*mamba.in_proj"), fp8, tmp_path, is_quantised)
+    logits, tokens = run(tmp_path / "quantised")
+    expected, theirs = run(tmp_path / "float32")
+    assert relative_error(logits, expected) <= TOLERANCE
+    assert tokens == theirs
 
 
 def test_names_in_files() -> None:

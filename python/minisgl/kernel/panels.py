@@ -28,8 +28,10 @@ class Panels:
     """A matrix, or matrices of equal shape one after another: value = (number - zero) * scale.
 
     numbers: packed. group: inputs of a scale. scales: float, or for fp4 exponents + 127 as uint8.
-    zeros: uint8, where `middle` stands for no offset. Both as `pack_rows` leaves them.
-    outputs, inputs: of one matrix.
+    factors: int8, one for each group; then a scale is of several groups, times these. zeros: uint8,
+    where `middle` stands for no offset. steps: of the shape of scales; then the value is
+    (number + middle) * scale - zero * step, where no zeros are ones. All as `pack_rows` leaves
+    them. outputs, inputs: of one matrix.
     """
 
     kind: Kind
@@ -40,6 +42,8 @@ class Panels:
     middle: int
     outputs: int
     inputs: int
+    factors: Tensor | None = None
+    steps: Tensor | None = None
 
     def __getitem__(self, index: int) -> Panels:
         """Matrix `index`."""
@@ -48,8 +52,13 @@ class Panels:
         def matrix(tensor: Tensor) -> Tensor:
             return tensor.view(count, -1)[index]
 
-        zeros = None if self.zeros is None else matrix(self.zeros)
-        return replace(self, numbers=matrix(self.numbers), scales=matrix(self.scales), zeros=zeros)
+        def optional(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else matrix(tensor)
+
+        return replace(
+            self, numbers=matrix(self.numbers), scales=matrix(self.scales),
+            factors=optional(self.factors), zeros=optional(self.zeros), steps=optional(self.steps),
+        )  # fmt: skip
 
     def linear(
         self, ops: CpuOps, x: Tensor, bias: Tensor | None, gate: Activation | None
@@ -58,18 +67,30 @@ class Panels:
         fused = gate if self.outputs % (2 * PANEL) == 0 else None
         rows = x.reshape(-1, self.inputs).contiguous()
         out = torch.empty(len(rows), self.outputs // (2 if fused else 1), dtype=x.dtype)
-        ops.numbers_linear(
-            rows, self.numbers, KINDS.index(self.kind), self.group, self.scales, self.zeros,
-            self.middle, bias, GATES[fused], out, torch.get_num_threads(),
-        )  # fmt: skip
+        self.linear_into(ops, rows, bias, fused, out)
         y = out.view(*x.shape[:-1], out.shape[1])
         return ops.gated(y, gate) if gate and not fused else y
 
+    def linear_into(
+        self, ops: CpuOps, rows: Tensor, bias: Tensor | None, gate: Activation | None, out: Tensor
+    ) -> None:
+        """rows: [M, I], contiguous. gate: only of whole pairs of panels. out: rows may have gaps
+        between them."""
+        ops.numbers_linear(rows, *self._tensors(), bias, GATES[gate], out, torch.get_num_threads())
+
     def rows(self, ops: CpuOps, ids_T: Tensor) -> Tensor:
-        """Rows of an int8 matrix with a scale for each row, in bfloat16."""
+        """Rows of a matrix of integers, in bfloat16."""
         out_TD = torch.empty(len(ids_T), self.inputs, dtype=torch.bfloat16)
-        ops.numbers_rows(ids_T, self.numbers, self.scales, out_TD, torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        ops.numbers_rows(ids_T, *self._tensors(), self.outputs, out_TD, num_threads)
         return out_TD
+
+    def _tensors(self) -> tuple[Tensor | int | None, ...]:
+        """As both C++ functions take them."""
+        return (
+            self.numbers, KINDS.index(self.kind), self.group, self.scales, self.factors,
+            self.zeros, self.steps, self.middle,
+        )  # fmt: skip
 
 
 def takes(outputs: int, inputs: int, group: int, dtype: torch.dtype, kind: Kind) -> bool:

@@ -90,9 +90,7 @@ def load_model(
 
         load_dummy(model, device=device, ops=ops, seed=seed, progress=progress)
     if config.formats.names and comm.rank == 0:
-        from minisgl.quantization.panelled import log_kernels
-
-        log_kernels(model, config.formats.names)
+        config.formats.log(model)
     return model
 
 

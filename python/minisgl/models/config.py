@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ class ModelConfig:
             from minisgl.models.formats import formats_of
 
             formats = formats_of(config, modelopt, quantization, family, is_wrapped)
-        return cls(
+        made = cls(
             architecture=str(architectures[0]),
             vocab_size=config.integer("vocab_size"),
             hidden_size=hidden_size,
@@ -191,6 +191,11 @@ class ModelConfig:
             formats=formats,
             is_wrapped=is_wrapped,
         )
+        if stored is None or formats is not UNQUANTISED:
+            return made
+        from minisgl.models.gguf_formats import GgufFormats
+
+        return replace(made, formats=GgufFormats.read(made))
 
 
 def _dtype(config: Fields, folder: Path) -> torch.dtype:

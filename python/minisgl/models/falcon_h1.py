@@ -14,7 +14,6 @@ from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.scaled_view import ScaledView
 from minisgl.models.side_block import SideBlock, SidePlace
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import refuse_quantised
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -74,7 +73,6 @@ NAMES = {
 
 
 def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    refuse_quantised(config, "multiplies its tensors while they are read")
     fields = config.fields
 
     def numbers(name: str, count: int) -> list[float]:

@@ -11,7 +11,7 @@ from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.models.config import Fields
 from minisgl.models.spec import Family
-from minisgl.quantization import Formats
+from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 
 
@@ -28,6 +28,12 @@ def formats_of(
     modelopt: the path of ModelOpt's file, which is read if config.json describes no quantisation.
     """
     values = config.values.get("quantization_config")
+    if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
+        from minisgl.models.gguf_formats import has_mxfp4
+
+        if not quantization:
+            return UNQUANTISED  # until the whole config is known, which names the tensors
+        values = values if has_mxfp4(values) else None  # others are dequantised, and made anew
     if quantization:
         from minisgl.quantization.online_formats import OnlineFormats
 

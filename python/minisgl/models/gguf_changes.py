@@ -17,33 +17,82 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.gguf_tensors import Change
 
-PLUS_ONE: Final = ("gemma2", "gemma3", "qwen35", "qwen35moe")
+ALL: Final = slice(None)
+PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose files have 1 + the weight of each norm, but for the gated one."""
+DELTA: Final = ("qwen3next", "qwen35", "qwen35moe")
+INTERLEAVED: Final = (
+    *("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3"),
+    *("chatglm", "glm4", "command-r", "cohere2", "ernie4_5"),
+)
+"""Architectures whose rows of q and k are in the order of interleaved pairs."""
+FUSED: Final = ("phi3", "chatglm", "glm4")
+"""Architectures whose files have gate and up as one tensor."""
+
+
+def parts_of(arch: str, kind: str, rows: int, config: ModelConfig) -> list[tuple[str, slice]]:
+    """The kinds that a tensor of several is of, and the rows of each: q, k and v; gate and up; b
+    and a of a gated delta net."""
+    if kind == "attn_qkv" and arch not in DELTA:
+        q = config.num_heads * config.head_dim
+        kv = config.num_kv_heads * config.head_dim
+        ends = slice(q), slice(q, q + kv), slice(q + kv, q + 2 * kv)
+        return list(zip(("attn_q", "attn_k", "attn_v"), ends, strict=True))
+    if kind == "ffn_up" and arch in FUSED:
+        return [("ffn_gate", slice(rows // 2)), ("ffn_up", slice(rows // 2, rows))]
+    if kind == "ssm_ba":
+        return [("ssm_beta", ALL), ("ssm_alpha", ALL)]
+    return [(kind, ALL)]
 
 
 def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
     """kind: of the tensor, such as attn_q. Returns None where nothing is changed.
 
-    llama: the rows of q and k are in the order of interleaved pairs. Gemma and Qwen3.5: norms have
-    1 + the weight. Qwen3.5: the value heads of all key heads take turns, where the checkpoint has
-    those of a key head side by side; and the decay is -exp(A_log).
+    Rows of q and k are put in our order, and norms have their weight without 1. A decay is
+    -exp(A_log). Qwen3.5: the value heads of all key heads take turns, where the checkpoint has
+    those of a key head side by side. Qwen3-Next: b and a of each key head take turns.
     """
-    if arch == "llama" and kind in ("attn_q", "attn_k"):
-        return partial(deinterleave, head_dim=config.head_dim, rotary_dim=config.head_dim)
+    if arch in INTERLEAVED and kind in ("attn_q", "attn_k"):
+        return partial(deinterleave, head_dim=config.head_dim, rotary_dim=config.rope.rotary_dim)
     if arch in PLUS_ONE and kind.endswith("norm") and kind != "ssm_norm":
         return _minus_one
-    return _of_delta_net(kind, config) if arch in ("qwen35", "qwen35moe") else None
+    if kind == "ffn_gate_inp_shexp":
+        return lambda row: row.reshape(1, -1)
+    if arch in DELTA:
+        return _of_delta_net(arch, kind, config)
+    return OF_MAMBA.get(kind)
+
+
+def reorders_columns(arch: str, kind: str) -> bool:
+    """Whether `change_of` does, which blocks along a row do not survive."""
+    return kind == "ssm_out" and arch in ("qwen35", "qwen35moe")
+
+
+OF_MAMBA: Final[dict[str, Change]] = {
+    "ssm_a": lambda numbers: (-numbers).log().flatten(),
+    "ssm_d": torch.flatten,
+    "ssm_norm": torch.flatten,
+    "ssm_conv1d": lambda taps: taps[:, None] if taps.dim() == 2 else taps,
+    "shortconv.conv": lambda taps: taps[:, None] if taps.dim() == 2 else taps,
+}
+"""Of a convolution: weights [channels, taps], and the bias."""
 
 
 def _minus_one(weight: Tensor) -> Tensor:
     return weight - 1
 
 
-def _of_delta_net(kind: str, config: ModelConfig) -> Change | None:
+def _of_delta_net(arch: str, kind: str, config: ModelConfig) -> Change | None:
     keys, values, size, value_size = (
         config.fields.integer(f"linear_{name}")
         for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     )
+    if arch == "qwen3next":
+        return {
+            **OF_MAMBA,
+            "ssm_beta": lambda rows: _of_pair(rows, 0, keys=keys),
+            "ssm_alpha": lambda rows: _of_pair(rows, 1, keys=keys),
+        }.get(kind if kind != "ssm_norm" else "")
     side_by_side = partial(_side_by_side, keys=keys, values=values)
     first = 2 * keys * size
     changes: dict[str, Change] = {
@@ -54,10 +103,14 @@ def _of_delta_net(kind: str, config: ModelConfig) -> Change | None:
         "ssm_beta": lambda rows: side_by_side(rows, 1),
         "ssm_dt": lambda numbers: side_by_side(numbers, 1),
         "ssm_a": lambda numbers: side_by_side((-numbers).log(), 1),
-        "ffn_gate_inp_shexp": lambda row: row.reshape(1, -1),
     }
     changes["ssm_conv1d"] = lambda rows: changes["attn_qkv"](rows)[:, None]
     return changes.get(kind)
+
+
+def _of_pair(rows: Tensor, which: int, *, keys: int) -> Tensor:
+    """rows: of each key head first those of one projection, then as many of the other."""
+    return rows.reshape(keys, 2, -1, *rows.shape[1:])[:, which].flatten(0, 1)
 
 
 def _side_by_side(rows: Tensor, size: int, *, keys: int, values: int) -> Tensor:

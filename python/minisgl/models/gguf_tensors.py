@@ -5,6 +5,7 @@ Each is memory-mapped. Axes: E experts, O outputs, I inputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -66,6 +67,30 @@ class Dequantised:
     def _values(self, data: Any) -> Tensor:
         values = np.ascontiguousarray(self._dequantise(data, self._kind), dtype=np.float32)
         return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+class Blocks:
+    """The blocks of a matrix as they are, uint8 [O, bytes]."""
+
+    def __init__(self, data: Any, change: Change | None) -> None:
+        """change: of the order of rows."""
+        self._data, self._change = data, change
+
+    def get_slice(self, name: str) -> Blocks:
+        return self
+
+    def get_dtype(self) -> str:
+        return "U8"
+
+    def get_shape(self) -> list[int]:
+        return list(self._data.shape)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """A view of the mapped file, unless the rows are reordered."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mapping is read-only, and so are its users
+            rows = torch.from_numpy(self._data)
+        return (self._change(rows) if self._change else rows)[index]
 
 
 class Bytes:

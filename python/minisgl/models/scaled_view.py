@@ -1,41 +1,79 @@
 """Multiplies the tensors of a checkpoint by constants while they are read.
 
 The layers of some families have constant factors. Multiplied into the weights, they cost nothing
-when the model runs.
+when the model runs. A quantised weight's value is (number - zero) * scale, so its scales are
+multiplied. The outputs of an entry of scales must have one factor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from minisgl.models.view import CheckpointView
+from minisgl.errors import ConfigError
+from minisgl.models.view import OUTPUTS, CheckpointView
+from minisgl.models.weight import DTYPES
 from minisgl.models.wrapper import text_name
 from minisgl.quantization import Part
 
+SCALES: Final = ("weight_scale", "weight_scale_inv", "scales")
+
 
 class ScaledView(CheckpointView):
-    """Products are float32 and rounded to the file's dtype once."""
+    """Products are float32; of plain tensors they are rounded to the file's dtype once."""
 
     def __init__(
         self, view: CheckpointView, factors: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
         """factors: the end of a declared name -> the number that multiplies the tensor. rows: the
-        end of a declared name -> the numbers that multiply the tensor's rows."""
+        end of a declared name -> the numbers that multiply the tensor's rows. A name ends in
+        .weight or .bias."""
         super().__init__(view.folder, text_name)
         self._factors, self._rows = factors, rows
 
     def share(self, name: str, part: Part) -> Tensor:
+        """Raises ConfigError where an entry of scales is of outputs with several factors, or is
+        itself a number of 8 bits."""
         tensor = super().share(name, part)
+        module, _, suffix = name.rpartition(".")
+        is_scale = suffix in SCALES
+        kind = self.dtype(name)
+        if not is_scale and kind not in DTYPES:
+            return tensor  # numbers and zero points
+        own = f"{module}.weight" if is_scale else name
         factor: float | Tensor = 1.0
         for end, number in self._factors.items():
-            factor = number if name.endswith(end) else factor
+            factor = number if own.endswith(end) else factor
         for end, numbers in self._rows.items():
-            if name.endswith(end):
-                factor = numbers[part.share.start : part.share.stop]
-                factor = factor.view(-1, *[1] * (tensor.dim() - 1)).to(tensor.device)
+            if own.endswith(end):
+                axis = OUTPUTS[suffix]
+                along = self._entries(numbers, name, axis if is_scale else 0)
+                share = part.share if part.axis == axis else range(len(along))
+                factor = along[share.start : share.stop].to(tensor.device)
+                factor = factor.view(*[1] * axis, -1, *[1] * (tensor.dim() - axis - 1))
         if isinstance(factor, float) and factor == 1.0:
             return tensor
-        return (tensor.to(torch.float32) * factor).to(tensor.dtype)
+        if kind not in DTYPES:
+            raise ConfigError(
+                f"{self.folder}: {name} is {kind}, and is to be multiplied by a constant while it "
+                "is read; use the unquantised checkpoint, with --quantization if need be"
+            )
+        product = tensor.to(torch.float32) * factor
+        return product if is_scale else product.to(tensor.dtype)
+
+    def _entries(self, numbers: Tensor, name: str, axis: int) -> Tensor:
+        """The factor of each entry along the axis of outputs; `numbers`: of each output."""
+        shape = self.shape(name)
+        count = shape[axis] if len(shape) > axis else 1
+        each = 1 << (-(-len(numbers) // count) - 1).bit_length() if count > 1 else len(numbers)
+        groups = torch.split(numbers, each)
+        if len(groups) != count or any(bool((group != group[0]).any()) for group in groups):
+            raise ConfigError(
+                f"{self.folder}: {name} {list(shape)} has an entry for each {each} outputs, which "
+                "are to be multiplied by several constants; expected a scale for each output, or a "
+                "plain tensor; use the unquantised checkpoint, with --quantization if need be"
+            )
+        return torch.stack([group[0] for group in groups])

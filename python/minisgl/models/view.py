@@ -19,7 +19,6 @@ from minisgl.errors import ConfigError
 from minisgl.models.weight import Checkpoint
 from minisgl.models.wrapper import part_of, text_name
 from minisgl.quantization import Part
-from minisgl.quantization.rules import ConfiguredFormats
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -161,16 +160,6 @@ def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     view.split("qkv_proj", ("q_proj", "k_proj", "v_proj"), (q_rows, kv_rows, kv_rows))
     return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)
-
-
-def refuse_quantised(config: ModelConfig, what: str) -> None:
-    """Raise ConfigError if the checkpoint is quantised. what: ends the sentence "ARCHITECTURE ...",
-    with the reason."""
-    if isinstance(config.formats, ConfiguredFormats):
-        raise ConfigError(
-            f"{config.fields.where}: {config.architecture} {what}, which is supported only without "
-            "quantization_config; use the unquantised checkpoint, with --quantization if need be"
-        )
 
 
 def interleaved(view: CheckpointView, config: ModelConfig) -> CheckpointView:

@@ -39,9 +39,10 @@ QUANTISED = {
 }
 """Tensors of these dtypes are read as they are; others are converted."""
 # Old exports saved the rotary table, which is computed here. Scales of a KV cache are read by
-# `minisgl.models.kv_scales`, if they are needed.
+# `minisgl.models.kv_scales`, if they are needed. A GGUF file's blocks are also there dequantised.
 _NO_PARAMETER = re.compile(
     r"\.rotary_emb\.inv_freq$|\.self_attn\.([qkv]_proj\.)?([qkv]_scale|output_scale)$"
+    r"|\.weight\.blocks$"
 )
 MAX_NAMED = 30  # misfitting tensors that an error names
 

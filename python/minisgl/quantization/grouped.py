@@ -238,7 +238,7 @@ def _row(numbers: Tensor, columns: int) -> Tensor:
 
 def _bytes(packed: Tensor) -> Tensor:
     """int32 [O, n] -> uint8 [O, 4 n]. The low bits come first in both."""
-    return packed.contiguous().view(torch.uint8)
+    return packed.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:

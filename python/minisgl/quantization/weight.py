@@ -133,6 +133,12 @@ class Formats:
         """The names of the quantised formats."""
         return ()
 
+    def log(self, model: TensorOwner) -> None:
+        """Log how the loaded model's weights are multiplied, where it has quantised ones."""
+        from minisgl.quantization.panelled import log_kernels
+
+        log_kernels(model, self.names)
+
     def of(self, modules: Sequence[str], target: Target) -> Format:
         """The one format of `modules`, which are multiplied as one matrix, all of class `target`.
         Raises ConfigError where they have several."""

@@ -13,6 +13,7 @@ from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.models import ModelConfig, build_model
 from minisgl.models.check import check_model
+from minisgl.models.gguf_formats import GgufFormats
 from minisgl.quantization import UNQUANTISED
 from minisgl.utils.text import size_of
 
@@ -28,8 +29,9 @@ def dry_run(config: EngineConfig) -> str:
     try:
         model = ModelConfig.from_folder(config.folder, config.quantization)
         dtype = resolve_dtype(config, model, device)
-        # What --quantization makes depends on the kernels; else nothing needs to be compiled.
-        ops = create_ops(device.torch_device) if config.quantization else Ops()
+        # What is kept in memory depends on the kernels; else nothing needs to be compiled.
+        is_known = not config.quantization and not isinstance(model.formats, GgufFormats)
+        ops = Ops() if is_known else create_ops(device.torch_device)
         table = str(plan_engine_memory(config, model, dtype, device, comm, ops))
         if config.attn != "auto":
             create_attention_backend(

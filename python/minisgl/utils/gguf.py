@@ -15,36 +15,45 @@ from pathlib import Path
 from typing import Any, Final
 
 from minisgl import env
-from minisgl.errors import CheckpointError, ConfigError
+from minisgl.errors import CheckpointError, ConfigError, MinisglError
 from minisgl.utils.gguf_check import check_header
+from minisgl.utils.gguf_parts import check_parts, parts_of
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 WEIGHTS: Final = "model.gguf"
-"""The link's name."""
-VERSION: Final = 2
+"""The link's name; other parts are 2.gguf and so on."""
+VERSION: Final = 4
 """Of what is written into a folder; raise it with every change."""
+PLAIN: Final = ("F32", "F16", "BF16", "F64")
 
 
 def gguf_folder(path: Path) -> Path:
-    """Returns the folder for a GGUF file. Raises ConfigError where the package gguf is missing or
-    the file's model is not supported, CheckpointError where the file is damaged."""
-    path = path.resolve()
-    stat = path.stat()
-    key = repr((VERSION, str(path), stat.st_size, stat.st_mtime_ns)).encode()
+    """Returns the folder for a GGUF file, which may be any part of a model's. Raises ConfigError
+    where the package gguf is missing or the file's model is not supported, CheckpointError where
+    the file is damaged or a part is missing."""
+    parts = [part.resolve() for part in parts_of(path)]
+    stats = [part.stat() for part in parts]
+    files_now = [
+        (str(part), stat.st_size, stat.st_mtime_ns) for part, stat in zip(parts, stats, strict=True)
+    ]
+    key = repr((VERSION, *files_now)).encode()
     folder = env.cache_dir() / "gguf" / f"{path.stem}-{hashlib.sha256(key).hexdigest()[:12]}"
     if (folder / "config.json").is_file():
         return folder
-    reader = open_gguf(path)
+    readers = [open_gguf(part) for part in parts]
     try:
         from minisgl.utils.gguf_config import config_of
         from minisgl.utils.gguf_tokenizer import tokenizer_files
 
-        values = {name: field.contents() for name, field in reader.fields.items()}
-        files = {"config.json": json.dumps(config_of(reader, values, path), indent=1)}
+        values = {name: field.contents() for name, field in readers[0].fields.items()}
+        tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        check_parts(path, len(parts), values, len(tensors))
+        config = config_of(values, tensors, path) | stored_types(values["general.architecture"], tensors)
+        files = {"config.json": json.dumps(config, indent=1)}
         files |= tokenizer_files(values, path)
-    except ConfigError:
+    except MinisglError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -54,13 +63,33 @@ def gguf_folder(path: Path) -> Path:
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     for name, text in files.items():
         (made / name).write_text(text, encoding="utf-8")
-    (made / WEIGHTS).symlink_to(path)
+    for index, part in enumerate(parts):
+        (made / (f"{index + 1}.gguf" if index else WEIGHTS)).symlink_to(part)
     try:
         made.rename(folder)
     except OSError:  # another process was faster
         shutil.rmtree(made)
     logger.info("%s: its config and tokenizer are in %s", path.name, folder)
     return folder
+
+
+def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """`quantization_config`: the formats' names of the matrices that are quantised."""
+    types = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    quantised = {
+        name: kind for name, kind in types.items() if name.endswith(".weight") and kind not in PLAIN
+    }
+    if not quantised:
+        return {}
+    return {"quantization_config": {"quant_method": "gguf", "arch": arch, "types": quantised}}
+
+
+def open_weights(folder: Path) -> tuple[Any, list[Any]]:
+    """Returns the metadata, and the tensors of all parts, of a folder of `gguf_folder`. Raises as
+    it."""
+    first = open_gguf(folder / WEIGHTS)
+    others = [open_gguf(path) for path in folder.glob("*.gguf") if path.name != WEIGHTS]
+    return first.fields, [tensor for reader in (first, *others) for tensor in reader.tensors]
 
 
 def open_gguf(path: Path) -> Any:

@@ -1,7 +1,8 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
 
-Two kinds of models are read: "gpt2", byte-level BPE with merges, whose splitting of text the key
-`pre` names; and "llama", sentencepiece's BPE, which has a score for each token in place of merges.
+Three kinds of models are read: "gpt2", byte-level BPE with merges, whose splitting of text the key
+`pre` names; "llama", sentencepiece's BPE, which has a score for each token in place of merges; and
+"gemma4", sentencepiece's BPE with merges.
 """
 
 from __future__ import annotations
@@ -9,46 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from minisgl.errors import ConfigError
+from minisgl.utils.gguf_splits import SPLITS
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens, in llama.cpp's numbering."""
-
-
-def _words(digits: str, letters: str = r"\p{L}") -> str:
-    """Of cl100k and its heirs, which differ in how many digits stay together and in whether marks
-    are letters."""
-    return (
-        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
-        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-_ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS
-    + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS
-    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)  # fmt: skip
-"""Of o200k: words are split where lower case is followed by upper case."""
-SPLITS: Final[Mapping[str, str | None]] = {
-    "llama-bpe": _words(r"\p{N}{1,3}"),
-    "qwen2": _words(r"\p{N}"),
-    "qwen35": _words(r"\p{N}", letters=r"\p{L}\p{M}"),
-    "gpt-4o": _O200K,
-    "gpt-2": None,
-    "smollm": None,
-}
-"""By `pre`. None: GPT-2's own."""
-WHOLE_WORDS: Final = ("llama-bpe", "gpt-4o")
-"""Their tokenizers take a word that is a token as it is, whatever its merges are."""
+PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 that keep the space behind them; the others swallow it."""
 
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -63,15 +38,21 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
     model = get["model"]
     if model == "gpt2":
         tokenizer, adds_bos = _byte_level(get, path)
-    elif model == "llama":
+    elif model in ("llama", "gemma4"):
         tokenizer, adds_bos = _sentencepiece(get, kinds), True
     else:
         raise ConfigError(
-            f"{path}: tokenizer.ggml.model is {model!r}, expected gpt2 or llama; use the "
+            f"{path}: tokenizer.ggml.model is {model!r}, expected gpt2, llama or gemma4; use the "
             "checkpoint that the file was made from, whose weights are *.safetensors"
         )
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    is_phi3 = (values.get("general.architecture"), model) == ("phi3", "llama")
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, rstrip=is_phi3 and token not in PHI3_PLAIN)
+            for token in special
+        ]
+    )
     own = [token for token, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
     named = {
@@ -103,37 +84,44 @@ def _byte_level(get: Mapping[str, Any], path: Path) -> tuple[Tokenizer, bool]:
             f"{path}: tokenizer.ggml.pre is {pre!r}, expected {', '.join(SPLITS)}; use the "
             "checkpoint that the file was made from, whose weights are *.safetensors"
         )
-    vocab = {token: index for index, token in enumerate(get["tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in get["merges"]]
-    tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre in WHOLE_WORDS))
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
-    if pattern := SPLITS[pre]:
-        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if pre in ("qwen2", "qwen35"):
-        tokenizer.normalizer = normalizers.NFC()
+    split = SPLITS[pre]
+    tokenizer = Tokenizer(BPE(_vocab(get), _merges(get), ignore_merges=split.whole))
+    tokenizer.pre_tokenizer = split.pre_tokenizer()
+    if normalizer := split.normalizer():
+        tokenizer.normalizer = normalizer
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, pre == "llama-bpe"
+    return tokenizer, split.bos
+
+
+def _vocab(get: Mapping[str, Any]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(get["tokens"])}
+
+
+def _merges(get: Mapping[str, Any]) -> list[tuple[str, str]]:
+    parts = (merge.split(" ") for merge in get["merges"])
+    return [(left, right) for left, right in parts]
 
 
 def _sentencepiece(get: Mapping[str, Any], kinds: list[int]) -> Tokenizer:
-    """A token's best way to come about is the merge of two tokens, so its score orders merges."""
-    tokens, scores = get["tokens"], get["scores"]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    merges: list[tuple[float, int, int, str, str]] = []
-    for token, score in zip(tokens, scores, strict=True):
-        for end in range(1, len(token)):
-            left, right = token[:end], token[end:]
-            if left in vocab and right in vocab:
-                merges.append((-score, vocab[left], vocab[right], left, right))
-    merges.sort()
+    """Without merges: a token's best way to come about is the merge of two tokens, so its score
+    orders merges."""
+    tokens, vocab = get["tokens"], _vocab(get)
+    if get["model"] == "llama":
+        found: list[tuple[float, int, int, str, str]] = []
+        for token, score in zip(tokens, get["scores"], strict=True):
+            for end in range(1, len(token)):
+                left, right = token[:end], token[end:]
+                if left in vocab and right in vocab:
+                    found.append((-score, vocab[left], vocab[right], left, right))
+        pairs = [(left, right) for *_, left, right in sorted(found)]
+    else:
+        pairs = _merges(get)
     unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
-    pairs = [(left, right) for *_, left, right in merges]
     tokenizer = tokenizers.Tokenizer(
         BPE(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    prefix = [normalizers.Prepend("▁")] if get.get("add_space_prefix", True) else []
+    has_prefix = get.get("add_space_prefix", get["model"] == "llama")
+    prefix = [normalizers.Prepend("▁")] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
     tokenizer.decoder = decoders.Sequence(

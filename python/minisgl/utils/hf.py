@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError, ConfigError
 
 _LFS_POINTER: Final = b"version https://git-lfs"
-_MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
 def resolve_checkpoint(
@@ -20,7 +18,8 @@ def resolve_checkpoint(
     source: Literal["huggingface", "modelscope"] = "huggingface",
     weights: bool = True,
 ) -> Path:
-    """Return the local folder of `model`: a folder, a GGUF file or the id of a model to download.
+    """Return the local folder of `model`: a folder, a GGUF file or the id of a model to download,
+    which may name a GGUF file (ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf).
 
     With `weights=False` a download has only the text files (config and tokenizer), which is all
     that `--dummy-weight` needs. Raises ConfigError if there is no such folder or id or if it cannot
@@ -42,13 +41,9 @@ def resolve_checkpoint(
                 raise ConfigError(
                     f"{model} is a file; a model is a folder with a config.json, or a .gguf file"
                 )
-            if not _MODEL_ID.fullmatch(model):
-                raise ConfigError(
-                    f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B"
-                )
-            from minisgl.utils.hub import download
+            from minisgl.utils.hub import downloaded
 
-            folder = Path(download(model, source, weights=weights))
+            folder = downloaded(model, source, weights=weights)
         has_config = (folder / "config.json").is_file()
     except OSError as error:  # a folder that this user may not enter
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error

@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, Literal
 
 from minisgl.errors import ConfigError
 from minisgl.utils.http import unusable_proxy
 
+_MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES: Final = ["*.safetensors"]
 # Copies of the weights in other formats, which some repositories keep beside those that load.
 _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 
 
-def download(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> str:
+def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> Path:
     """Download the model with this id and return its folder. weights: also the weight files.
 
-    Raises ConfigError if there is no such id, if its licence must be accepted first, or if it
-    cannot be reached.
+    On Hugging Face an id may name a GGUF file, as `named_gguf` says; the usual one is taken where a
+    repository has no other weights. Raises ConfigError if there is no such id, if its licence must
+    be accepted first, or if it cannot be reached.
     """
+    has_ggufs = source == "huggingface"
+    if has_ggufs and (":" in model or model.endswith(".gguf")):
+        from minisgl.utils.hub_gguf import named_gguf
+
+        if (named := named_gguf(model)) and (made := _of_gguf(*named)):
+            return made
+    if not _MODEL_ID.fullmatch(model):
+        raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
-    fetch = _from_huggingface if source == "huggingface" else _from_modelscope
-    return fetch(model, patterns)
+    folder = Path((_from_huggingface if has_ggufs else _from_modelscope)(model, patterns))
+    is_without = weights and not any(folder.glob("*.safetensors"))
+    return (_of_gguf(model, "") if has_ggufs and is_without else None) or folder
+
+
+def _of_gguf(repo: str, choice: str) -> Path | None:
+    from minisgl.utils.gguf import gguf_folder
+    from minisgl.utils.hub_gguf import download_gguf
+
+    path = download_gguf(repo, choice)
+    return gguf_folder(path) if path else None
 
 
 def _from_huggingface(model: str, patterns: list[str]) -> str:
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(model):
+        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+    return str(folder)
+
+
+@contextmanager
+def hub_errors(model: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into ConfigError, which says what to do."""
     import httpx
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors
 
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     hints = (
@@ -43,14 +76,13 @@ def _from_huggingface(model: str, patterns: list[str]) -> str:
         ),
     )
     try:
-        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+        yield
     except ImportError as error:  # of httpx, which has no SOCKS without one more package
         raise unusable_proxy(error) from error
     except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
         otherwise = f"{type(error).__name__}: {error}; starting again goes on from here"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error
-    return str(folder)
 
 
 def _from_modelscope(model: str, patterns: list[str]) -> str:

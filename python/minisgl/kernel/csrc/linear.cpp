@@ -85,14 +85,16 @@ void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorVie
   const Bf16::X* from = as_inputs<Bf16>(rows, product.rows, inputs, false, buffer);
   product.run<Bf16, false>(
       data<uint8_t>(weight), from, inputs, num_threads,
-      [](int64_t, int64_t, int, int count, const VF(*sums)[NV], VF(*totals)[NV]) {
-        std::memcpy(totals, sums, count * sizeof(*sums));
+      [](const int64_t (&)[2]) {
+        return [](int, int64_t, int, int count, const VF(*sums)[NV], VF(*totals)[NV]) {
+          std::memcpy(totals, sums, count * sizeof(*sums));
+        };
       });
   for (int64_t o = product.outputs / PANEL * PANEL; o < product.outputs; o++)
     for (int64_t m = 0; m < product.rows; m++) {
       float y = dot(data<bf16>(weight) + o * inputs, rows + m * inputs, inputs);
       if (bias) y += load_first(data<bf16>(*bias) + o, 1)[0];
-      store_first(data<bf16>(out) + m * product.outputs + o, splat(y), 1);
+      store_first(data<bf16>(out) + m * out.stride(0) + o, splat(y), 1);
     }
 }
 

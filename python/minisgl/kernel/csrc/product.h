@@ -50,8 +50,8 @@ struct Product {
           const tvm::ffi::Optional<TensorView>& bias, int64_t gate, const TensorView& out)
       : x(x), out(out), bias(bias), gate(Gate(gate)), rows(out.size(0)), inputs(inputs),
         outputs(outputs) {
-    CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && is_packed(out),
-          "linear: x and out must be matrices, packed");
+    CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && (out.stride(1) == 1 || out.size(1) == 1),
+          "linear: x must be a matrix, packed, and out one of packed rows");
     CHECK(x.dtype().code == kDLBfloat && x.dtype() == out.dtype() &&
               (!bias || (*bias).dtype() == x.dtype()),
           "linear: x, bias and out must be bfloat16");
@@ -64,12 +64,12 @@ struct Product {
   }
 
   // weight: panels of kind K. x: rows of inputs of type K::X. block: how many inputs have one scale.
-  // finish(panel, block, m, count, sums, totals): adds `count` rows of sums [NV] over a block, from
-  // row m on, to totals [NV]. PADDED: see each_tile; then PADDING rows more than there are may
-  // be read and finished.
+  // start(panels) returns, for two panels, finish(p, block, m, count, sums, totals), which adds
+  // `count` rows of sums [NV] of panel p over a block, from row m on, to totals [NV]. PADDED: see
+  // each_tile; then PADDING rows more than there are may be read and finished.
   template <class K, bool PADDED, class F>
   void run(const uint8_t* weight, const typename K::X* x, int64_t block, int64_t num_threads,
-           F finish) const {
+           F start) const {
     const int64_t panels = outputs / PANEL, pairs = gate ? panels / 2 : (panels + 1) / 2;
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     if (outputs * inputs * rows < 65536) num_threads = 1;
@@ -77,6 +77,7 @@ struct Product {
       const int64_t pair = item / blocks, one = gate ? pair : 2 * pair;
       const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
       const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
+      const auto finish = start(panel);
       if constexpr (WIDENS_FIRST)
         if (end - begin > FEW)
           return widened<K>(weight, panel, x, begin, end, block, finish);
@@ -93,7 +94,7 @@ struct Product {
     each_tile<PADDED, TILE>(begin, end, [&](auto count, int m, int num_rows) {
       constexpr int M = decltype(count)::value;
       VF totals[2][M][NV] = {};
-      for (int64_t from = 0; from < inputs; from += block) {
+      for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
         typename K::Sum sums[2][M][NV] = {};
         const int64_t last = std::min(from + block, inputs);
         const int share[2] = {m - begin, num_rows};
@@ -105,7 +106,7 @@ struct Product {
                                   ahead<K>(weight, panel[1], now, share, end - begin)};
           add_steps<K>(at, asked, x + m * inputs + now, inputs, (until - now) / 2, sums);
         }
-        for (int p = 0; p < 2; p++) finish(panel[p], from / block, m, M, sums[p], totals[p]);
+        for (int p = 0; p < 2; p++) finish(p, b, m, M, sums[p], totals[p]);
       }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
     });
@@ -138,7 +139,7 @@ struct Product {
               for (int v = 0; v < NV; v++) sums[m - begin + i][v] = tile[i][v];
           });
         }
-        finish(panel[p], from / block, begin, end - begin, sums, totals[p]);
+        finish(p, from / block, begin, end - begin, sums, totals[p]);
       }
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
@@ -172,7 +173,7 @@ struct Product {
   }
 
   void store(const Tile& tile) const {
-    store_tile(tile, bias ? data<bf16>(*bias) : nullptr, gate, data<bf16>(out), out.size(1));
+    store_tile(tile, bias ? data<bf16>(*bias) : nullptr, gate, data<bf16>(out), out.stride(0));
   }
 };
 

@@ -1,0 +1,137 @@
+"""The names of a GGUF file's tensors, and those of the tensors that our layers declare.
+
+A kind is a name without its layer and its last part: `attn_q` of `blk.3.attn_q.weight`. Names of
+routers and experts come from the family's spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+GLOBAL: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # LFM2's, which is the last norm in spite of its name
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+OF_LAYER: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_sinks.weight": "self_attn.sinks",
+}
+SANDWICH: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+AFTER: Final = {"post_attention_norm": "post_attention_layernorm"}
+SHARED: Final = {f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}
+SHARED_QWEN: Final = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
+}
+DELTA: Final = {
+    **AFTER,
+    **SHARED_QWEN,
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+CONV: Final = {f"shortconv.{x}": f"conv.{x}" for x in ("conv", "in_proj", "out_proj")}
+GEMMA4: Final = {
+    **SANDWICH,
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+
+
+def _mamba(mixer: str) -> dict[str, str]:
+    return {
+        "ssm_in": f"{mixer}.in_proj",
+        "ssm_conv1d": f"{mixer}.conv1d",
+        "ssm_norm": f"{mixer}.gated_norm",
+        "ssm_out": f"{mixer}.out_proj",
+        "ssm_a": f"{mixer}.A_log",
+        "ssm_d": f"{mixer}.D",
+        "ssm_dt.bias": f"{mixer}.dt_bias",
+    }
+
+
+GRANITE: Final = {**_mamba("mamba"), **SHARED}
+NEMOTRON: Final = {
+    **_mamba("mixer"),
+    "attn_norm": "norm",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, str]]] = {
+    "gemma2": SANDWICH,
+    "gemma3": SANDWICH,
+    "gemma4": GEMMA4,
+    "olmo2": SANDWICH,
+    "exaone4": SANDWICH,
+    "gpt-oss": AFTER,
+    "seed_oss": AFTER,
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    "glm4moe": {**AFTER, **SHARED},
+    "qwen2moe": SHARED_QWEN,
+    "qwen3next": DELTA,
+    "qwen35": DELTA,
+    "qwen35moe": DELTA,
+    "lfm2": CONV,
+    "lfm2moe": CONV,
+    "hunyuan-dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "granite": GRANITE,
+    "granitemoe": GRANITE,
+    "granitehybrid": GRANITE,
+    "falcon-h1": {**_mamba("mamba"), "ffn_norm": "post_attention_layernorm.weight"},
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_moe": NEMOTRON,
+}
+"""What differs from `OF_LAYER`."""
+OF_EXPERTS: Final = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
+"""[E, O, I] in the file, a tensor for each expert here: the field of `ExpertNames`."""
+STACKED: Final = ("gpt-oss",)
+"""Architectures whose checkpoints have one tensor for all experts."""
+
+
+def names_of(arch: str) -> dict[str, str]:
+    """Of a layer's tensors: by kind, or with the last part of the name, which the other side then
+    has, too."""
+    return {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}

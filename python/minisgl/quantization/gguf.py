@@ -1,0 +1,259 @@
+"""Weights of GGUF files that stay packed on a CPU in bfloat16; elsewhere they are dequantised.
+
+Merged matrices may have several forms (`gguf_blocks.Form`): files have more bits for values than
+for queries and keys. Each run of matrices of one form is then a GEMM, into its columns of the
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.gguf_blocks import DTYPES, LAYOUTS, Field, Form
+from minisgl.quantization.packed import CpuWeight, PackedWeight, rows_of_share
+from minisgl.quantization.panelled import PanelledWeight
+from minisgl.quantization.parameter import Part, TensorOwner
+from minisgl.quantization.weight import PlainWeight, Weight
+
+if TYPE_CHECKING:
+    from minisgl.kernel.cpu import CpuOps
+    from minisgl.kernel.ops import Activation, Ops
+    from minisgl.kernel.panels import Panels
+
+BLOCKS: Final = ".blocks"
+"""Ends the name of a tensor's blocks, uint8 [O, bytes]; without it the tensor is dequantised."""
+MIDDLE: Final = 8
+"""Of int4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTypes:
+    """The weight class of a file. types: llama.cpp's name of each quantised matrix's format, by
+    module. reordered: modules whose columns are in another order than the file's."""
+
+    types: Mapping[str, str]
+    reordered: frozenset[str] = frozenset()
+
+    def __call__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> Weight:
+        if self.why_dequantised(ops, dtype, parts, rows, stacked) is None:
+            forms = [self._form(part) for part in parts]
+            if stacked is not None or len(set(forms)) == 1:
+                return self._run(ops, dtype, parts, rows, stacked)
+            runs = groupby(zip(forms, parts, strict=True), key=lambda pair: pair[0])
+            return MergedWeight(
+                ops, dtype, [self._run(ops, dtype, [p for _, p in run]) for _, run in runs]
+            )
+        if stacked is None and ops.packs(dtype):
+            return PackedWeight(ops, dtype, parts, rows, stacked)
+        return PlainWeight(ops, dtype, parts, rows, stacked)
+
+    def why_dequantised(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> str | None:
+        """None where the weight stays packed."""
+        if not ops.packs(dtype):
+            return "only a CPU multiplies packed weights, and only in bfloat16"
+        for part in parts:
+            kind = self.type_of(part)
+            if kind is None:
+                return "merged with a matrix that is not quantised"
+            if kind not in LAYOUTS:
+                return f"{kind} has no packed form"
+            if part.rearrange or self.name_of(part) in self.reordered:
+                return "its columns are in another order"
+            block = LAYOUTS[kind].form.block
+            if part.axis == 1 and (part.share.start % block or part.share.stop % block):
+                return f"a rank's share cuts a block of {block}"
+        forms = [self._form(part) for part in parts]
+        if stacked is not None and len(set(forms)) > 1:
+            return "experts of several forms"
+        from minisgl.kernel.panels import takes
+
+        for form, run in groupby(zip(forms, parts, strict=True), key=lambda pair: pair[0]):
+            held = [part for _, part in run]
+            outputs = sum(len(part.share) if part.axis == 0 else part.shape[0] for part in held)
+            outputs = rows if rows is not None else outputs // (stacked or 1)
+            if not takes(outputs, held[0].shape[1], form.group, dtype, form.kind):
+                return "no multiple of 16 outputs"
+        return None
+
+    def type_of(self, part: Part) -> str | None:
+        return self.types.get(self.name_of(part))
+
+    @classmethod
+    def name_of(cls, part: Part) -> str:
+        return cls.module_of(part.module)
+
+    @staticmethod
+    def module_of(name: str) -> str:
+        """The module's name; of an expert, without its number."""
+        before, experts, after = name.partition(".experts.")
+        return f"{before}{experts}{after.partition('.')[2]}" if experts else before
+
+    def _form(self, part: Part) -> Form:
+        return LAYOUTS[self.types[self.name_of(part)]].form
+
+    def _run(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> BlockWeight:
+        kinds = [self.types[self.name_of(part)] for part in parts]
+        return BlockWeight(ops, dtype, parts, kinds, rows, stacked)
+
+
+class BlockWeight(PanelledWeight):
+    """Matrices of one form."""
+
+    packed: Tensor
+    scale: Tensor
+    factor: Tensor | None = None
+    step: Tensor | None = None
+    zero: Tensor | None = None
+
+    def __init__(
+        self,
+        ops: Ops,
+        dtype: torch.dtype,
+        parts: Sequence[Part],
+        kinds: Sequence[str],
+        rows: int | None = None,
+        stacked: int | None = None,
+    ) -> None:
+        """kinds: llama.cpp's name of each part's format."""
+        super().__init__(ops, dtype)
+        self.form = LAYOUTS[kinds[0]].form
+        for name in self.form.fields:
+            held = [_field(part, kind, name) for part, kind in zip(parts, kinds, strict=True)]
+            self.declare(name, DTYPES[name], *held, rows=rows, stacked=stacked)
+        self._inputs = self.form.block * self.scale.shape[-1]
+
+    @property
+    def outputs(self) -> int:
+        """Of one matrix."""
+        return self.packed.shape[-2]
+
+    def dense(self) -> Tensor:
+        form, packed, (scale, factor, step, zero) = self.form, self.packed, self._entries()
+        if self.panels:
+            from minisgl.kernel.panels import unpack_bytes, unpack_nibbles
+
+            is_4_bit = form.kind == "int4"
+            packed = (
+                unpack_nibbles(packed, offset=MIDDLE) if is_4_bit else unpack_bytes(packed, "int8")
+            )
+        if form.kind == "int4":
+            numbers = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).float()
+            numbers = numbers if form.has_step else numbers - MIDDLE
+        else:
+            numbers = packed.view(torch.int8).float()
+        assert scale is not None
+        values = numbers * self._spread(scale, factor)
+        if step is not None:
+            values -= self._spread(step, zero)
+        return values.to(self.dtype)
+
+    def _entries(self) -> list[Tensor | None]:
+        tensors = [self.scale, self.factor, self.step, self.zero]
+        if not self.panels:
+            return tensors
+        from minisgl.kernel.panels import unpack_rows
+
+        return [None if tensor is None else unpack_rows(tensor) for tensor in tensors]
+
+    def _spread(self, of_blocks: Tensor, of_groups: Tensor | None) -> Tensor:
+        """[..., blocks] times [..., groups] -> [..., I]."""
+        spread = of_blocks.float().repeat_interleave(self.form.block, -1)
+        if of_groups is None:
+            return spread
+        return spread * of_groups.float().repeat_interleave(self.form.group, -1)
+
+    def pack(self) -> Panels:
+        from minisgl.kernel.panels import Panels, pack_bytes, pack_nibbles, pack_rows
+
+        is_4_bit = self.form.kind == "int4"
+        pack_nibbles(self.packed, offset=MIDDLE) if is_4_bit else pack_bytes(self.packed, "int8")
+        for tensor in (self.scale, self.factor, self.step, self.zero):
+            if tensor is not None:
+                pack_rows(tensor)
+        return Panels(
+            kind=self.form.kind, numbers=self.packed, group=self.form.group, scales=self.scale,
+            factors=self.factor, zeros=self.zero, steps=self.step,
+            middle=MIDDLE if is_4_bit else 0, outputs=self.outputs, inputs=self._inputs,
+        )  # fmt: skip
+
+    def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
+        assert self.panels, "read before it was packed"
+        return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
+
+
+class MergedWeight(CpuWeight):
+    """Matrices of several forms, one after another."""
+
+    def __init__(self, ops: Ops, dtype: torch.dtype, runs: Sequence[BlockWeight]) -> None:
+        super().__init__(ops, dtype)
+        self._runs = tuple(runs)
+
+    def children(self) -> Iterator[TensorOwner]:
+        return iter(self._runs)
+
+    def dense(self) -> Tensor:
+        return torch.cat([run.dense() for run in self._runs])
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
+    ) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        outputs = sum(run.outputs for run in self._runs)
+        out = torch.empty(len(rows), outputs, dtype=x.dtype)
+        first = 0
+        for run in self._runs:
+            columns = slice(first, first + run.outputs)
+            own = None if bias is None else bias[columns]
+            assert run.panels, "multiplied before it was packed"
+            run.panels.linear_into(self.ops, rows, own, None, out[:, columns])
+            first += run.outputs
+        y = out.view(*x.shape[:-1], outputs)
+        return self.ops.gated(y, gate) if gate else y
+
+
+def _field(part: Part, kind: str, name: Field) -> Part:
+    layout = LAYOUTS[kind]
+    outputs, inputs = part.shape
+    block, size = layout.form.block, layout.num_bytes
+    share = part.share
+    if part.axis == 1:
+        share = range(share.start // block * size, share.stop // block * size)
+    return replace(
+        part,
+        name=part.name + BLOCKS,
+        shape=(outputs, inputs // block * size),
+        share=share,
+        alias=None,
+        stack=None,
+        unread=(*part.unread, part.name),
+        stored=torch.uint8,
+        rearrange=partial(layout.read, field=name),
+    )

@@ -1,0 +1,284 @@
+"""What config.json says of each architecture of GGUF files, beside the fields that all have.
+
+A function for each: from the file's metadata to fields, as Hugging Face names them. The metadata
+has no key for some; there llama.cpp's constants stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from minisgl.utils.gguf_hybrids import (
+    falcon_h1,
+    granite_hybrid,
+    lfm2,
+    nemotron_h,
+    qwen35,
+)
+from minisgl.utils.gguf_values import GgufValues, experts, layer_types, per_layer, shared
+
+Fields = dict[str, Any]
+GEMMA2_27B, GEMMA3_27B = 46, 62
+"""Layers of the sizes that scale queries by the hidden size over the heads, which no key says."""
+
+
+def _plain(file: GgufValues) -> Fields:
+    return {"hidden_act": "silu", "attention_bias": file.has("blk.0.attn_q.bias")}
+
+
+def _llama(file: GgufValues) -> Fields:
+    if not file.get("expert_count", 0):
+        return _plain(file)
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": file.get("expert_count"),
+        "num_experts_per_tok": file.get("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+def _ministral3(file: GgufValues) -> Fields:
+    """Without the key of queries that grow, it is Mistral Small 3."""
+    growth = file.get("attention.temperature_scale", None)
+    fields: Fields = {"sliding_window": None}
+    if growth is None:
+        return {**fields, "architectures": ["MistralForCausalLM"]}
+    scaling = {**(file.rope_scaling() or {}), "llama_4_scaling_beta": growth}
+    return {**fields, "rope_scaling": scaling}
+
+
+def _qwen_moe(file: GgufValues) -> Fields:
+    return {**_plain(file), **experts(file)}
+
+
+def _qwen2_moe(file: GgufValues) -> Fields:
+    return {**_plain(file), **experts(file), **shared(file), "norm_topk_prob": False}
+
+
+def _olmoe(file: GgufValues) -> Fields:
+    return {
+        **_plain(file),
+        "num_experts": file.get("expert_count"),
+        "num_experts_per_tok": file.get("expert_used_count"),
+    }
+
+
+def _gemma2(file: GgufValues) -> Fields:
+    return {
+        "sliding_window": file.get("attention.sliding_window"),
+        "query_pre_attn_scalar": _query_scale(file, GEMMA2_27B),
+        "attn_logit_softcapping": file.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.get("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(file: GgufValues) -> Fields:
+    return {
+        "sliding_window": file.get("attention.sliding_window"),
+        "query_pre_attn_scalar": _query_scale(file, GEMMA3_27B),
+    }
+
+
+def _query_scale(file: GgufValues, largest: int) -> int:
+    """What queries are divided by the root of."""
+    if file.get("block_count") == largest:
+        return int(file.get("embedding_length") // file.get("attention.head_count"))
+    return int(file.get("attention.key_length"))
+
+
+def _gemma4(file: GgufValues) -> Fields:
+    types = layer_types(file)
+    full = types.index("full_attention")
+    kv_heads = per_layer(file, "attention.head_count_kv")
+    widths = per_layer(file, "feed_forward_length")
+    near = file.get("attention.key_length_swa")
+    factors = file.tensors["rope_freqs.weight"].data  # huge where a pair does not rotate
+    fields: Fields = {
+        "head_dim": near,
+        "global_head_dim": file.get("attention.key_length"),
+        "num_key_value_heads": kv_heads[types.index("sliding_attention")],
+        "num_global_key_value_heads": kv_heads[full],
+        "attention_k_eq_v": not file.has(f"blk.{full}.attn_v.weight"),
+        "layer_types": types,
+        "sliding_window": file.get("attention.sliding_window"),
+        "num_kv_shared_layers": file.get("attention.shared_kv_layers", 0),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] != widths[0],
+        "hidden_size_per_layer_input": file.get("embedding_length_per_layer_input", 0),
+        "final_logit_softcapping": file.get("final_logit_softcapping", None),
+        "enable_moe_block": file.get("expert_count", 0) > 0,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": file.get("rope.freq_base_swa", 10000.0),
+                "partial_rotary_factor": file.get("rope.dimension_count_swa", near) / near,
+            },
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": file.get("rope.freq_base"),
+                "partial_rotary_factor": float((factors == 1).mean()),
+            },
+        },
+    }
+    if file.has("per_layer_token_embd.weight"):
+        rows = file.tensors["per_layer_token_embd.weight"].shape[1]
+        fields["vocab_size_per_layer_input"] = int(rows)
+    if fields["enable_moe_block"]:
+        fields |= experts(file)
+    return fields
+
+
+def _gpt_oss(file: GgufValues) -> Fields:
+    return {
+        "intermediate_size": file.get("expert_feed_forward_length"),
+        "num_local_experts": file.get("expert_count"),
+        "num_experts_per_tok": file.get("expert_used_count"),
+        "sliding_window": file.get("attention.sliding_window"),
+    }
+
+
+def _phi3(file: GgufValues) -> Fields:
+    original = file.get("rope.scaling.original_context_length", file.get("context_length"))
+    fields: Fields = {
+        "sliding_window": file.get("attention.sliding_window", 0) or None,
+        "original_max_position_embeddings": original,
+    }
+    if file.has("rope_factors_long.weight"):
+        fields["rope_scaling"] = {
+            "rope_type": "longrope",
+            "short_factor": file.tensors["rope_factors_short.weight"].data.tolist(),
+            "long_factor": file.tensors["rope_factors_long.weight"].data.tolist(),
+            "attention_factor": file.get("rope.scaling.attn_factor", None),
+        }
+    return fields
+
+
+def _granite(file: GgufValues) -> Fields:
+    fields: Fields = {
+        **_plain(file),
+        "embedding_multiplier": file.get("embedding_scale", 1.0),
+        "residual_multiplier": file.get("residual_scale", 1.0),
+        "attention_multiplier": file.get("attention.scale", 1.0),
+        "logits_scaling": file.get("logit_scale", 1.0),
+    }
+    if file.get("expert_shared_feed_forward_length", 0) or file.arch == "granitehybrid":
+        return {**fields, **granite_hybrid(file)}
+    if file.arch == "granitemoe":
+        fields["num_local_experts"] = file.get("expert_count")
+        fields["num_experts_per_tok"] = file.get("expert_used_count")
+    return fields
+
+
+def _olmo2(file: GgufValues) -> Fields:
+    """With windows, OLMo 3, whose layers with a window are not stretched."""
+    window = file.get("attention.sliding_window", 0)
+    if not window:
+        return _plain(file)
+    theta = file.get("rope.freq_base", 10000.0)
+    near = {"rope_type": "default", "rope_theta": file.get("rope.freq_base_swa", theta)}
+    far = {"rope_type": "default", **(file.rope_scaling() or {}), "rope_theta": theta}
+    return {
+        **_plain(file),
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": layer_types(file),
+        "rope_scaling": None,
+        "rope_parameters": {"sliding_attention": near, "full_attention": far},
+    }
+
+
+def _glm4_moe(file: GgufValues) -> Fields:
+    return {
+        **_plain(file),
+        **experts(file),
+        "n_routed_experts": file.get("expert_count"),
+        "n_shared_experts": file.get("expert_shared_count", 0),
+        "n_group": file.get("expert_group_count", 1),
+        "topk_group": file.get("expert_group_used_count", 1),
+        "norm_topk_prob": file.get("expert_weights_norm", True),
+        "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
+        "first_k_dense_replace": file.get("leading_dense_block_count", 0),
+        "use_qk_norm": file.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _exaone4(file: GgufValues) -> Fields:
+    window = file.get("attention.sliding_window", None)
+    if not window:
+        return {"sliding_window": None}
+    return {"sliding_window": window, "layer_types": layer_types(file)}
+
+
+def _seed_oss(file: GgufValues) -> Fields:
+    return {**_plain(file), "attention_out_bias": file.has("blk.0.attn_output.bias")}
+
+
+def _cohere(file: GgufValues) -> Fields:
+    fields = {
+        **_plain(file),
+        "logit_scale": file.get("logit_scale"),
+        "use_qk_norm": file.has("blk.0.attn_q_norm.weight"),
+    }
+    if file.arch == "cohere2":
+        fields |= {
+            "sliding_window": file.get("attention.sliding_window"),
+            "layer_types": layer_types(file),
+        }
+    return fields
+
+
+def _ernie4_5(file: GgufValues) -> Fields:
+    return {"use_bias": file.has("blk.0.attn_q.bias")}
+
+
+def _minimax_m2(file: GgufValues) -> Fields:
+    return {
+        "num_local_experts": file.get("expert_count"),
+        "num_experts_per_tok": file.get("expert_used_count"),
+        "intermediate_size": file.get("expert_feed_forward_length"),
+        "rotary_dim": file.get("rope.dimension_count"),
+    }
+
+
+FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
+    "llama": ("LlamaForCausalLM", _llama),
+    "mistral3": ("Ministral3ForCausalLM", _ministral3),
+    "qwen2": ("Qwen2ForCausalLM", _plain),
+    "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
+    "qwen3": ("Qwen3ForCausalLM", _plain),
+    "qwen3moe": ("Qwen3MoeForCausalLM", _qwen_moe),
+    "qwen3vl": ("Qwen3ForCausalLM", _plain),
+    "qwen3next": ("Qwen3_5MoeForCausalLM", qwen35),
+    "qwen35": ("Qwen3_5ForCausalLM", qwen35),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", qwen35),
+    "gemma": ("GemmaForCausalLM", lambda file: {}),
+    "gemma2": ("Gemma2ForCausalLM", _gemma2),
+    "gemma3": ("Gemma3ForCausalLM", _gemma3),
+    "gemma4": ("Gemma4ForCausalLM", _gemma4),
+    "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
+    "phi3": ("Phi3ForCausalLM", _phi3),
+    "lfm2": ("Lfm2ForCausalLM", lfm2),
+    "lfm2moe": ("Lfm2MoeForCausalLM", lfm2),
+    "granite": ("GraniteForCausalLM", _granite),
+    "granitemoe": ("GraniteMoeForCausalLM", _granite),
+    "granitehybrid": ("GraniteMoeHybridForCausalLM", _granite),
+    "smollm3": ("SmolLM3ForCausalLM", _plain),
+    "olmo2": ("Olmo2ForCausalLM", _olmo2),
+    "olmoe": ("OlmoeForCausalLM", _olmoe),
+    "chatglm": ("GlmForCausalLM", _plain),
+    "glm4": ("Glm4ForCausalLM", _plain),
+    "glm4moe": ("Glm4MoeForCausalLM", _glm4_moe),
+    "exaone4": ("Exaone4ForCausalLM", _exaone4),
+    "seed_oss": ("SeedOssForCausalLM", _seed_oss),
+    "command-r": ("CohereForCausalLM", _cohere),
+    "cohere2": ("Cohere2ForCausalLM", _cohere),
+    "ernie4_5": ("Ernie4_5ForCausalLM", _ernie4_5),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", _plain),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", _minimax_m2),
+    "falcon-h1": ("FalconH1ForCausalLM", falcon_h1),
+    "nemotron_h": ("NemotronHForCausalLM", nemotron_h),
+    "nemotron_h_moe": ("NemotronHForCausalLM", nemotron_h),
+}
+"""llama.cpp's name -> the architecture in config.json, which fields may replace, and the fields."""

@@ -1,0 +1,85 @@
+"""GGUF files in parts, NAME-00001-of-00003.gguf and so on, as llama.cpp's llama-gguf-split names
+them, and the files that one may choose from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from minisgl.errors import CheckpointError, ConfigError
+
+_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+MAX_NAMED: Final = 30
+"""Files that an error names."""
+USUAL: Final = "Q4_K_M"
+"""What llama.cpp and ollama take where nothing is chosen."""
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Returns all parts of a model, in order, whichever is given. Raises CheckpointError where some
+    are missing."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found[3])
+    names = [f"{found[1]}-{number:05d}-of-{found[3]}.gguf" for number in range(1, count + 1)]
+    if absent := [name for name in names if not (path.parent / name).is_file()]:
+        listed = ", ".join(absent[:MAX_NAMED])
+        raise CheckpointError(
+            f"{path} is one of {count} parts, and {path.parent} lacks {listed}; download all parts"
+        )
+    return [path.parent / name for name in names]
+
+
+def check_parts(path: Path, count: int, values: Mapping[str, Any], num_tensors: int) -> None:
+    """Raise where the metadata of a model's first file does not say what its `count` files are."""
+    parts = values.get("split.count", 0) or 1
+    if parts != count:
+        raise ConfigError(
+            f"{path} is one of {parts} parts by its metadata, and its name says {count}; expected "
+            f"the parts beside it under the names NAME-00001-of-{parts:05d}.gguf and so on"
+        )
+    tensors = values.get("split.tensors.count", num_tensors)
+    if tensors != num_tensors:
+        raise CheckpointError(
+            f"{path} and its other parts have {num_tensors} tensors, expected {tensors}; download "
+            "all parts again"
+        )
+
+
+def chosen(files: Iterable[str], choice: str, where: str) -> list[str]:
+    """Returns a file of the repository `where`, or its parts.
+
+    choice: the path of a file, or the end of a file's name, such as Q4_K_M; "" takes the usual one,
+    or the only one. Raises ConfigError where no file or several fit.
+    """
+    models: dict[str, list[str]] = {}
+    for name in sorted(files):
+        is_beside = re.search(r"(^|[/-])(mmproj|imatrix)", name, re.IGNORECASE)
+        if name.endswith(".gguf") and not is_beside:
+            models.setdefault(_stem(name), []).append(name)
+    if choice.endswith(".gguf"):
+        fitting = [_stem(choice)] if choice in models.get(_stem(choice), []) else []
+    else:
+        end = re.compile(rf"(.*[-./])?{re.escape(choice or USUAL)}", re.IGNORECASE | re.DOTALL)
+        fitting = [model for model in models if end.fullmatch(model)]
+        if not (fitting or choice):
+            fitting = list(models)
+    if len(fitting) > 1:  # NAME-UD-Q4_K_M ends with Q4_K_M, too
+        shortest = min(map(len, fitting))
+        fitting = [model for model in fitting if len(model) == shortest]
+    if len(fitting) != 1:
+        listed = "".join(f"\n  {names[0]}" for names in [*models.values()][:MAX_NAMED])
+        asked = f"{len(fitting) or 'no'} GGUF files {choice}".rstrip()
+        raise ConfigError(
+            f"{where} has {asked}; name one, as in {where}/FILE.gguf or {where}:{USUAL}. It has"
+            f"{listed or ' none'}"
+        )
+    return models[fitting[0]]
+
+
+def _stem(name: str) -> str:
+    found = _PART.fullmatch(name)
+    return found[1] if found else name.removesuffix(".gguf")

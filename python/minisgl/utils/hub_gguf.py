@@ -1,0 +1,51 @@
+"""Downloads a GGUF file of a Hugging Face repository, with all its parts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from minisgl.utils.gguf_parts import chosen
+from minisgl.utils.hub import hub_errors
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+_NAME: Final = re.compile(
+    r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?(?P<repo>\w[\w.-]*/[\w.-]+?)"
+    r"(?::(?P<tag>[\w.-]+)|/(?P<file>[\w./ -]+\.gguf))",
+    re.ASCII,
+)
+
+
+def named_gguf(model: str) -> tuple[str, str] | None:
+    """ORG/REPO:Q4_K_M, ORG/REPO/FILE.gguf, and both behind hf.co/ -> (repository, what is chosen of
+    it). Returns None for other names."""
+    found = _NAME.fullmatch(model)
+    return (found["repo"], found["tag"] or found["file"]) if found else None
+
+
+def download_gguf(repo: str, choice: str) -> Path | None:
+    """Download the GGUF file of `repo` that `choice` names by its path or by its tag, and return
+    where it is; its first part, if it is in parts. choice: "" takes the usual file, and returns
+    None where there is none.
+
+    With HF_HUB_OFFLINE set, it is one of the cache. Raises ConfigError as `downloaded`, and where
+    no file or several fit.
+    """
+    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+
+    with hub_errors(repo):
+        if constants.HF_HUB_OFFLINE:
+            folder = Path(snapshot_download(repo))
+            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        else:
+            files = HfApi().list_repo_files(repo)
+    if not (choice or any(name.endswith(".gguf") for name in files)):
+        return None
+    names = chosen(files, choice, repo)
+    logger.info("%s: taking %s", repo, " and ".join(names))
+    with hub_errors(repo):
+        paths = [Path(hf_hub_download(repo, name)) for name in names]
+    return paths[0]

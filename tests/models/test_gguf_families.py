@@ -1,0 +1,87 @@
+"""GGUF files that llama.cpp's own converter wrote, against llama.cpp's logits and transformers'.
+
+`scripts/gguf_golden.py` made the files, and has the models' configs.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from helpers.gguf_files import CONFIGS, write
+from helpers.model_harness import Runner, Sequence, load, relative_error
+from minisgl import env
+from minisgl.errors import CheckpointError, ConfigError
+from minisgl.models.config import ModelConfig
+from minisgl.models.gguf import GgufCheckpoint
+from minisgl.utils.gguf import gguf_folder
+from minisgl.utils.gguf_config import config_of
+from minisgl.utils.gguf_families import FAMILIES
+
+GOLDEN = Path(__file__).parent / "gguf_golden.zip"
+POSITIONS = [19, 39]
+NAMES = [name[:-5] for name in zipfile.ZipFile(GOLDEN).namelist() if name.endswith(".gguf")]
+HALF = 5e-3
+"""Of Gemma: llama.cpp reads its activation from a table in float16."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "cache_dir", lambda: tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN) as golden:
+        path = Path(golden.extract(f"{name}.gguf", tmp_path))
+        values = np.frombuffer(golden.read(f"{name}.logits"), np.float32)
+        ids = json.loads(golden.read("ids"))
+    llama_cpp, transformers = torch.from_numpy(values.copy()).view(2, len(POSITIONS), -1)
+    sequence = Sequence(ids, 1)
+    with torch.inference_mode():
+        Runner(load(gguf_folder(path)), page_size=4).generate([sequence], chunk=32)
+    logits = torch.cat(sequence.logits)[POSITIONS]
+    assert relative_error(logits, transformers) <= 1e-4
+    assert relative_error(logits, llama_cpp) <= (HALF if name.startswith("gemma") else 1e-4)
+
+
+def test_each_architecture_is_compared() -> None:
+    """Here, or in `test_gguf` with files of this repository's writer. GLM's is called chatglm."""
+    assert FAMILIES.keys() <= {*NAMES, *CONFIGS, "chatglm"}
+
+
+def test_a_model_in_parts(tmp_path: Path) -> None:
+    write(tmp_path / "whole.gguf", "qwen3")
+    write(tmp_path / "m.gguf", "qwen3", tensors_of_a_part=9)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert [part.name for part in parts] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    folder = gguf_folder(parts[1])
+    config = (folder / "config.json").read_text()
+    assert config == (gguf_folder(tmp_path / "whole.gguf") / "config.json").read_text()
+    whole, made = (
+        GgufCheckpoint(each, ModelConfig.from_folder(each))
+        for each in (gguf_folder(tmp_path / "whole.gguf"), folder)
+    )
+    assert made.names == whole.names
+    parts[2].rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(CheckpointError, match=r"one of 3 parts, and .* lacks m-00003-of-00003"):
+        gguf_folder(parts[0])
+    parts[0].rename(tmp_path / "m.gguf")
+    with pytest.raises(ConfigError, match="one of 3 parts by its metadata, and its name says 1"):
+        gguf_folder(tmp_path / "m.gguf")
+
+
+def test_a_vision_glm_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN) as golden:
+        path = Path(golden.extract("glm4.gguf", tmp_path))
+    reader = gguf.GGUFReader(path)
+    values = {name: field.contents() for name, field in reader.fields.items()}
+    values["glm4.rope.dimension_sections"] = [2, 1, 1, 0]
+    with pytest.raises(ConfigError, match="of text and images"):
+        config_of(values, {tensor.name: tensor for tensor in reader.tensors}, path)
