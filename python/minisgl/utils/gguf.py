@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +51,9 @@ def gguf_folder(path: Path) -> Path:
         values = {name: field.contents() for name, field in readers[0].fields.items()}
         tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         check_parts(path, len(parts), values, len(tensors))
-        config = config_of(values, tensors, path) | stored_types(values["general.architecture"], tensors)
+        config = config_of(values, tensors, path) | stored_types(
+            values["general.architecture"], tensors
+        )
         files = {"config.json": json.dumps(config, indent=1)}
         files |= tokenizer_files(values, path)
     except MinisglError:
