@@ -135,7 +135,7 @@ void multiply(const Product& product, const Weight& weight, const typename K::X*
               const IntRows* ints, int64_t block, int64_t num_threads) {
   constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
   const int64_t blocks = (product.inputs + block - 1) / block;
-  const int64_t per = std::min(std::max<int64_t>(weight.group / block, 1), blocks);
+  const int64_t per = std::min((weight.group + block - 1) / block, blocks);
   const bool has_offset = IS_INT && weight.scales.has_offset();
   const auto start = [&](const int64_t (&panels)[2]) {
     static thread_local std::vector<float> buffer;
