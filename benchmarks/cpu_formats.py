@@ -122,7 +122,7 @@ def _result(
     ratios = {
         f"{a} / {b}": {key: rates[a][key] / rates[b][key] for key in rates[b]}
         for a, b in PAIRS
-        if b in rates
+        if a in rates and b in rates
     }
     ratios |= _http_ratios(http) if http else {}
     return {"rates": rates, "ratios": ratios, "seconds": seconds, "http": http}

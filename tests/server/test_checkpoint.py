@@ -80,6 +80,8 @@ def test_random_weights_download_none(
 ) -> None:
     def download(model: str, allow_patterns: list[str], **options: Any) -> str:
         assert ("*.safetensors" in allow_patterns) != dummy
+        if not dummy:
+            (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 
     (tmp_path / "config.json").write_text("{}")
