@@ -25,9 +25,9 @@ from helpers.emulated import build  # noqa: E402 # below the path to it
 COMPILER: Final = "aarch64-linux-gnu-g++"
 EMULATOR: Final = ("qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu")
 SETS: Final = {"neon": "-march=armv8-a", "neon-bf16": "-march=armv8.2-a+bf16"}
-PRODUCTS: Final = ("linear.cpp", "numbers.cpp")
-ALL: Final = (*PRODUCTS, "ops.cpp", "sampling.cpp", "finite.cpp", "moe.cpp")
-CPP_FILES: Final = {True: PRODUCTS, False: ALL}
+GEMMS: Final = ("linear.cpp", "numbers.cpp", "ops.cpp")  # the last has gates that are not fused
+ALL: Final = (*GEMMS, "sampling.cpp", "finite.cpp", "moe.cpp")
+CPP_FILES: Final = {True: GEMMS, False: ALL}
 TESTS: Final = {
     True: ("test_packed.py::test_no_less_exact_than_torch", "test_panels.py::test_gemms"),
     False: ("test_packed.py", "test_panels.py", "test_twins.py"),
@@ -38,7 +38,7 @@ ELSEWHERE: Final = "not test_each_instruction_set and not reference and not tied
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--short", action="store_true", help="products only, less optimised")
+    parser.add_argument("--short", action="store_true", help="GEMMs only, less optimised")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="instructions")
     args = parser.parse_args()
     if missing := [each for each in (COMPILER, EMULATOR[0]) if not shutil.which(each)]:
