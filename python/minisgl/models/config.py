@@ -193,6 +193,7 @@ class ModelConfig:
         )
         if stored is None or formats is not UNQUANTISED:
             return made
+        # A GGUF file's formats: the names of its tensors depend on the other fields.
         from minisgl.models.gguf_formats import GgufFormats
 
         return replace(made, formats=GgufFormats.read(made))

@@ -23,7 +23,6 @@ from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,12 +31,11 @@ from minisgl.errors import EngineError, MinisglError
 from minisgl.message.replica import PromptHashes
 from minisgl.router.fleet import Fleet, NoReplica, Replica
 from minisgl.router.metrics import RouterMetrics
+from minisgl.router.passed_request import PassedRequest
 from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
 from minisgl.server.body import read_bytes, response
 from minisgl.server.errors import Draining, error_response, refusal
-from minisgl.server.http import ABORT_CONNECTION
-from minisgl.server.key_guard import key_given
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 from minisgl.utils.logger import get_logger
 
@@ -119,7 +117,7 @@ class RouterApp:
 
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        request = _Request(scope, body)
+        request = PassedRequest(scope, body)
         if path in OF_ONE_REPLICA:
             await self._relay(request, self._named(scope), send)
         elif path.startswith(STORED):
@@ -129,7 +127,7 @@ class RouterApp:
         else:
             await self._relay(request, None, send)
 
-    async def _to_the_best(self, request: _Request, send: Send) -> None:
+    async def _to_the_best(self, request: PassedRequest, send: Send) -> None:
         """Choose by prefix and load; for a request that names an earlier answer, the replica that
         has it. A refusal of the prompt is the answer to the request."""
         began = time.perf_counter()
@@ -157,7 +155,7 @@ class RouterApp:
         await self._relay(request, holder if needs_earlier else None, send, prompt)
 
     async def _prompt_hashes(
-        self, replica: Replica, request: _Request
+        self, replica: Replica, request: PassedRequest
     ) -> PromptHashes | Answer | None:
         """Return the prompt's hashes, the answer if the replica refuses the prompt, or None if it
         fails."""
@@ -181,7 +179,7 @@ class RouterApp:
 
     async def _relay(
         self,
-        request: _Request,
+        request: PassedRequest,
         only: Replica | None,
         send: Send,
         prompt: PromptHashes | None = None,
@@ -245,7 +243,7 @@ class RouterApp:
             logger.info("request %s goes to another replica", request.id)
 
     async def _send(
-        self, answer: Answer, request: _Request, send: Send, replica: Replica | None = None
+        self, answer: Answer, request: PassedRequest, send: Send, replica: Replica | None = None
     ) -> None:
         """Send the answer on. If the replica fails before its end, the last event is an error; if
         the answer has no events, the connection is cut."""
@@ -274,7 +272,7 @@ class RouterApp:
         finally:
             answer.close()
 
-    async def _from_holder(self, request: _Request) -> Answer:
+    async def _from_holder(self, request: PassedRequest) -> Answer:
         """Return the answer of the replica that has what the path names, or the last 404."""
         up = self._fleet.up
         if not up:
@@ -305,25 +303,6 @@ class RouterApp:
         return self._fleet.replicas[names.index(given)]
 
 
-class _Request:
-    """A request as it is passed on."""
-
-    def __init__(self, scope: Scope, body: bytes) -> None:
-        self.path, self.method, self.body = scope["path"], scope["method"], body
-        self.id = scope["request_id"]
-        self.key = key_given(Headers(scope=scope))
-        query = scope["query_string"].decode("latin-1")
-        raw = scope.get("raw_path") or scope["path"].encode()
-        self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
-        dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
-        self.headers = end_to_end(scope["headers"], *dropped)
-        self.headers.append((b"x-request-id", self.id.encode()))
-        self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
-
-    async def ask(self, replica: Replica) -> Answer:
-        return await replica.upstream.request(self.method, self.target, self.headers, self.body)
-
-
 async def _begin(answer: Answer) -> None:
     """Wait for the first piece of the answer; close the answer if that fails or is cancelled."""
     try:
@@ -331,11 +310,6 @@ async def _begin(answer: Answer) -> None:
     except BaseException:
         answer.close()
         raise
-
-
-def _break_off() -> None:
-    """Cut an answer by an exception, where the HTTP server has no `ABORT_CONNECTION`."""
-    raise ConnectionAbortedError("a replica failed within its answer")
 
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -1,0 +1,39 @@
+"""A client's request, as the router passes it on to a replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from minisgl.router.fleet import Replica
+from minisgl.router.upstream import Answer, end_to_end
+from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.key_guard import key_given
+from minisgl.server.telemetry.replica import PREFIX_HEADER
+
+
+class PassedRequest:
+    """target: the path and the query as the client sent them. headers: without those of one
+    connection. abort_connection: cuts the client's connection."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        self.path, self.method, self.body = scope["path"], scope["method"], body
+        self.id = scope["request_id"]
+        self.key = key_given(Headers(scope=scope))
+        query = scope["query_string"].decode("latin-1")
+        raw = scope.get("raw_path") or scope["path"].encode()
+        self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
+        dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
+        self.headers = end_to_end(scope["headers"], *dropped)
+        self.headers.append((b"x-request-id", self.id.encode()))
+        self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
+
+    async def ask(self, replica: Replica) -> Answer:
+        return await replica.upstream.request(self.method, self.target, self.headers, self.body)
+
+
+def _break_off() -> None:
+    """Cut an answer by an exception, where the HTTP server has no `ABORT_CONNECTION`."""
+    raise ConnectionAbortedError("a replica failed within its answer")
