@@ -16,6 +16,7 @@ from minisgl.core import Plan, StepResult
 from minisgl.core.groups import CacheGroup
 from minisgl.core.step_times import StepTimes
 from minisgl.engine import Engine, EngineConfig
+from minisgl.engine.config import Tuning
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup import graphs, measure, start_engine
 from minisgl.engine.startup.threads import NUM_ROUNDS, fastest_threads
@@ -51,6 +52,7 @@ class FakeEngine:
     memory = SimpleNamespace(num_tokens=100_000, groups=(CacheGroup(num_pages=6250),))
     device = SimpleNamespace(measured_sizes=(64, 1024, 4096, 8192))
     comm = SimpleNamespace(rank=0, all_min=lambda value: 2 * value)  # times come as negatives
+    tuning = Tuning(graph_tokens=1024)
 
     def __init__(self, step_s: Callable[[Plan], float]) -> None:
         self.now = 0.0
@@ -136,6 +138,13 @@ def test_the_default_chunk_keeps_most_of_the_best_rate(
     best = max(times.rate(size) for size, _ in prompt_us)
     assert times.rate(chunk) >= 0.95 * best
     assert times.default_stall_s == pytest.approx(chunk / times.rate(chunk))
+
+
+def test_a_padded_step_takes_as_long_as_its_graph() -> None:
+    times = StepTimes(prompt_us=((64, 1000), (1024, 2000), (2048, 4000)), padded_tokens=1024)
+    assert times.step_s(0, prompt_tokens=65) == pytest.approx(2000e-6)
+    assert times.step_s(24, prompt_tokens=1000) == pytest.approx(2000e-6)
+    assert times.step_s(0, prompt_tokens=1536) == pytest.approx(3000e-6)  # not padded
 
 
 def test_beyond_the_largest_measured_step_the_last_slope_counts() -> None:

@@ -28,6 +28,8 @@ class StepTimes:
     decode_us, row_us: a decode step of one row, and what each further row adds.
     context_ns: what one token of a decode row's context adds.
     attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
+    padded_tokens: a step of up to so many tokens with prompts is padded to the next size of
+        `prompt_us`, because it is replayed from a CUDA graph, and takes as long. 0: none is padded.
     """
 
     prompt_us: tuple[tuple[int, float], ...]
@@ -35,6 +37,7 @@ class StepTimes:
     row_us: float = 0.0
     context_ns: float = 0.0
     attend_ns: float = 0.0
+    padded_tokens: int = 0
 
     def plan_s(self, plan: Plan) -> float:
         """Return the seconds that the step of `plan` takes."""
@@ -84,11 +87,14 @@ class StepTimes:
         return self.step_s(0, prompt_tokens=self.default_chunk)
 
     def _prompt_us(self, num_tokens: int) -> float:
-        """Interpolate `prompt_us`; the last two sizes give the slope beyond."""
+        """Return the time of the padded step, or interpolate `prompt_us`; the last two sizes give
+        the slope beyond."""
         sizes = self.prompt_us
         index = bisect_left(sizes, num_tokens, key=lambda size: size[0])
         if index == 0:  # a step of few tokens reads all weights too
             return sizes[0][1]
+        if num_tokens <= self.padded_tokens and index < len(sizes):
+            return sizes[index][1]
         if len(sizes) == 1:
             return sizes[0][1] * num_tokens / sizes[0][0]
         (low, low_us), (high, high_us) = sizes[min(index, len(sizes) - 1) - 1 :][:2]

@@ -94,7 +94,7 @@ class CudaDevice(Device):
     best_chunk = 8192
     """No larger chunk even where it would be fast: activations grow with it, throughput does
     not."""
-    measured_sizes = (64, 256, 512, 1024, 2048, 4096, 8192)
+    measured_sizes = PROMPT_TOKENS
     max_graph_tokens = PROMPT_TOKENS[-1]
     can_compile_only = True
     default_memory_ratio = 0.9
