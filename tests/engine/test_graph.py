@@ -68,7 +68,7 @@ def test_a_step_that_failed_is_prepared_again_before_it_is_captured(
         (1, [(8, 73)], StepSize(16, 8, 128, MAX_CONTEXT)),
         (65, [(0, 1000), (0, 24)], StepSize(100, 64, 1024, MAX_CONTEXT)),
         (101, [(0, 64)], None),
-        (0, [(0, 1025)], None),  # 2,048 would be more than `max_tokens`
+        (0, [(0, 1537)], None),  # 2,048 would be more than `max_tokens`
         (0, [(0, 5000)], None),
         (0, [(MAX_CONTEXT - 1, MAX_CONTEXT)], StepSize(0, 4, 64, MAX_CONTEXT)),
         (0, [(MAX_CONTEXT, MAX_CONTEXT + 1)], None),
