@@ -63,7 +63,7 @@ class BaseLLMModel(BaseOP, ABC):
     @property
     @abstractmethod
     def pools(self) -> tuple[PoolSpec, ...]:
-        """The KV pools of `layout`, with the key/value heads that this rank caches."""
+        """The pools of `layout`, with the number of key/value heads that this rank caches."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
@@ -239,6 +239,8 @@ class Block(BaseOP):
 class Attention(BaseOP):
     """Query/key/value projection, attention, output projection."""
 
+    head_norm_type: ClassVar[type[RMSNorm]] = RMSNorm
+
     def __init__(self, at: LayerBuild) -> None:
         super().__init__()
         spec, layer, build = at.spec, at.layer, at.build
@@ -254,7 +256,7 @@ class Attention(BaseOP):
         )
 
         def head_norm(name: str) -> RMSNorm | Identity:
-            return at.head_norm(RMSNorm, name) if spec.qk_norm else Identity()
+            return at.head_norm(self.head_norm_type, name) if spec.qk_norm else Identity()
 
         self.attend = AttentionLayer(
             AttnLayer(

@@ -117,7 +117,3 @@ def expert_counts(file: GgufValues, field: str) -> dict[str, Any]:
 def shared_expert(file: GgufValues) -> dict[str, Any]:
     """The width of the expert that every token takes."""
     return {"shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length")}
-
-
-def is_mxfp4(tensor: Any) -> bool:
-    return bool(tensor.tensor_type.name == "MXFP4")
