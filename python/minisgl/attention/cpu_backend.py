@@ -1,4 +1,4 @@
-"""Paged attention in C++: the cache is read where it lies, see `kernel/csrc/attention.cpp`."""
+"""Paged attention in C++, which reads the cache in place: see `kernel/csrc/attention.cpp`."""
 
 from __future__ import annotations
 

@@ -71,10 +71,10 @@ class BaseLLMModel(BaseOP, ABC):
         `batch.sample_positions`."""
 
     @abstractmethod
-    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return the logits [S, V] (see `Ops.logits`) of hidden states x_SD.
 
-        shared: return only this rank's share of the rows. Requires
+        own_rows: return only this rank's share of the rows. Requires
         `DistributedCommunicator.shares_rows(S)`.
         """
 
@@ -158,8 +158,8 @@ class Decoder(BaseLLMModel):
         """Return the input of the first block, [T, D]."""
         return self.embedding.forward(ids_T)
 
-    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        return self.lm_head.forward(x_SD, shared)
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
+        return self.lm_head.forward(x_SD, own_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.attention.names import SHARED
+from minisgl.attention.names import KV_SHARING
 from minisgl.models.gemma4_block import Gemma4Decoder
 from minisgl.models.gemma4_experts import experts_beside
 from minisgl.models.gemma4_layers import gemma4_layers
@@ -30,7 +30,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         layers=gemma4_layers(config, types, config.num_layers - num_shared),
         qkv_bias=bias,
         o_bias=bias,
-        attention=(SHARED,) if num_shared else (),
+        attention=(KV_SHARING,) if num_shared else (),
         moe=experts_beside(config),
         decoder=Gemma4Decoder,
     )

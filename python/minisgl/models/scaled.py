@@ -37,10 +37,10 @@ class ScaledDecoder(Decoder):
     def embed(self, ids_T: Tensor) -> Tensor:
         return super().embed(ids_T) * self.embedding_scale
 
-    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         if self.logit_scale != 1.0:
             x_SD = x_SD * self.logit_scale
-        logits_SV = super().logits(x_SD, shared)
+        logits_SV = super().logits(x_SD, own_rows)
         if self.softcap is None:
             return logits_SV
         return self.softcap * (logits_SV / self.softcap).tanh()
