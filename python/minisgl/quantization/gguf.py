@@ -140,8 +140,8 @@ class BlockWeight(PanelledWeight):
         dtype: torch.dtype,
         parts: Sequence[Part],
         kinds: Sequence[str],
-        rows: int | None = None,
-        stacked: int | None = None,
+        rows: int | None,
+        stacked: int | None,
     ) -> None:
         """kinds: llama.cpp's name of each part's format."""
         super().__init__(ops, dtype)

@@ -34,12 +34,8 @@ class CpuWeight(Weight):
         bias: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        normed, residual = x, x if residual is None else residual
-        if norm_weight is not None and residual is x:
-            normed = self.ops.rms_norm(x, norm_weight, eps)
-        elif norm_weight is not None:
-            normed, residual = self.ops.add_rms_norm(x, residual, norm_weight, eps)
-        return self.linear(normed, bias, gate), residual
+        x, residual = self.ops.normed(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual
 
 
 class PackedWeight(CpuWeight, PlainWeight):

@@ -69,11 +69,8 @@ class PanelledWeight(Weight):
     ) -> tuple[Tensor, Tensor]:
         if not self.panels:
             return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
-        if norm_weight is not None and residual is None:
-            return self.linear(self.ops.rms_norm(x, norm_weight, eps), bias, gate), x
-        if norm_weight is not None and residual is not None:
-            x, residual = self.ops.add_rms_norm(x, residual, norm_weight, eps)
-        return self.linear(x, bias, gate), x if residual is None else residual
+        x, residual = self.ops.normed(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual
 
 
 def log_kernels(model: TensorOwner, formats: Sequence[str]) -> None:
