@@ -13,8 +13,9 @@ def create_device(name: str, index: int = 0, count: int = 1, threads: int | None
     """Return the device that `--device` names; auto is a GPU if torch finds one.
 
     index: this rank's number among the `count` ranks on this machine. On GPUs each rank has its
-    own; a CPU's cores are split over the ranks. threads: the threads of a CPU's steps; None is this
-    rank's share of the cores. Raises ConfigError for too few GPUs, and for `threads` with a GPU.
+    own; a CPU's cores are split over the ranks. threads: the threads of a CPU's steps; with None,
+    start-up chooses between one and the rank's share of the cores. Raises ConfigError for too few
+    GPUs, and for `threads` with a GPU.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")
