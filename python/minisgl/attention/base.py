@@ -73,9 +73,9 @@ class BaseAttnMetadata:
 class BaseAttnBackend(ABC):
     """Attention over the paged KV cache. The metadata holds the state of a step, not the backend.
 
-    graph_safe: decode rows read everything that changes between steps from device memory, so their
-    launches can be captured and replayed. prompts_graph_safe: so do prompt rows; see `prepare_any`.
-    reads_window_only: keys before a layer's window are never read, not even masked.
+    graph_safe: decode rows read everything that changes between steps from device memory, so that
+    their launches can be captured and replayed. prompts_graph_safe: prompt rows do, too; see
+    `prepare_any`. reads_window_only: keys before a layer's window are never read, even masked.
     """
 
     name: str

@@ -101,7 +101,7 @@ class Checkpoint:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights: model.safetensors, or those that the index names.
+    """Returns the files that hold the weights: model.safetensors, or those that the index names.
     Raises CheckpointError if any is missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
