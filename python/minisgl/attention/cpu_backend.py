@@ -35,7 +35,7 @@ class CpuAttnBackend(BaseAttnBackend):
         if steps.norms_values:
             return super().forward_qkv(qkv, steps, batch)
         layer = steps.layer
-        out = torch.empty(len(qkv), layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
+        out = torch.empty(qkv.shape[0], layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
         self._attend_qkv(
             qkv,
             steps.q_norm_weight,
